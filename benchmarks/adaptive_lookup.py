@@ -82,11 +82,13 @@ def contenders(
         buckets = batch.buckets if hashed else None
         return tf_ops.adaptive_mask_gather(
             own, static, batch.ids, buckets, batch.mask, dim=dim, make_rows=False
-        )
+        ).embeddings
 
     functions = {
         "mask_gather": lambda batch: gather(batch, False),
-        "adaptive": lambda batch: tf_ops.adaptive_lookup(adaptive, batch.ids, dim, training=False),
+        "adaptive": lambda batch: (
+            tf_ops.adaptive_lookup(adaptive, batch.ids, dim, training=False).embeddings
+        ),
         "dynamic": lambda batch: (
             tf_ops.lookup(everything, batch.ids, dim, make_rows=False).embeddings
         ),

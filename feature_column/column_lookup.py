@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from sok_embed import tf_ops
 from sok_embed.feature_column.categorical import own_rows_column_in
-from sok_embed.lookups.fused_lookup import Asked, vectors_of_many
-from sok_embed.lookups.lookup import Call, Column, TableLookup
+from sok_embed.lookups.exchange import Asked, look_up
+from sok_embed.lookups.lookup import Call, TableLookup
 
 
 class Routed(NamedTuple):
@@ -79,7 +79,7 @@ class EmbeddingRows:
             static: The variable of the static rows, as the host's optimizer knows it.
         """
         self.table = table
-        self._own = TableLookup(table, host, self._read)
+        self._own = TableLookup(table, host, self._read, says=True)
         self.anchor = self._own.make_anchor(make_anchor, static=static)
 
     def lookup(
@@ -97,10 +97,10 @@ class EmbeddingRows:
             float32 `[n, dim]`.
         """
         if self._own.communicator().size == 1:
-            columns = Column(buckets), Column(None, 1), Column(mask)
-            return self._own.vectors(self._begin(training), keys, columns)
+            call = self._begin(training)
+            return self._read(call, tf.float32, keys, said=buckets, mask=mask).embeddings
         routed = self.routed(keys, self.buckets_of(keys, buckets), mask, training)
-        (own,) = vectors_of_many([routed.asked], self.table.name)
+        (own,) = look_up([routed.asked], self.table.name)
         return routed.joined(own)
 
     def buckets_of(self, keys: tf.Tensor, buckets: tf.Tensor | None) -> tf.Tensor:
@@ -122,8 +122,8 @@ class EmbeddingRows:
         """
         is_own = tf.equal(mask, 1)
         shared, own = (tf.cast(tf.where(at)[:, 0], tf.int32) for at in (~is_own, is_own))
-        columns = (Column(tf.gather(buckets, own)), *self._own.count_columns())
-        asked = Asked(self._own, self._begin(training), tf.gather(keys, own), columns)
+        call = self._begin(training)
+        asked = self._own.asked(call, tf.gather(keys, own), tf.gather(buckets, own))
         return Routed(asked, tf.gather(self.static, tf.gather(buckets, shared)), (shared, own))
 
     def _begin(self, training: bool) -> Call:
@@ -131,15 +131,21 @@ class EmbeddingRows:
         return self._own.begin(training, training)
 
     def _read(
-        self, call: Call, dtype: tf.DType, keys: tf.Tensor, *columns: tf.Tensor | None
-    ) -> tf.Tensor:
-        """Reads own rows and static rows, by buckets, counts and a mask; without one, own rows."""
-        buckets, counts, mask = (*columns, None, None)[:3]
+        self,
+        call: Call,
+        dtype: tf.DType,
+        keys: tf.Tensor,
+        counts: tf.Tensor | None = None,
+        said: tf.Tensor | None = None,
+        reports: bool = False,
+        mask: tf.Tensor | None = None,
+    ) -> tf_ops.Lookup:
+        """Reads own rows, and static rows, by a mask; without one, own rows. Buckets are said."""
         return tf_ops.adaptive_mask_gather(
             self.table.resource_handle,
             self.static,
             keys,
-            buckets,
+            said,
             tf.ones_like(keys, tf.int32) if mask is None else mask,
             dim=self.column.dimension,
             make_rows=call.trains,
@@ -148,6 +154,7 @@ class EmbeddingRows:
             copy_slots=self.copies_slots,
             absent_value=self._categorical.absent_value,
             counts=counts,
+            reports=reports,
         )
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from sok_embed.feature_column.column_lookup import EmbeddingRows
 from sok_embed.feature_column.combine import Positions
-from sok_embed.lookups.fused_lookup import vectors_of_many
+from sok_embed.lookups.exchange import look_up
 
 
 class Wanted(NamedTuple):
@@ -44,7 +44,7 @@ def rows_of_columns(wanted: Sequence[Wanted], training: bool, name: str) -> list
         rows.routed(*_joined(rows, [wanted[i].positions for i in columns]), training)
         for rows, columns in sharing.items()
     ]
-    own = vectors_of_many([one.asked for one in routed], name)
+    own = look_up([one.asked for one in routed], name)
     found: dict[int, tf.Tensor] = {}
     for one, vectors, columns in zip(routed, own, sharing.values(), strict=True):
         sizes = [tf.size(wanted[i].positions.keys) for i in columns]

@@ -122,13 +122,11 @@ class GraphEmbedding(EmbeddingRows):
         """The variable scope of the rows."""
         return str(self.static.op.name.rpartition("/")[0])
 
-    def _read(
-        self, call: Call, dtype: tf.DType, keys: tf.Tensor, *columns: tf.Tensor | None
-    ) -> tf.Tensor:
+    def _read(self, call: Call, *asked: Any, **how: Any) -> tf_ops.Lookup:
         assert self.table is not None
-        rows = super()._read(call, dtype, keys, *columns)
-        self.table.lookups.append(rows)
-        return rows
+        found = super()._read(call, *asked, **how)
+        self.table.lookups.append(found.embeddings)
+        return found
 
 
 def embedding(column: Any, weight_collections: Any, trainable: Any) -> GraphEmbedding:

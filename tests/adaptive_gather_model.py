@@ -43,7 +43,7 @@ def gather(
     mask = tf.convert_to_tensor(mask, tf.int32)
     return tf_ops.adaptive_mask_gather(
         table, static, keys, tf.convert_to_tensor(buckets, tf.int64), mask, **options
-    )
+    ).embeddings
 
 
 def commit(table: tf.Tensor, gradient: Any, rule: str, **options: Any) -> tf.Tensor:

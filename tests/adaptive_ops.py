@@ -22,7 +22,8 @@ def look(table: tf.Tensor, keys: Any, training: bool = True, **options: Any) -> 
         options["mask"] = tf.cast(options["mask"], tf.int32)
     if options.get("counts") is not None:
         options["counts"] = tf.cast(options["counts"], tf.int64)
-    return tf_ops.adaptive_lookup(table, tf.cast(keys, tf.int64), DIM, training, **options)
+    keys = tf.cast(keys, tf.int64)
+    return tf_ops.adaptive_lookup(table, keys, DIM, training, **options).embeddings
 
 
 def sgd(table: tf.Tensor, gradient: Any, scale: Any = 1.0, **options: Any) -> tf.Tensor:

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_embed.tf_ops.native import number_in_graph, ops
-from sok_embed.tf_ops.tables import deposit, has_marks
+from sok_embed.tf_ops.tables import Lookup, deposit, has_marks
 
 _NO_BUCKETS = np.zeros([0], np.int64)
 
@@ -42,7 +42,8 @@ def adaptive_mask_gather(
     copy_slots: bool = True,
     absent_value: float | None = None,
     counts: tf.Tensor | None = None,
-) -> tf.Tensor:
+    reports: bool = False,
+) -> Lookup:
     """Reads own rows from a table and static rows from a variable, each into its place.
 
     The gradient goes to `static` as `tf.IndexedSlices` where static rows were read, and is
@@ -67,9 +68,7 @@ def adaptive_mask_gather(
         absent_value: Each element of the result for a key that has no row and gets none. `None`:
             its static row is read.
         counts: The counts, as in `lookup`.
-
-    Returns:
-        `keys.shape + [dim]`.
+        reports: True if an error is put into the receipt, as in `lookup`.
 
     Raises:
         TypeError: If `static` is neither a variable nor a handle.
@@ -87,7 +86,7 @@ def adaptive_mask_gather(
             )
         static.sparse_read(tf.zeros([0], tf.int64))  # this tells the gradient tape of the variable
         handle = static.handle
-    embeddings, _, own, _ = ops.sok_embed_adaptive_mask_gather(
+    embeddings, receipt, own, _ = ops.sok_embed_adaptive_mask_gather(
         table=table,
         static_rows=handle,
         keys=keys,
@@ -102,11 +101,12 @@ def adaptive_mask_gather(
         own_gradient=anchor is not None,
         number=number_in_graph(),
         counts=[] if counts is None else [counts],
+        reports=reports,
     )
-    if absent_value is None:
-        return embeddings
-    absent = tf.constant(absent_value, dtype)
-    return tf.where(own[..., tf.newaxis], embeddings, absent)
+    if absent_value is not None:
+        absent = tf.constant(absent_value, dtype)
+        embeddings = tf.where(own[..., tf.newaxis], embeddings, absent)
+    return Lookup(embeddings, receipt)
 
 
 @tf.RegisterGradient("SokEmbed>AdaptiveMaskGather")

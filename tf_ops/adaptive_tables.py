@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from sok_embed.tf_ops.exchange import Partition, unique_and_partition
 from sok_embed.tf_ops.native import number_in_graph, on_cpu, ops
-from sok_embed.tf_ops.tables import Export, checked, deposit, has_marks
+from sok_embed.tf_ops.tables import Export, Lookup, checked, deposit, has_marks
 
 _NO_COUNTS = np.zeros([0], np.int64)
 _NO_MASK = np.zeros([0], np.int32)
@@ -53,17 +52,6 @@ def adaptive_buckets(keys: tf.Tensor, num_buckets: int) -> tf.Tensor:
     return ops.sok_embed_adaptive_buckets(keys=keys, num_buckets=num_buckets)
 
 
-def adaptive_partition(keys: tf.Tensor, owners: int, num_buckets: int) -> Partition:
-    """Finds the distinct keys and groups them by owner, `adaptive_buckets` modulo `owners`.
-
-    Args:
-        keys: int64 `[n]`, fewer than 2**31.
-        owners: The number of workers that share the keys.
-        num_buckets: Static rows of all workers.
-    """
-    return unique_and_partition(keys, owners, buckets=num_buckets)
-
-
 def adaptive_lookup(
     table: tf.Tensor,
     keys: tf.Tensor,
@@ -74,7 +62,8 @@ def adaptive_lookup(
     mask: tf.Tensor | None = None,
     dtype: tf.DType = tf.float32,
     anchor: tf.Tensor | None = None,
-) -> tf.Tensor:
+    reports: bool = False,
+) -> Lookup:
     """Reads own rows of the keys that have one, and static rows of the others.
 
     The gradient goes to `anchor`, and is deposited in the table on its way. The commit gives it to
@@ -91,28 +80,28 @@ def adaptive_lookup(
             static row, -1 the own row if there is one. `None`: -1.
         dtype: `tf.float32` or `tf.bfloat16`.
         anchor: The anchor, as in `lookup`. `None`: no gradient.
-
-    Returns:
-        `keys.shape + [dim]`.
+        reports: True if an error is put into the receipt, as in `lookup`.
 
     Raises:
         tf.errors.InvalidArgumentError: For another mask, a negative count, or a key that another
             worker owns.
     """
-    embeddings, _ = ops.sok_embed_adaptive_lookup(
-        table=table,
-        keys=keys,
-        counts=_NO_COUNTS if counts is None else counts,
-        mask=_NO_MASK if mask is None else mask,
-        anchor=0.0 if anchor is None else anchor,
-        dtype=dtype,
-        dim=dim,
-        training=training,
-        has_counts=counts is not None,
-        has_mask=mask is not None,
-        number=number_in_graph(),
+    return Lookup(
+        *ops.sok_embed_adaptive_lookup(
+            table=table,
+            keys=keys,
+            counts=_NO_COUNTS if counts is None else counts,
+            mask=_NO_MASK if mask is None else mask,
+            anchor=0.0 if anchor is None else anchor,
+            dtype=dtype,
+            dim=dim,
+            training=training,
+            has_counts=counts is not None,
+            has_mask=mask is not None,
+            number=number_in_graph(),
+            reports=reports,
+        )
     )
-    return embeddings
 
 
 @tf.RegisterGradient("SokEmbed>AdaptiveLookup")

@@ -22,13 +22,9 @@ BAG_A_KEY, BAG_A_ROW, BAG_BY_SPLITS = range(3)
 
 COMBINERS = ("sum", "mean", "sqrtn", "max")
 
-# Where the rows of a table lie: spread by key, all on one worker, or all on every worker.
-BY_KEY, ON_WORKER, ON_ALL = range(3)
-
-# The headers of messages of one worker: kKeyHeader and one count a table, in words of int64, and
-# RowSegments::kHeader, in floats, of messages.h of the core.
-_KEY_HEADER = 2
-_ROW_HEADER = 64
+# Where the rows of a table lie: spread by a hash of the key, all on one worker, all on every one,
+# spread by the key itself, or by its `adaptive_buckets`.
+BY_KEY, ON_WORKER, ON_ALL, BY_MODULO, BY_BUCKET = range(5)
 
 
 @dataclass(frozen=True)
@@ -40,7 +36,7 @@ class CollectionPlan:
         dims: The length of a row of each.
         salts: int64, of each; they tell equal keys of two tables apart when owners are chosen.
         key_limits: Keys of a table are below it; 0: any key.
-        placements: `BY_KEY`, `ON_WORKER` or `ON_ALL`, of each table.
+        placements: `BY_KEY`, `ON_WORKER`, `ON_ALL`, `BY_MODULO` or `BY_BUCKET`, of each table.
         holders: The worker of each table that is `ON_WORKER`; else 0.
         feature_names: The name of each feature, for messages.
         feature_tables: The number of the table that each looks its keys up in.
@@ -50,6 +46,10 @@ class CollectionPlan:
         fingerprint: int64 of the configuration, which must be the same on every worker.
         counts: True for each table that has an admission, which counts how often each key stands in
             a batch. Empty: no table has one.
+        buckets: The number of buckets of each table that is `BY_BUCKET`, and 0 for other tables.
+            Empty: no table is.
+        says: True for each table whose owners are told a number of each key beside the key. Empty:
+            no table is.
     """
 
     table_names: tuple[str, ...]
@@ -65,6 +65,8 @@ class CollectionPlan:
     rank: int
     fingerprint: int
     counts: tuple[bool, ...] = ()
+    buckets: tuple[int, ...] = ()
+    says: tuple[bool, ...] = ()
 
     def pools(self, bags: Sequence[int], weights: Sequence[tf.Tensor | None]) -> tuple[bool, ...]:
         """Says of each table whether its holder is sent bags of keys and sends vectors back.
@@ -137,6 +139,7 @@ def collection_request(
     combiners: Sequence[str],
     pools: Sequence[bool],
     trains: bool = True,
+    said: Sequence[tf.Tensor] = (),
 ) -> CollectionRequest:
     """Finds the distinct keys of each table over all features that share it.
 
@@ -148,6 +151,8 @@ def collection_request(
         combiners: The combiners, as for `collection_pool`.
         pools: The result of `plan.pools`.
         trains: True if rows get gradients; if not, keys of tables that are `ON_ALL` are not sent.
+        said: int64, one number a key, of the features whose tables `says` names, in their order. Of
+            equal keys of a table its owner is told the greatest.
 
     Raises:
         tf.errors.InvalidArgumentError: For a key that is not below the limit of its table, for
@@ -158,6 +163,7 @@ def collection_request(
         *ops.sok_embed_collection_request(
             keys=list(keys),
             splits=list(splits),
+            said=list(said),
             bags=list(bags),
             feature_names=list(plan.feature_names),
             feature_tables=list(plan.feature_tables),
@@ -168,9 +174,11 @@ def collection_request(
             key_limits=list(plan.key_limits),
             placements=list(plan.placements),
             holders=list(plan.holders),
+            buckets=list(plan.buckets),
             pools=list(pools),
             combiners=[COMBINERS.index(combiner) for combiner in combiners],
             counts=list(plan.counts),
+            says=list(plan.says),
             trains=trains,
             workers=plan.workers,
             rank=plan.rank,
@@ -185,41 +193,6 @@ def _fingerprint(plan: CollectionPlan, pools: Sequence[bool]) -> int:
         return plan.fingerprint
     said = f"{plan.fingerprint} {[int(each) for each in pools]}".encode()
     return int.from_bytes(hashlib.blake2b(said, digest_size=8).digest(), "little", signed=True)
-
-
-def requested_keys(
-    plan: CollectionPlan, request: CollectionRequest
-) -> tuple[tf.Tensor, tf.Tensor | None]:
-    """Returns the distinct keys that a request asks for, of one table with one worker.
-
-    With `rows_message` it lets rows that were read in another way than by `collection_serve` be
-    pooled.
-
-    Args:
-        plan: The plan of the table.
-        request: The request of the batch.
-
-    Returns:
-        int64 `[u]`, the keys; and how often each stands in the batch, likewise, or `None` if the
-        table does not count keys.
-    """
-    words = request.message[_KEY_HEADER + 1 :]
-    if not any(plan.counts):
-        return words, None
-    keys, counts = tf.split(words, 2)
-    return keys, counts
-
-
-def rows_message(rows: tf.Tensor) -> tf.Tensor:
-    """Returns what `collection_serve` returns for the keys of `requested_keys`. Differentiable.
-
-    Args:
-        rows: float32 `[u, dim]`, those of the keys, in their order.
-
-    Returns:
-        float32 `[floats]`.
-    """
-    return tf.concat([tf.zeros([_ROW_HEADER]), tf.reshape(rows, [-1])], 0)
 
 
 class CollectionRows(NamedTuple):
@@ -288,6 +261,82 @@ def collection_serve(
 def _serve_gradient(op: Any, upstream: tf.Tensor, *_: Any) -> list[tf.Tensor | None]:
     anchor_gradient = deposit(op.outputs[2], upstream, marks=has_marks(op.inputs[-1]))
     return [None] * (len(op.inputs) - 1) + [anchor_gradient]
+
+
+class AskedOfTable(NamedTuple):
+    """The keys of one table that all workers ask this one for.
+
+    Attributes:
+        keys: int64 `[n]`, those of worker 0 first.
+        counts: int64 `[n]`, how often each stands in the batch of its worker. `None`: the table
+            does not count keys.
+        said: int64 `[n]`, the number that is told of each key. `None`: there is none.
+    """
+
+    keys: tf.Tensor
+    counts: tf.Tensor | None
+    said: tf.Tensor | None
+
+
+def collection_asked(
+    plan: CollectionPlan, message: tf.Tensor, splits: tf.Tensor
+) -> tuple[list[AskedOfTable], tf.Tensor]:
+    """Reads what workers ask this one for, where `collection_answer` answers.
+
+    Args:
+        plan: The plan, as for `collection_request`. Rows of all tables are spread over workers.
+        message: int64, segments of `collection_request` from every worker.
+        splits: int32 `[workers]`, words of each.
+
+    Returns:
+        The keys of each table, and what `collection_answer` takes, a scalar variant.
+
+    Raises:
+        tf.errors.InternalError: If a worker could not make its request, with what it said.
+        tf.errors.FailedPreconditionError: If workers have different plans.
+    """
+    tables = len(plan.dims)
+    counts = list(plan.counts) or [False] * tables
+    says = list(plan.says) or [False] * tables
+    keys, counted, said, answer = ops.sok_embed_collection_asked(
+        message=message,
+        message_splits=splits,
+        num_tables=tables,
+        dims=list(plan.dims),
+        counts_keys=counts,
+        says=says,
+    )
+    asked = [
+        AskedOfTable(keys[i], counted[i] if counts[i] else None, said[i] if says[i] else None)
+        for i in range(tables)
+    ]
+    return asked, answer
+
+
+def collection_answer(
+    rows: Sequence[tf.Tensor], receipts: Sequence[tf.Tensor], answer: tf.Tensor
+) -> CollectionRows:
+    """Sends back the rows that workers have asked for. Differentiable in `rows`.
+
+    Args:
+        rows: float32 `[n, dim]` of each table, those of the keys of `collection_asked`. A row that
+            no feature used has a gradient of zeros.
+        receipts: The receipts of the lookups in the tables. The receipt of a failed lookup with
+            `reports` has the error, and `collection_pool` raises it on all workers.
+        answer: The variant that `collection_asked` returned.
+    """
+    return CollectionRows(
+        *ops.sok_embed_collection_answer(rows=list(rows), receipts=list(receipts), answer=answer)
+    )
+
+
+@tf.RegisterGradient("SokEmbed>CollectionAnswer")
+def _answer_gradient(op: Any, upstream: tf.Tensor, _: Any) -> list[tf.Tensor | None]:
+    tables = op.get_attr("num_tables")
+    gradients = ops.sok_embed_collection_answer_gradient(
+        gradient=upstream, answer=op.inputs[-1], num_tables=tables
+    )
+    return [*gradients, *[None] * (tables + 1)]
 
 
 def collection_pool(

@@ -1,4 +1,4 @@
-"""An exchange between workers, and its local half: group keys by owner, put rows back in place."""
+"""An exchange of rows between workers."""
 
 from __future__ import annotations
 
@@ -8,73 +8,6 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from sok_embed.tf_ops.native import ops
-
-
-class Partition(NamedTuple):
-    """Distinct keys, grouped by the worker that owns them.
-
-    Attributes:
-        unique_keys: `[u]`, those of owner 0 first.
-        splits: int32 `[owners]`, how many belong to each.
-        inverse: int32 `[n]`, so that `keys[i] == unique_keys[inverse[i]]`.
-    """
-
-    unique_keys: tf.Tensor
-    splits: tf.Tensor
-    inverse: tf.Tensor
-
-
-def unique_and_partition(
-    keys: tf.Tensor, owners: int, key_limit: int = 0, buckets: int = 0
-) -> Partition:
-    """Finds the distinct keys and groups them by owner: the key modulo `owners`, rounded down.
-
-    Args:
-        keys: `[n]`, fewer than 2**31.
-        owners: The number of workers that share the keys, at most 65536.
-        key_limit: Keys must be below it; 0 lets every key pass.
-        buckets: The number of buckets; if not 0, the owner is the key's `adaptive_buckets` modulo
-            `owners`.
-
-    Raises:
-        tf.errors.InvalidArgumentError: For a key that is not below `key_limit`, or more owners.
-    """
-    return Partition(
-        *ops.sok_embed_unique_and_partition(
-            keys=keys, owners=owners, key_limit=key_limit, buckets=buckets
-        )
-    )
-
-
-def expand(rows: tf.Tensor, inverse: tf.Tensor) -> tf.Tensor:
-    """Returns `rows[inverse]`, `[n, dim]`. Differentiable in `rows`.
-
-    Args:
-        rows: `[u, dim]`, float32 or bfloat16.
-        inverse: int32 `[n]`, each in `[0, u)`.
-    """
-    return ops.sok_embed_expand(rows=rows, inverse=inverse)
-
-
-def expand_gradient(gradients: tf.Tensor, inverse: tf.Tensor, distinct: tf.Tensor) -> tf.Tensor:
-    """Computes the gradient of `expand`: sums of gradients of equal `inverse`, in float32.
-
-    Args:
-        gradients: `[n, dim]`, float32 or bfloat16.
-        inverse: int32 `[n]`.
-        distinct: int32 scalar, the number of rows `u`.
-
-    Returns:
-        float32 `[u, dim]`.
-    """
-    return ops.sok_embed_expand_gradient(gradients=gradients, inverse=inverse, distinct=distinct)
-
-
-@tf.RegisterGradient("SokEmbed>Expand")
-def _expand_gradient(op: Any, upstream: tf.Tensor) -> tuple[tf.Tensor, None]:
-    rows, inverse = op.inputs
-    sums = expand_gradient(upstream, inverse, tf.shape(rows)[0])
-    return tf.cast(sums, rows.dtype), None
 
 
 class Exchanged(NamedTuple):

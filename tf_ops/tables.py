@@ -84,6 +84,7 @@ def lookup(
     dtype: tf.DType = tf.float32,
     anchor: tf.Tensor | None = None,
     counts: tf.Tensor | None = None,
+    reports: bool = False,
 ) -> Lookup:
     """Reads the embeddings of keys.
 
@@ -104,6 +105,8 @@ def lookup(
             gradient names the deposits, or a scalar. `None`: there is no gradient.
         counts: int64 of the shape of the keys, at least 0: how many keys of a batch each stands
             for, by which an admission counts it. `None`: 1 each.
+        reports: True if an error does not raise, since other workers wait for the rows: the rows
+            are zeros, and `collection_answer` takes the error from the receipt.
 
     Raises:
         tf.errors.ResourceExhaustedError: If the table is full, and not enough rows may be evicted.
@@ -121,6 +124,7 @@ def lookup(
             make_rows=make_rows,
             number=number_in_graph(),
             counts=[] if counts is None else [counts],
+            reports=reports,
         )
     )
 

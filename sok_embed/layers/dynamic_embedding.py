@@ -19,7 +19,7 @@ from sok_embed.lookups.combining import check_ids, output_spec, refuse_padding_m
 from sok_embed.lookups.input_forms import Form
 from sok_embed.lookups.lookup import read_rows
 from sok_embed.lookups.padding import is_key, padding_key
-from sok_embed.lookups.pooled_lookup import PooledLookup
+from sok_embed.lookups.pooled_lookup import pooled
 from sok_embed.tf_ops.collections import COMBINERS
 from sok_embed.training.strategies import check_strategy
 
@@ -195,8 +195,6 @@ class DynamicEmbedding(TableLayer):
         self.supports_masking = padding is not None
         self.max_rows = max_rows
         self.combiner = combiner
-        if combiner is not None:
-            self._pooled = PooledLookup(self._table_lookup, self.name, output_dim, combiner)
         self._given_rows = given_rows
         if given_rows is not None:
             given_rows.check_fits(self.table, max_rows)
@@ -241,10 +239,12 @@ class DynamicEmbedding(TableLayer):
         if self._padding is not None:
             bags = bags.where(is_key(bags.keys, self._padding))
         if self.embeddings_regularizer is None:
+            assert self.combiner is not None
             call = self._begin_lookup(training)
-            return shaped(self._pooled.vectors(call, bags, self._compute_type), ids)
-        pooled = bags.pooled(self._rows(bags.keys, training), self.combiner)
-        return shaped(tf.cast(pooled, self._compute_type), ids)
+            vectors = pooled(self._table_lookup, call, bags, self.combiner, self._compute_type)
+            return shaped(vectors, ids)
+        rows = bags.pooled(self._rows(bags.keys, training), self.combiner)
+        return shaped(tf.cast(rows, self._compute_type), ids)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         """Returns where keys are not padding; vectors of bags have no mask."""

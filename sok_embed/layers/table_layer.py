@@ -118,8 +118,7 @@ class TableLayer(KeyLayer):
     def _rows(self, keys: tf.Tensor, training: bool | None) -> tf.Tensor:
         """Returns rows of int64 keys, `keys.shape + [dim]`, and regularizes them."""
         call = self._begin_lookup(training)
-        lookup = self._table_lookup
-        rows = lookup.vectors(call, keys, lookup.count_columns(), dtype=self._row_type)
+        rows = self._table_lookup.vectors(call, keys, dtype=self._row_type)
         self._regularize(keys, rows)
         return rows
 

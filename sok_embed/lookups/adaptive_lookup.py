@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import tensorflow as tf
 
 from sok_embed import tf_ops
-from sok_embed.lookups.lookup import Call, Column, TableLookup, in_parts
+from sok_embed.lookups.exchange import look_up
+from sok_embed.lookups.lookup import Call, TableLookup
 from sok_embed.tables.adaptive_table import AdaptiveTable
 
 AUTOMATIC = -1  # the route of a key that goes where its count says
@@ -20,35 +20,39 @@ class AdaptiveLookup(TableLookup):
 
     Args:
         table: The part of this worker.
-        host: The host, as for `TableLookup`.
+        host: The owner of the table, as for `TableLookup`.
     """
 
     def __init__(self, table: AdaptiveTable, host: str) -> None:
         def read(
-            call: Call, dtype: tf.DType, keys: tf.Tensor, *columns: tf.Tensor | None
-        ) -> tf.Tensor:
-            counts, routes = columns
+            call: Call,
+            dtype: tf.DType,
+            keys: tf.Tensor,
+            counts: tf.Tensor | None = None,
+            said: tf.Tensor | None = None,
+            reports: bool = False,
+        ) -> tf_ops.Lookup:
             return tf_ops.adaptive_lookup(
                 table.resource_handle,
                 keys,
                 table.dim,
                 call.trains,
                 counts=counts,
-                mask=None if routes is None else tf.cast(routes, tf.int32),
+                mask=None if said is None else tf.cast(said, tf.int32),
                 dtype=dtype,
                 anchor=call.anchor,
+                reports=reports,
             )
 
-        super().__init__(table, host, read, buckets=table.static_buckets)
+        super().__init__(table, host, read, buckets=table.static_buckets, says=True)
 
     def routed(self, call: Call, keys: tf.Tensor, route: Any, dtype: tf.DType) -> tf.Tensor:
         """Looks keys up. Collective, if there are several workers.
 
-        Which exchanges a call makes depends on whether its route is a number, and on nothing that
-        differs between workers.
+        All workers must give a number, or none of them: the exchange differs.
 
         Args:
-            call: The call, from `begin`.
+            call: The rights of the lookup, from `begin`.
             keys: int64 of any shape.
             route: -1, 0 or 1 for all keys, or int32 of the shape of the keys.
             dtype: The dtype of the result.
@@ -56,35 +60,28 @@ class AdaptiveLookup(TableLookup):
         Returns:
             `keys.shape + [dim]`.
         """
+        several = self.communicator().size > 1
         if isinstance(route, int):
-            routes = None if route == AUTOMATIC else tf.fill(tf.shape(keys), route)
-            return self.vectors(call, keys, _columns(routes), dtype)
-        if self.communicator().size == 1:
-            return self.vectors(call, keys, _columns(route), dtype)
-        flat = tf.reshape(route, [-1])
+            told = several or route != AUTOMATIC
+            routes = tf.fill(tf.shape(keys), route) if told else None
+            return self.vectors(call, keys, routes, dtype)
+        if not several:
+            return self.vectors(call, keys, route, dtype)
+        flat, flat_keys = tf.reshape(route, [-1]), tf.reshape(keys, [-1])
         with tf.control_dependencies(_assertions(flat)):
             is_static = tf.equal(flat, _STATIC)
-
-        def look_up(part: str, keys: tf.Tensor, routes: tf.Tensor) -> tf.Tensor:
-            return self.vectors(call, keys, _columns(routes), part=part)
-
-        # A key may be looked up in both ways, and then has two rows.
-        ways = [functools.partial(look_up, part) for part in (".own", ".static")]
-        rows = in_parts(is_static, ways, tf.reshape(keys, [-1]), flat)
-        return self.shaped(tf.cast(rows, dtype), keys)
-
-
-def _columns(routes: tf.Tensor | None) -> tuple[Column, Column]:
-    """Returns the columns of a request: the count of each key in the batch, and its route."""
-    return (
-        Column(None, 1, tf.math.unsorted_segment_sum),
-        # A key that is forced anywhere in the batch has its row everywhere in it.
-        Column(routes, AUTOMATIC, tf.math.unsorted_segment_max),
-    )
+        # A forced key has its row everywhere among keys that are not static. A key may
+        # be looked up in both ways, and then has two rows.
+        places = [tf.cast(tf.where(at)[:, 0], tf.int32) for at in (~is_static, is_static)]
+        ways = [
+            self.asked(call, *(tf.gather(each, at) for each in (flat_keys, flat))) for at in places
+        ]
+        rows = look_up(ways, self.table.name)
+        return self.shaped(tf.cast(tf.dynamic_stitch(places, rows), dtype), keys)
 
 
 def _assertions(route: tf.Tensor) -> list[Any]:
-    """Asserts what the lookup's own check would, which sees only the routes made of the mask."""
+    """Returns the check of routes; a lookup would check the greatest of equal keys alone."""
     check = tf.debugging.Assert(
         tf.reduce_all((route >= -1) & (route <= 1)),
         ["Expected a mask of -1, 0 and 1. Received:", route],

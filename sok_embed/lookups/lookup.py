@@ -1,8 +1,8 @@
 """The one way from keys to vectors: a table, the anchor that trains it, and the exchange.
 
 With one worker a lookup reads its table. With several, each worker sends the distinct keys of its
-batch to their owners, these look them up, and the rows come back. Tables differ in how their owner
-looks keys up, and in the values that it receives beside the keys; the rest is the same for all.
+batch to their owners, these look them up, and the rows come back: see `exchange.py`. Tables differ
+in how their owner looks keys up, and in what it is told beside the keys.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from sok_embed import communicators, tf_ops
 from sok_embed.communicators import Communicator
+from sok_embed.lookups.exchange import Asked, AskedTable, PooledBatch, look_up, pooled_rows
 from sok_embed.training import strategies
 from sok_embed.training.anchor_parts import own_part, parts_of
 from sok_embed.training.commit import Commit, TrainedTable, trained_anchor
@@ -37,7 +38,7 @@ class SharedTable(TrainedTable, Protocol):
 
 
 class Call(NamedTuple):
-    """The options of one lookup: where its gradient goes, and whether it makes rows.
+    """The rights of one lookup in a table.
 
     Attributes:
         anchor: The anchor, which gets the gradient of the vectors. `None`: there is no gradient.
@@ -48,49 +49,38 @@ class Call(NamedTuple):
     trains: bool
 
 
-class Column(NamedTuple):
-    """A value of each key in a request, beside the key.
-
-    Attributes:
-        values: Integers of the shape of the keys. `None`: nothing is said, and a table that lies
-            in this process is told so.
-        missing: The value of each key, for a table of another worker, where nothing is said.
-        of_equals: Makes one value of those of equal keys: `tf.math.unsorted_segment_sum` or
-            `tf.math.unsorted_segment_max`.
-    """
-
-    values: tf.Tensor | None
-    missing: int = 0
-    of_equals: Callable[..., tf.Tensor] = tf.math.unsorted_segment_max
-
-
 class Read(Protocol):
-    """The function by which the owner of keys looks them up."""
+    """Looks up keys whose rows lie on this worker."""
 
     def __call__(
-        self, call: Call, dtype: tf.DType, keys: tf.Tensor, *columns: tf.Tensor | None
-    ) -> tf.Tensor:
-        """Returns vectors of keys.
+        self,
+        call: Call,
+        dtype: tf.DType,
+        keys: tf.Tensor,
+        counts: tf.Tensor | None = None,
+        said: tf.Tensor | None = None,
+        reports: bool = False,
+    ) -> tf_ops.Lookup:
+        """Returns vectors of keys, `keys.shape + [dim]`.
 
         Args:
-            call: The options of the lookup.
+            call: The rights of the lookup, from `begin`.
             dtype: The dtype of the vectors, `tf.float32` or `tf.bfloat16`.
             keys: int64 of any shape.
-            *columns: Values of the shape of the keys. Those of a request that has come from a
-                worker are int64.
-
-        Returns:
-            `keys.shape + [dim]`.
+            counts: int64 of the shape of the keys: how many keys of a batch each stands for.
+                `None`: 1 each.
+            said: Integers of the shape of the keys, the number that is told of each.
+            reports: True if an error is put into the receipt, as for `tf_ops.lookup`.
         """
 
 
 class AnchoredLookup:
-    """The base of lookups by way of an anchor, on one worker or several.
+    """A lookup of keys by way of an anchor, on one worker or several.
 
     Args:
         host: The owner of the tables, as a message begins: `"Layer 'items'"`.
         owner: The worker that they were made for.
-        owners: The number of workers at that time.
+        owners: The number of workers that there were.
     """
 
     anchor: Any
@@ -113,12 +103,11 @@ class AnchoredLookup:
         return self.anchor
 
     def begin(self, trainable: bool, training: bool) -> Call:
-        """Returns the options of a call.
+        """Returns the rights of a call.
 
         Args:
-            trainable: True if the host is trainable. A frozen one takes no gradient and makes no
-                rows.
-            training: True for a call of training.
+            trainable: True if the host is. A frozen host takes no gradient and makes no rows.
+            training: True if the call is one of training.
 
         Raises:
             ValueError: If the strategy in scope sums gradients over workers, and the anchor was
@@ -139,7 +128,7 @@ class AnchoredLookup:
         """Returns the communicator of the process.
 
         Raises:
-            ValueError: If the tables were made for another.
+            ValueError: If the tables were made for another worker.
         """
         communicator = communicators.current()
         now = (communicator.rank, communicator.size)
@@ -158,14 +147,14 @@ class TableLookup(AnchoredLookup):
     Args:
         table: The part of this worker.
         host: The owner of the table, as a message begins: `"Layer 'items'"`.
-        read: The function by which the owner looks keys up. `None`: `tf_ops.lookup`, with
-            `count_columns`.
-        key_limit: The limit of keys, as for `tf_ops.unique_and_partition`.
-        buckets: The buckets, as for `tf_ops.unique_and_partition`.
+        read: A function that looks keys up on this worker. `None`: `read_rows`.
+        key_limit: The limit of keys, as in `AskedTable`.
+        buckets: The number of buckets, as in `AskedTable`.
+        says: True if requests say a number of each key, as in `AskedTable`.
 
     Attributes:
         table: The part of this worker.
-        read: The function by which the owner looks keys up.
+        read: The function that looks keys up on this worker.
     """
 
     def __init__(
@@ -176,12 +165,14 @@ class TableLookup(AnchoredLookup):
         *,
         key_limit: int = 0,
         buckets: int = 0,
+        says: bool = False,
     ) -> None:
         super().__init__(host, table.owner, table.owners)
         self.table = table
         self.read = read or read_rows(table)
         self._key_limit = key_limit
         self._buckets = buckets
+        self._says = says
 
     def make_anchor(
         self,
@@ -195,8 +186,8 @@ class TableLookup(AnchoredLookup):
 
         Args:
             make: The `add_weight` of a Keras layer, or `tf.compat.v1.get_variable`.
-            optimizer: The optimizer, as for `Commit`.
-            static: The static rows, as for `Commit`.
+            optimizer: The optimizer of the rows, as for `Commit`.
+            static: The variable of static rows, as for `Commit`.
             **arguments: More of `make`, its name among them.
 
         Returns:
@@ -209,83 +200,63 @@ class TableLookup(AnchoredLookup):
         self,
         call: Call,
         keys: tf.Tensor,
-        columns: Sequence[Column] = (),
+        said: tf.Tensor | None = None,
         dtype: tf.DType = tf.float32,
-        part: str = "",
     ) -> tf.Tensor:
         """Looks keys up. Collective, if there are several workers.
 
         Args:
-            call: The call, from `begin`.
+            call: The rights of the lookup, from `begin`.
             keys: int64 of any shape.
-            columns: The values for the owners beside each key.
+            said: Integers of the shape of the keys, the number that owners are told of each.
             dtype: The dtype of the result, `tf.float32`, `tf.bfloat16` or `tf.float16`.
-            part: The name of this one among the exchanges of one call of the host; the same on
-                every worker.
 
         Returns:
             `keys.shape + [dim]`.
         """
-        communicator = self.communicator()
-        if communicator.size == 1:
+        if self.communicator().size == 1:
             # The ops have no float16.
             read_type = tf.float32 if dtype == tf.float16 else dtype
-            values = [column.values for column in columns]
-            return tf.cast(self.read(call, read_type, keys, *values), dtype)
-        # The same on every worker; TensorFlow numbers the calls within a graph.
-        name = f"sok_embed.{self.table.name}{part}"
-        request = self.request(keys, columns, communicator.size)
-        asked, splits = communicator.all_to_all(request.rows, request.splits, f"{name}.keys")
-        fields = [asked[:, i] for i in range(1 + len(columns))] if columns else [asked]
-        found = self.read(call, tf.float32, *fields)
-        rows, _ = communicator.all_to_all(found, splits, f"{name}.rows")
-        return self.shaped(tf.cast(tf_ops.expand(rows, request.inverse), dtype), keys)
+            return tf.cast(self.read(call, read_type, keys, said=said).embeddings, dtype)
+        (rows,) = look_up([self.asked(call, keys, said)], self.table.name, dtype)
+        return self.shaped(rows, keys)
 
-    def count_columns(self, counts: tf.Tensor | None = None) -> tuple[Column, ...]:
-        """Returns what owners are told of each key so that an admission counts all of them.
+    def asked(self, call: Call, keys: tf.Tensor, said: tf.Tensor | None = None) -> Asked:
+        """Returns the request of keys for `look_up`, a bag for each key.
 
         Args:
-            counts: The number of keys of a batch that each key stands for. `None`: 1 each.
+            call: The rights of the lookup, from `begin`.
+            keys: int64 of any shape.
+            said: The numbers of the keys, as for `vectors`.
         """
-        if not self.table.counts_keys:
-            return ()
-        return (Column(counts, 1, tf.math.unsorted_segment_sum),)
+        several = self.communicator().size > 1
+        table = AskedTable(
+            self.table.name,
+            self.table.dim,
+            self._buckets,
+            self._key_limit,
+            self.table.counts_keys,
+            self._says,
+        )
+
+        def read(asked: tf_ops.AskedOfTable) -> tf_ops.Lookup:
+            return self.read(call, tf.float32, *asked, reports=several)
+
+        return Asked(table, read, keys, said)
 
     def shaped(self, rows: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
-        """Returns rows `[n, dim]` of keys flattened to `[n]`, in the shape of the keys."""
+        """Returns rows `[n, dim]` of keys in the shape of the keys, `keys.shape + [dim]`."""
         dim = self.table.dim
         vectors = tf.reshape(rows, tf.concat([tf.shape(keys), [dim]], 0))
         vectors.set_shape([*keys.shape, dim])
         return vectors
-
-    def request(self, keys: tf.Tensor, columns: Sequence[Column], workers: int) -> Request:
-        """Returns the request of a worker to the others.
-
-        Args:
-            keys: int64 of any shape.
-            columns: The values for the owners beside each key.
-            workers: The number of workers.
-        """
-        keys = tf.reshape(keys, [-1])
-        part = tf_ops.unique_and_partition(keys, workers, self._key_limit, self._buckets)
-        if not columns:
-            return Request(part.unique_keys, part.splits, part.inverse)
-        distinct = tf.size(part.unique_keys)
-        fields = [part.unique_keys]
-        for column in columns:
-            if column.values is None:
-                values = tf.fill(tf.shape(keys), tf.constant(column.missing, tf.int64))
-            else:
-                values = tf.reshape(column.values, [-1])
-            fields.append(tf.cast(column.of_equals(values, part.inverse, distinct), tf.int64))
-        return Request(tf.stack(fields, 1), part.splits, part.inverse)
 
 
 class CollectionLookup(AnchoredLookup):
     """Pools the vectors of many features, in three messages whatever the number of tables.
 
     Args:
-        plan: The plan that all calls have in common.
+        plan: The plan of all calls.
         tables: The part of this worker.
         host: The owner of the tables, as a message begins: `"Layer 'fields'"`.
         name: The name of its exchanges; the same on every worker.
@@ -332,55 +303,41 @@ class CollectionLookup(AnchoredLookup):
         """Returns a vector of each bag. Collective, if there are several workers.
 
         Args:
-            call: The call, from `begin`.
-            batch: The batch of all features.
-            concat: True to concatenate, as for `tf_ops.collection_pool`.
+            call: The rights of the call, from `begin`.
+            batch: The keys of all features.
+            concat: True for one vector an example, as for `tf_ops.collection_pool`.
             dtype: The dtype of the result, `tf.float32`, `tf.bfloat16` or `tf.float16`.
 
         Returns:
             `[bags, dim]` for each feature; with `concat` one, of `[bags, sum of dims]`.
         """
-        communicator = self.communicator()
-        pools = self._plan.pools(batch.bags, batch.weights)
-        request = tf_ops.collection_request(
+        self.communicator()  # raises if the tables were made for another
+
+        def serve(
+            pools: Sequence[bool], message: tf.Tensor, splits: tf.Tensor
+        ) -> tf_ops.CollectionRows:
+            return tf_ops.collection_serve(
+                self._tables.handles,
+                self._plan,
+                pools,
+                message,
+                splits,
+                call.trains,
+                self._tables.trainable,
+                call.anchor,
+                packed=self._packed,
+            )
+
+        return pooled_rows(
             self._plan,
-            batch.keys,
-            batch.bags,
-            batch.splits,
-            combiners=batch.combiners,
-            pools=pools,
+            batch,
+            serve,
+            self._name,
             trains=call.anchor is not None,
-        )
-        message, splits = request.message, request.splits
-        name = f"sok_embed.{self._name}"
-        if communicator.size > 1:
-            message, splits = communicator.all_to_all(message, splits, f"{name}.keys")
-        rows, row_splits = tf_ops.collection_serve(
-            self._tables.handles,
-            self._plan,
-            pools,
-            message,
-            splits,
-            call.trains,
-            self._tables.trainable,
-            call.anchor,
-            packed=self._packed,
-        )
-        if communicator.size > 1:
-            # Gradients go another way than rows came where a table lies on every worker.
-            rows = communicator.exchange(rows, row_splits, request.gradient_splits, name)
-        # The ops have no float16.
-        pooled = tf_ops.collection_pool(
-            self._plan,
-            rows,
-            request.asked,
-            batch.combiners,
-            batch.weights,
             concat=concat,
             packed=self._packed,
-            dtype=tf.float32 if dtype == tf.float16 else dtype,
+            dtype=dtype,
         )
-        return [tf.cast(vectors, dtype) for vectors in pooled]
 
 
 class CollectedTables(Protocol):
@@ -388,29 +345,11 @@ class CollectedTables(Protocol):
 
     @property
     def trainable(self) -> Sequence[bool]:
-        """True for each table that is trained at all."""
+        """True for each table that is trained."""
 
     @property
     def handles(self) -> tf_ops.CollectionTables:
         """The handles of the tables for ops."""
-
-
-class PooledBatch(NamedTuple):
-    """The inputs of a batch for each feature.
-
-    Attributes:
-        keys: int32, int64 or uint64 of any shape.
-        bags: The bags, as for `tf_ops.collection_request`.
-        splits: The splits, as for `tf_ops.collection_request`.
-        combiners: The combiners, as for `tf_ops.collection_pool`.
-        weights: The weights, as for `tf_ops.collection_pool`.
-    """
-
-    keys: Sequence[tf.Tensor]
-    bags: Sequence[int]
-    splits: Sequence[tf.Tensor]
-    combiners: Sequence[str]
-    weights: Sequence[tf.Tensor | None]
 
 
 def _zeros(shape: Any, dtype: Any = None) -> tf.Tensor:
@@ -418,22 +357,8 @@ def _zeros(shape: Any, dtype: Any = None) -> tf.Tensor:
     return tf.zeros(shape, dtype or tf.float32)
 
 
-class Request(NamedTuple):
-    """Distinct keys, by owner.
-
-    Attributes:
-        rows: int64 `[u]`, keys; `[u, 1 + c]` with c columns.
-        splits: int32, how many rows each worker is asked for.
-        inverse: int32 `[n]`, the row of each key of the batch.
-    """
-
-    rows: tf.Tensor
-    splits: tf.Tensor
-    inverse: tf.Tensor
-
-
 def read_rows(table: SharedTable, default: str | int | None = None) -> Read:
-    """Returns the lookup of keys that have a row each. Its column is that of `count_columns`.
+    """Returns the lookup of keys that have a row each.
 
     Args:
         table: The part of this worker.
@@ -442,12 +367,18 @@ def read_rows(table: SharedTable, default: str | int | None = None) -> Read:
             from.
     """
 
-    def read(call: Call, dtype: tf.DType, keys: tf.Tensor, *columns: tf.Tensor | None) -> tf.Tensor:
+    def read(
+        call: Call,
+        dtype: tf.DType,
+        keys: tf.Tensor,
+        counts: tf.Tensor | None = None,
+        said: tf.Tensor | None = None,
+        reports: bool = False,
+    ) -> tf_ops.Lookup:
         handle = table.resource_handle
-        (counts,) = columns or (None,)
         found = tf_ops.lookup(
-            handle, keys, table.dim, call.trains, dtype, call.anchor, counts
-        ).embeddings
+            handle, keys, table.dim, call.trains, dtype, call.anchor, counts, reports
+        )
         if default is None or call.trains:
             return found
         if default == "zeros":
@@ -456,27 +387,8 @@ def read_rows(table: SharedTable, default: str | int | None = None) -> Read:
             key = tf.constant(default, tf.int64)
             vector = tf_ops.lookup(handle, key, table.dim, False, dtype).embeddings
         exists = tf_ops.metadata(handle, keys).exists
-        return tf.where(exists[..., tf.newaxis], found, vector)
+        return found._replace(
+            embeddings=tf.where(exists[..., tf.newaxis], found.embeddings, vector)
+        )
 
     return read
-
-
-def in_parts(
-    second: tf.Tensor, looked_up: Sequence[Callable[..., tf.Tensor]], *columns: tf.Tensor
-) -> tf.Tensor:
-    """Looks some positions up in one way and the others in another.
-
-    Args:
-        second: Bool `[n]`, whether a position is looked up in the second way.
-        looked_up: The two ways: each returns rows for its positions of the columns.
-        *columns: `[n]`, what the ways take.
-
-    Returns:
-        `[n, dim]`, all rows in their places.
-    """
-    places = [tf.cast(tf.where(at)[:, 0], tf.int32) for at in (~second, second)]
-    rows = [
-        look_up(*(tf.gather(column, at) for column in columns))
-        for look_up, at in zip(looked_up, places, strict=True)
-    ]
-    return tf.dynamic_stitch(places, rows)

@@ -348,8 +348,10 @@ class AdaptiveTable(BaseTable):
         own_keys = self._own_keys(keys)
         mask = None if route is None else tf.fill(tf.shape(own_keys), route)
         found = as_errors(
-            lambda: tf_ops.adaptive_lookup(
-                self.resource_handle, own_keys, self.dim, False, mask=mask
+            lambda: (
+                tf_ops.adaptive_lookup(
+                    self.resource_handle, own_keys, self.dim, False, mask=mask
+                ).embeddings
             )
         )
         embeddings: npt.NDArray[np.float32] = found.numpy()

@@ -8,7 +8,6 @@ from typing import Any
 import tensorflow as tf
 
 from sok_embed.communicators import Communicator
-from sok_embed.communicators.segments import transposed
 
 # Summed, and carried, in float32.
 _SHORT = (tf.float16, tf.bfloat16)
@@ -39,9 +38,8 @@ def average_slices(
     )
     begins = tf.reshape(tf.cumsum(splits, exclusive=True), [workers, 1])
     counts = tf.cast(tf.gather(message, begins + tf.range(len(gradients))), tf.int32)
-    sizes = tf.concat([tf.fill([workers, 1], len(gradients)), counts], 1)
-    _, *all_indices = tf.split(
-        transposed(message, sizes), tf.reduce_sum(sizes, 0), num=1 + len(gradients)
+    _, *all_indices = _by_gradient(
+        message, tf.concat([tf.fill([workers, 1], len(gradients)), counts], 1)
     )
     averages: dict[int, tf.IndexedSlices] = {}
     numbers = list(slices)
@@ -51,7 +49,7 @@ def average_slices(
         flat = tf.concat([tf.reshape(each, [-1]) for each in values], 0)
         received, _ = communicator.all_gather(flat, f"sok_embed.slices.values.{dtype.name}")
         sizes = tf.gather(counts, places, axis=1) * widths
-        parts = tf.split(transposed(received, sizes), tf.reduce_sum(sizes, 0), num=len(places))
+        parts = _by_gradient(received, sizes)
         for at, part, of_one in zip(places, parts, values, strict=True):
             rows = tf.reshape(part, tf.concat([tf.shape(all_indices[at]), tf.shape(of_one)[1:]], 0))
             rows.set_shape([None, *of_one.shape[1:]])
@@ -66,6 +64,18 @@ def _by_type(gradients: list[tf.IndexedSlices]) -> dict[Any, list[int]]:
         dtype = tf.float32 if gradient.values.dtype in _SHORT else gradient.values.dtype
         places.setdefault(dtype, []).append(at)
     return places
+
+
+def _by_gradient(message: tf.Tensor, sizes: tf.Tensor) -> list[tf.Tensor]:
+    """Divides a message of all workers by gradient.
+
+    Args:
+        message: `[n]`, that of worker 0 first; within it that of gradient 0.
+        sizes: int32 `[workers, gradients]`, whose shape is static.
+    """
+    workers, gradients = sizes.shape
+    pieces = tf.split(message, tf.reshape(sizes, [-1]), num=workers * gradients)
+    return [tf.concat(pieces[at::gradients], 0) for at in range(gradients)]
 
 
 def _mean(

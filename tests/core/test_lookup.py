@@ -4,18 +4,24 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from sok_embed import tf_ops
+from sok_embed.admission import FrequencyAdmission
 from sok_embed.initializers import RowInitializer
-from sok_embed.lookups.lookup import Call, Column, TableLookup, in_parts
+from sok_embed.lookups.lookup import Call, TableLookup
 from sok_embed.tables.table import Table
 
 DIM = 3
 READS = Call(None, False)
-SUM, MAX = tf.math.unsorted_segment_sum, tf.math.unsorted_segment_max
 
 
-def table_of(rank, workers):
+def table_of(rank, workers, **attributes):
     table = Table(
-        DIM, RowInitializer("constant", 0.0, 0.0, None), owners=workers, owner=rank, name="emb"
+        DIM,
+        RowInitializer("constant", 0.0, 0.0, None),
+        owners=workers,
+        owner=rank,
+        name="emb",
+        **attributes,
     )
     keys = np.arange(-40, 40, dtype=np.int64)
     keys = keys[keys % workers == rank]
@@ -45,28 +51,32 @@ def test_vectors_are_in_the_places_of_their_keys(on_workers, workers, dtype, sha
         assert names == ([] if workers == 1 else ["sok_embed.emb.keys", "sok_embed.emb.rows"])
 
 
-def test_an_owner_hears_of_a_key_once_from_each_worker_with_what_is_said_of_it(on_workers):
+@pytest.mark.parametrize("n", [50, 20_000])  # the core divides few and many keys in two ways
+def test_an_owner_hears_of_a_key_once_from_each_worker_with_what_is_said_of_it(on_workers, n):
     random = np.random.default_rng(11)
-    batches = random.integers(-9, 9, (2, 50))
-    marks = random.integers(-1, 2, (2, 50)).astype(np.int32)
+    batches = random.integers(-9, 9, (2, n))
+    marks = random.integers(-1, 2, (2, n)).astype(np.int32)
     asked = [None, None]
 
     def work(rank):
-        table = table_of(rank, 2)
+        table = table_of(rank, 2, admission=FrequencyAdmission(2))
+        assert table.counts_keys
 
-        def read(call, dtype, keys, *columns):
-            asked[rank] = np.stack([keys, *columns], 1)
-            return tf.constant(row_of(keys.numpy()))
+        def read(call, dtype, keys, counts, said, reports):
+            assert reports
+            asked[rank] = np.stack([keys, counts, said], 1)
+            found = tf_ops.lookup(table.resource_handle, keys, DIM, False, counts=counts)
+            return found._replace(embeddings=tf.constant(row_of(keys.numpy())))
 
-        lookup = TableLookup(table, "Layer 'emb'", read)
-        columns = (Column(None, 1, SUM), Column(tf.constant(marks[rank]), 0, MAX), Column(None, -1))
-        lookup.vectors(READS, tf.constant(batches[rank]), columns, part=".own")
+        lookup = TableLookup(table, "Layer 'emb'", read, says=True)
+        return lookup.vectors(READS, tf.constant(batches[rank]), tf.constant(marks[rank]))
 
-    names = [names for _, names in on_workers(2, work)]
-    assert names == [["sok_embed.emb.own.keys", "sok_embed.emb.own.rows"]] * 2
+    for batch, (vectors, names) in zip(batches, on_workers(2, work), strict=True):
+        assert names == ["sok_embed.emb.keys", "sok_embed.emb.rows"]
+        np.testing.assert_array_equal(vectors, row_of(batch))
     for owner in range(2):
         expected = {
-            (key, (batch == key).sum(), mark[batch == key].max(), -1)
+            (key, (batch == key).sum(), mark[batch == key].max())
             for batch, mark in zip(batches, marks, strict=True)
             for key in batch
             if key % 2 == owner
@@ -79,15 +89,15 @@ def test_an_owner_hears_of_a_key_once_from_each_worker_with_what_is_said_of_it(o
 def test_with_one_worker_a_table_is_told_where_nothing_is_said():
     told = []
 
-    def read(call, dtype, keys, *columns):
-        told.append((keys.shape, columns))
-        return tf.zeros([*keys.shape, DIM], dtype)
+    def read(call, dtype, keys, counts=None, said=None, reports=False):
+        told.append((keys.shape, counts, said, reports))
+        return tf_ops.Lookup(tf.zeros([*keys.shape, DIM], dtype), None)
 
-    lookup = TableLookup(table_of(0, 1), "Layer 'emb'", read)
+    lookup = TableLookup(table_of(0, 1), "Layer 'emb'", read, says=True)
     marks = tf.constant([[1, 0], [0, 1]])
-    lookup.vectors(READS, tf.zeros([2, 2], tf.int64), (Column(None, 1, SUM), Column(marks)))
-    shape, (counts, told_marks) = told[0]
-    assert shape == (2, 2) and counts is None and told_marks is marks
+    lookup.vectors(READS, tf.zeros([2, 2], tf.int64), marks)
+    shape, counts, said, reports = told[0]
+    assert shape == (2, 2) and counts is None and said is marks and not reports
 
 
 def test_a_table_of_another_worker_is_an_error(on_workers):
@@ -97,11 +107,28 @@ def test_a_table_of_another_worker_is_an_error(on_workers):
         on_workers(1, lambda rank: lookup.vectors(READS, tf.constant([1], tf.int64)))
 
 
-@pytest.mark.parametrize("n", [0, 1, 6])
-def test_parts_are_looked_up_in_their_own_ways(n):
-    keys = np.arange(n)
-    second = keys % 3 == 0
-    ways = [lambda k, w: tf.stack([k, w], 1), lambda k, w: tf.stack([-k, w * 10], 1)]
-    rows = in_parts(tf.constant(second), ways, tf.constant(keys), tf.constant(keys + 5))
-    expected = np.where(second[:, None], np.c_[-keys, (keys + 5) * 10], np.c_[keys, keys + 5])
-    np.testing.assert_array_equal(rows, expected)
+def test_a_key_out_of_range_on_one_worker_raises_on_all_of_them(on_workers):
+    def work(rank):
+        lookup = TableLookup(table_of(rank, 2), "Layer 'emb'", key_limit=40)
+        errors = []
+        for keys in ([[3, 40]], [[3, 4]]):
+            own = tf.constant(keys if rank == 1 else [[5]], tf.int64)
+            try:
+                lookup.vectors(READS, own)
+            except tf.errors.InternalError as error:
+                errors.append(error.message)
+        return errors
+
+    text = "worker 1: feature 'emb': expected keys of table 'emb' in [0, 40), got key 40"
+    for errors, _ in on_workers(2, work):
+        assert len(errors) == 1 and text in errors[0]
+
+
+def test_workers_with_other_tables_raise(on_workers):
+    def work(rank):
+        table = Table(2 + rank, RowInitializer("constant", 0.0, 0.0, None), owners=2, owner=rank)
+        lookup = TableLookup(table, "Layer 'emb'")
+        with pytest.raises(tf.errors.FailedPreconditionError, match="same tables.*on worker 1"):
+            lookup.vectors(READS, tf.constant([1, 2], tf.int64))
+
+    on_workers(2, work)

@@ -35,7 +35,8 @@ OVER_TCP = frozenset(
     adaptive_initial_rows adaptive_wrong_mask collection_sgd_mixed collection_adam_towers_mixed
     collection_sgd_bfloat16 collection_fit_placed collection_rows collection_rows_mixed
     collection_rows_bfloat16 collection_checkpoint_mixed collection_bad_key
-    collection_of_another_configuration collection_that_is_full communicator
+    collection_of_another_configuration collection_that_is_full failing_dynamic failing_pooled
+    failing_all2all failing_adaptive failing_masked failing_columns failing_key communicator
     communicator_of_horovod counted_in_training evictions_in_logs columns_sgd
     columns_flipped_with_a_filter columns_of_no_ids many_columns_sgd
     a_layer_of_no_adaptive_columns hashed_sgd_sparse hashed_shared joined_adam_weighted
@@ -48,7 +49,7 @@ OVER_TCP = frozenset(
 OVER_HOROVOD = frozenset(
     """
     communicator communicator_of_horovod fit_sgd averages many_slices message_counts
-    collection_rows_mixed collection_that_is_full
+    collection_rows_mixed collection_that_is_full failing_dynamic failing_masked failing_columns
     """.split()
 )
 

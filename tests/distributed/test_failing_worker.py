@@ -1,4 +1,4 @@
-"""A worker that fails ends the job; nobody waits for it for ever."""
+"""A worker that fails is heard by all of them; nobody waits for it for ever."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import os
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from sharded.launch import launch
+from sharded.results import Results
 
 OUT_OF_RANGE = """
 import numpy as np
@@ -21,7 +23,7 @@ look_up(tf.constant([[[19]]], tf.int64))
 keys = [[[20]]] if sok_embed.rank() == 1 else [[[3]]]
 try:
     look_up(tf.constant(keys, tf.int64))
-except tf.errors.InvalidArgumentError as error:
+except tf.errors.InternalError as error:
     print("refused:", error.message, flush=True)
     raise
 print("the other worker went on", flush=True)
@@ -37,16 +39,61 @@ time.sleep(600)
 """
 
 
+FAILING = (
+    "failing_dynamic",
+    "failing_pooled",
+    "failing_all2all",
+    "failing_adaptive",
+    "failing_masked",
+    "failing_columns",
+)
+
+
+@pytest.mark.parametrize("scenario", FAILING)
+@pytest.mark.parametrize("form", ["eager", "compiled"])
+def test_a_lookup_that_fails_on_one_worker_raises_on_all_and_the_next_is_well(
+    many: Results, scenario: str, form: str
+) -> None:
+    for worker in many.of(scenario):
+        assert worker[f"{form}.type"] == "InternalError"
+        text = str(worker[f"{form}.text"])
+        assert f"worker {many.workers - 1}: table '{scenario}" in text
+        assert "was deleted" in text
+        np.testing.assert_array_equal(worker["again"], np.ones((4, 3, 2)))
+
+
+@pytest.mark.parametrize("scenario", FAILING)
+def test_one_worker_alone_raises_its_own_error(one: Results, scenario: str) -> None:
+    (alone,) = one.of(scenario)
+    assert alone["eager.type"] == alone["compiled.type"] == "FailedPreconditionError"
+    assert f"table '{scenario}" in str(alone["eager.text"])
+
+
+def test_a_key_out_of_range_on_one_worker_raises_on_all_and_the_next_lookup_is_well(
+    one: Results, many: Results
+) -> None:
+    (alone,) = one.of("failing_key")
+    assert alone["eager.type"] == "InvalidArgumentError"
+    for worker in many.of("failing_key"):
+        places = 12 * many.workers
+        expected = f"expected keys of table 'failing_key' in [0, {places}), got key {places}"
+        for form in ("eager", "compiled"):
+            assert worker[f"{form}.type"] == "InternalError"
+            text = str(worker[f"{form}.text"])
+            assert f"worker {many.workers - 1}: " in text and expected in text
+        assert worker["again"].shape == alone["again"].shape
+
+
 @pytest.mark.usefixtures("horovod")
-def test_a_key_out_of_range_raises_where_it_is_brought_and_ends_the_job(tmp_path: Path) -> None:
+def test_a_key_out_of_range_ends_the_job_of_workers_that_let_it(tmp_path: Path) -> None:
     script = tmp_path / "out_of_range.py"
     script.write_text(OUT_OF_RANGE)
     ended = launch(script, 2)
     assert not ended.timed_out, ended.output
     assert ended.status != 0, ended.output
-    assert "[1]<stdout>:refused:" in ended.output
-    assert "20" in ended.output.partition("[1]<stdout>:refused:")[2].splitlines()[0]
-    assert "[0]<stdout>:refused:" not in ended.output
+    for rank in range(2):  # the worker that brought the key, and the other, which is told
+        said = ended.output.partition(f"[{rank}]<stdout>:refused:")[2].splitlines()[0]
+        assert "worker 1: " in said and "got key 20" in said
     assert "went on" not in ended.output
 
 

@@ -19,7 +19,7 @@ from pooled_cases import (
     start_of,
 )
 
-from sok_embed import DynamicEmbedding, tf_ops
+from sok_embed import DynamicEmbedding
 
 # Sums of at most LENGTH products of about 1 in float32, against float64.
 TOLERANCE = {"rtol": 0, "atol": 1e-6}
@@ -226,36 +226,3 @@ def test_the_combiner_is_in_the_config():
     again = DynamicEmbedding.from_config(layer.get_config())
     assert again.combiner == "sqrtn"
     assert "weights" not in layer.get_config()
-
-
-def test_a_request_and_its_rows_are_laid_out_as_serving_lays_them_out():
-    """`requested_keys` and `rows_message` know the layout of messages by themselves."""
-    plan = tf_ops.CollectionPlan(
-        table_names=("t",),
-        dims=(DIM,),
-        salts=(9,),
-        key_limits=(0,),
-        placements=(tf_ops.BY_KEY,),
-        holders=(0,),
-        feature_names=("f",),
-        feature_tables=(0,),
-        max_lengths=(0,),
-        workers=1,
-        rank=0,
-        fingerprint=5,
-    )
-    keys = tf.constant([[4, -7, 4], [2**62, 4, 9]], tf.int64)
-    table = tf_ops.anonymous_table("t", DIM, initializer="uniform", initializer_b=1.0, seed=3)
-    tables = tf_ops.CollectionTables(tf_ops.anonymous_collection_queue("pooled"), [table])
-    request = tf_ops.collection_request(
-        plan, [keys], [tf_ops.BAG_A_ROW], [], combiners=["sum"], pools=[False]
-    )
-    distinct, counts = tf_ops.requested_keys(plan, request)
-    assert counts is None
-    assert sorted(distinct.numpy()) == [-7, 4, 9, 2**62]
-    rows = tf_ops.lookup(table, distinct, DIM, False).embeddings
-    assert len(np.unique(rows, axis=0)) == 4
-    served = tf_ops.collection_serve(
-        tables, plan, [False], request.message, request.splits, False, [True], None
-    )
-    np.testing.assert_array_equal(tf_ops.rows_message(rows), served.message)

@@ -6,6 +6,7 @@ import sys
 
 # This runs in a process with little memory, so that a machine with a lot of it tests the same.
 PROGRAM = """
+import dataclasses
 import resource
 import tempfile
 import numpy as np
@@ -16,7 +17,18 @@ from sok_embed.tf_ops.native import ops
 
 KEYS = tf.constant([1, 2, 3], tf.int64)
 HUGE = [2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1]
-assert tf_ops.unique_and_partition(KEYS, 2).splits.shape == [2]
+PLAN = tf_ops.CollectionPlan(
+    table_names=("t",), dims=(4,), salts=(0,), key_limits=(0,), placements=(tf_ops.BY_MODULO,),
+    holders=(0,), feature_names=("f",), feature_tables=(0,), max_lengths=(0,), workers=2, rank=0,
+    fingerprint=1,
+)
+
+def request(**options):
+    how = {"combiners": ["sum"], "pools": [False]}
+    plan = dataclasses.replace(PLAN, **options)
+    return tf_ops.collection_request(plan, [KEYS], [tf_ops.BAG_A_KEY], [], **how)
+
+assert request().splits.shape == [2]
 resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
 
 def table(**attributes):
@@ -42,18 +54,14 @@ def core_table(cache_bytes=1 << 20, **arguments):
 
 BLOOM = {"admission": "counting_bloom", "admission_min_count": 2, "admission_capacity": 9}
 cases = {
-    "owners": lambda n: tf_ops.unique_and_partition(KEYS, n),
-    "few owners too many": lambda n: tf_ops.unique_and_partition(KEYS, 2**16 + 1),
-    "key_limit": lambda n: tf_ops.unique_and_partition(KEYS, 2, n),
-    "buckets": lambda n: tf_ops.unique_and_partition(KEYS, 2, 0, n),
+    "workers": lambda n: request(workers=n),
+    "few workers too many": lambda n: request(workers=2**16 + 1),
+    "rank": lambda n: request(rank=n),
+    "key_limit": lambda n: request(key_limits=(n,)),
+    "request dim": lambda n: request(dims=(n,)),
+    "request buckets": lambda n: request(placements=(tf_ops.BY_BUCKET,), buckets=(n,)),
     "static_buckets": lambda n: tf_ops.static_buckets(KEYS, n),
     "adaptive_buckets": lambda n: tf_ops.adaptive_buckets(KEYS, n),
-    "distinct": lambda n: tf_ops.expand_gradient(
-        tf.ones([3, 0]), tf.constant([0, 1, 2]), tf.constant(min(n, 2**31 - 1), tf.int32)
-    ),
-    "rows of distinct": lambda n: tf_ops.expand_gradient(
-        tf.ones([3, 9]), tf.constant([0, 1, 2]), tf.constant(min(n, 2**31 - 1), tf.int32)
-    ),
     "direct": lambda n: table(max_rows=n, direct=True),
     "direct of owners": lambda n: table(max_rows=n, direct=True, owners=n, owner=1),
     "capacity": lambda n: table(**(BLOOM | {"admission_capacity": n})),
@@ -87,7 +95,7 @@ for name, call in cases.items():
             print("taken", flush=True)
         except (ValueError, TypeError, OSError, MemoryError, tf.errors.OpError) as error:
             print(type(error).__name__, str(error).splitlines()[0], flush=True)
-print("end", tf_ops.unique_and_partition(KEYS, 2).splits.numpy().sum())
+print("end", len(tf_ops.adaptive_buckets(KEYS, 2)))
 """
 
 
@@ -102,9 +110,7 @@ def test_no_size_ends_the_process() -> None:
     lines = result.stdout.splitlines()
     assert lines, result.stderr
     assert lines[-1] == "end 3", (lines[-1], result.stderr[-2000:])
-    owners = [line for line in lines if line.startswith(("owners", "few owners"))]
-    assert len(owners) == 10
-    assert not [line for line in owners if line.endswith("taken")]
-    assert "expected at most 65536 owners, got 2147483647" in owners[0]
-    (distinct,) = (line for line in lines if line.startswith("distinct 2147483647 "))
-    assert "ResourceExhaustedError" in distinct
+    workers = [line for line in lines if line.startswith(("workers", "few workers"))]
+    assert len(workers) == 10
+    assert not [line for line in workers if line.endswith("taken")]
+    assert "at most 65536 workers" in workers[0]

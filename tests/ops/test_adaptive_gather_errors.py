@@ -74,7 +74,7 @@ def test_keys_cannot_be_hashed_to_no_static_rows():
         mask = tf.ones_like(ids, tf.int32)
         return tf_ops.adaptive_mask_gather(
             new_table(), static, ids, None, mask, dim=DIM, make_rows=True
-        )
+        ).embeddings
 
     assert read([]).shape == (0, DIM)
     with pytest.raises(ERROR, match=rf"at least one static row, got shape \[0,{DIM}\]"):

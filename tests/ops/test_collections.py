@@ -425,7 +425,8 @@ def test_wrong_attributes_are_refused():
     with pytest.raises(INVALID, match="number of a table, got 2"):
         request_of(replace(PLAN, feature_tables=(0, 1, 2)))
     for wrong in (
-        {"placements": (0, 3)},
+        {"placements": (0, 5)},
+        {"placements": (0, tf_ops.BY_BUCKET)},  # of no buckets
         {"placements": (0,)},
         {"placements": (0, 1), "holders": (0, 1)},  # of one worker
     ):

@@ -304,106 +304,6 @@ def test_a_tf1_optimizer_commits_through_the_constraint_of_the_anchor():
     assert anchor_value == 0.0 and steps == 3
 
 
-@pytest.mark.parametrize("dtype", ["int32", "int64", "uint64"])
-@pytest.mark.parametrize("owners", [1, 2, 3, 7])
-@pytest.mark.parametrize("n", [0, 1, 1000, 100_000])
-def test_unique_and_partition_groups_distinct_keys_by_owner(wrap, dtype, owners, n):
-    seed = 7
-    info = np.iinfo(dtype)
-    keys = np.random.default_rng(seed).integers(info.min, info.max, n, dtype, endpoint=True)
-    keys = keys[np.random.default_rng(seed).integers(0, max(n, 1), n) // 2]
-    part = wrap(lambda k: tf_ops.unique_and_partition(k, owners))(tf.constant(keys))
-    unique, splits, inverse = (tensor.numpy() for tensor in part)
-    assert unique.dtype == keys.dtype
-    np.testing.assert_array_equal(np.sort(unique), np.unique(keys))
-    np.testing.assert_array_equal(unique[inverse], keys)
-    # This is floor modulo of the key as a signed number, in Python's integers.
-    expected = [int(key) % owners for key in unique.astype(np.int64)]
-    np.testing.assert_array_equal(np.repeat(np.arange(owners), splits), expected)
-
-
-def test_unique_and_partition_infers_its_shapes():
-    with tf.Graph().as_default():
-        part = tf_ops.unique_and_partition(tf.compat.v1.placeholder(tf.int64, [9]), 3)
-    assert [tensor.shape.as_list() for tensor in part] == [[None], [3], [9]]
-
-
-@pytest.mark.parametrize("key", [10, -1])
-def test_unique_and_partition_refuses_keys_beyond_the_limit(key):
-    with pytest.raises(ERROR, match=rf"expected keys in \[0, 10\), got {key}"):
-        tf_ops.unique_and_partition(tf.constant([1, key], tf.int64), 2, key_limit=10)
-
-
-def test_unique_and_partition_refuses_a_matrix():
-    with pytest.raises((ERROR, ValueError), match="one dimension|rank 1"):
-        tf_ops.unique_and_partition(tf.constant([[1]], tf.int64), 2)
-
-
-@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
-def test_expand_puts_rows_in_their_places(wrap, dtype):
-    rows = tf.cast(tf.reshape(tf.range(12.0), (3, 4)), dtype)
-    inverse = np.array([2, 0, 0, 1, 2], np.int32)
-    np.testing.assert_array_equal(wrap(tf_ops.expand)(rows, inverse), rows.numpy()[inverse])
-
-
-def test_expand_and_its_gradient_infer_their_shapes():
-    with tf.Graph().as_default():
-        rows = tf.compat.v1.placeholder(tf.float32, [None, 4])
-        inverse = tf.compat.v1.placeholder(tf.int32, [7])
-        expanded = tf_ops.expand(rows, inverse)
-        sums = tf_ops.expand_gradient(expanded, inverse, tf.constant(3))
-        (gradient,) = tf.gradients(expanded, rows)
-    assert expanded.shape.as_list() == [7, 4]
-    assert sums.shape.as_list() == [3, 4]
-    assert gradient.shape.as_list() == [None, 4]
-
-
-def test_the_gradient_of_expand_is_that_of_finite_differences():
-    inverse = tf.constant([2, 0, 0, 1, 2, 2])
-    rows = tf.constant(np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32))
-    analytic, numeric = tf.test.compute_gradient(lambda r: tf_ops.expand(r, inverse), [rows])
-    # The function is linear; the difference quotient is of float32 with TensorFlow's step of 2^-10.
-    np.testing.assert_allclose(analytic[0], numeric[0], rtol=0, atol=2e-3)
-
-
-@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
-@pytest.mark.parametrize("n", [0, 5, 10_000])
-def test_expand_gradient_sums_in_float32(wrap, dtype, n):
-    random = np.random.default_rng(1)
-    distinct = 17
-    inverse = random.integers(0, distinct, n).astype(np.int32)
-    gradients = tf.cast(tf.constant(random.normal(size=(n, 3)), tf.float32), dtype)
-    sums = wrap(tf_ops.expand_gradient)(gradients, inverse, distinct)
-    expected = np.zeros((distinct, 3))
-    np.add.at(expected, inverse, tf.cast(gradients, tf.float64).numpy())
-    assert sums.dtype == tf.float32
-    # This allows for sums of some 600 float32 numbers of size 1.
-    np.testing.assert_allclose(sums, expected, rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("place", [3, -1])
-def test_expand_refuses_places_that_do_not_exist(place):
-    with pytest.raises(ERROR, match=rf"expected inverse in \[0, 3\), got {place} at position 1"):
-        tf_ops.expand(tf.ones((3, 2)), tf.constant([0, place]))
-    with pytest.raises(ERROR, match=rf"expected inverse in \[0, 3\), got {place} at position 1"):
-        tf_ops.expand_gradient(tf.ones((2, 2)), tf.constant([0, place]), tf.constant(3))
-
-
-def test_expand_refuses_a_vector_of_rows():
-    with pytest.raises((ERROR, ValueError), match="two dimensions|rank 2"):
-        tf_ops.expand(tf.ones(3), tf.constant([0]))
-
-
-def test_expand_refuses_a_matrix_of_places():
-    with pytest.raises((ERROR, ValueError), match="one dimension|rank 1"):
-        tf_ops.expand(tf.ones((3, 2)), tf.constant([[0]]))
-
-
-def test_expand_gradient_refuses_another_number_of_gradients():
-    with pytest.raises(ERROR, match="one gradient a position"):
-        tf_ops.expand_gradient(tf.ones((3, 2)), tf.constant([0, 1]), tf.constant(2))
-
-
 def test_assign_wants_as_many_rows_as_keys(wrap):
     table = new_table()
 
@@ -468,17 +368,6 @@ def test_many_threads_can_look_up_while_others_insert_remove_and_export():
     in_threads(8, work)
 
 
-def test_many_threads_can_partition_at_once():
-    keys = np.random.default_rng(2).integers(0, 1000, 20_000)
-    partition = tf.function(lambda k: tf_ops.unique_and_partition(k, 3))
-
-    def work(i):
-        part = partition(tf.constant(keys + i))
-        np.testing.assert_array_equal(part.unique_keys.numpy()[part.inverse], keys + i)
-
-    in_threads(8, work)
-
-
 def test_what_should_be_a_scalar_is_refused_and_does_not_end_the_process() -> None:
     table = tf_ops.anonymous_table("t", 4)
     found = tf_ops.lookup(table, tf.constant([1]), 4, True)
@@ -488,7 +377,6 @@ def test_what_should_be_a_scalar_is_refused_and_does_not_end_the_process() -> No
         lambda: sgd(table, anchor, step=tf.constant([1, 2])),
         lambda: sgd(table, anchor, scale=tf.constant([1.0, 2.0])),
         lambda: tf_ops.deposit(tf.stack([found.receipt] * 2), tf.ones((1, 4))),
-        lambda: tf_ops.expand_gradient(tf.ones((1, 2)), tf.constant([0]), tf.constant([1, 1])),
         lambda: tf_ops.restore(table, contents._replace(rule=tf.constant(["a", "b"]))),
         lambda: tf_ops.restore(table, contents._replace(steps=tf.constant([1, 2], tf.int64))),
     ):

@@ -209,12 +209,11 @@ LOOKS_AT_CALLERS = {
 
 # What an exchange is made of, and who makes one.
 EXCHANGES = {
-    *("unique_and_partition", "adaptive_partition", "expand"),
+    *("collection_request", "collection_asked"),
     *("all_to_all", "alltoall", "all_gather"),
 }
 MAKES_EXCHANGES = {
-    "sok_embed.lookups.lookup",
-    "sok_embed.lookups.fused_lookup",
+    "sok_embed.lookups.exchange",
     # Workers tell each other how many batches they have.
     "sok_embed.data",
     # Workers tell each other the rows of sparse gradients of weights that all of them have.
@@ -252,7 +251,7 @@ def test_one_module_alone_looks_at_the_call_stack_and_at_scopes_of_keras():
     assert users_of(LOOKS_AT_CALLERS | {"inspect.stack"}) == {"sok_embed.keras_bridge.callers"}
 
 
-def test_two_modules_alone_make_the_exchanges_of_lookups():
+def test_one_module_alone_makes_the_exchanges_of_lookups():
     makers = {name for name in users_of(EXCHANGES) if not name.startswith(ROOMS_OF_EXCHANGES)}
     assert makers == MAKES_EXCHANGES
 

@@ -44,6 +44,7 @@ REGISTER_OP("SokEmbed>AdaptiveMaskGather")
     .Attr("own_gradient: bool = true")
     .Attr("number: int = 0")  // DepositOrder's call
     .Attr("num_counts: int >= 0 = 0")
+    .Attr("reports: bool = false")  // an error is in the receipt
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       int64_t dim;
@@ -76,20 +77,46 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("hash_keys", &hash_keys_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("own_gradient", &own_gradient_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("number", &number_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("reports", &reports_));
   }
 
   void Compute(tf::OpKernelContext* ctx) override {
-    std::shared_ptr<OpenTable> resource;
-    OP_REQUIRES_OK(ctx, GetTable(ctx, &resource));
-    const absl::Status status = ctx->expected_output_dtype(0) == tf::DT_FLOAT
-                                    ? Run<float>(ctx, *resource)
-                                    : Run<BFloat16>(ctx, *resource);
-    if (status.ok()) return;
-    ctx->SetStatus(absl::Status(
-        status.code(), absl::StrCat("table '", resource->name(), "': ", status.message())));
+    const tf::TensorShape& keys = ctx->input(2).shape();
+    tf::TensorShape shape = keys;
+    shape.AddDim(dim_);
+    tf::Tensor* receipt;
+    Outputs outputs;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &outputs.embeddings));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {}, &receipt));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(2, keys, &outputs.own));
+    OP_REQUIRES_OK(
+        ctx, ctx->allocate_output(3, hash_keys_ ? keys : tf::TensorShape({0}), &outputs.hashed));
+    Receipt made;
+    const absl::Status status = Read(ctx, outputs, &made);
+    if (!status.ok()) {
+      EndFailedLookup(ctx, status, reports_, outputs.embeddings, &made);
+      outputs.own->flat<bool>().setConstant(false);
+      outputs.hashed->flat<int64_t>().setZero();
+    }
+    receipt->scalar<tf::Variant>()() = std::move(made);
   }
 
  private:
+  struct Outputs {
+    tf::Tensor *embeddings, *own, *hashed;
+  };
+
+  absl::Status Read(tf::OpKernelContext* ctx, const Outputs& outputs, Receipt* receipt) const {
+    std::shared_ptr<OpenTable> resource;
+    TF_RETURN_IF_ERROR(GetTable(ctx, &resource));
+    const absl::Status status = outputs.embeddings->dtype() == tf::DT_FLOAT
+                                    ? Run<float>(ctx, *resource, outputs, receipt)
+                                    : Run<BFloat16>(ctx, *resource, outputs, receipt);
+    if (status.ok()) return status;
+    return absl::Status(status.code(),
+                        absl::StrCat("table '", resource->name(), "': ", status.message()));
+  }
+
   absl::Status CheckInputs(tf::OpKernelContext* ctx, const Table& table) const {
     const tf::Tensor &keys = ctx->input(2), &buckets = ctx->input(3), &mask = ctx->input(4);
     if (table.dim() != dim_) {
@@ -193,34 +220,27 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
   }
 
   template <typename T>
-  absl::Status Run(tf::OpKernelContext* ctx, const OpenTable& resource) {
+  absl::Status Run(tf::OpKernelContext* ctx, const OpenTable& resource, const Outputs& outputs,
+                   Receipt* receipt) const {
     TF_RETURN_IF_ERROR(CheckInputs(ctx, *resource.table()));
     TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(1), "static_rows"));
     const tf::Tensor &keys = ctx->input(2), &buckets = ctx->input(3), &mask = ctx->input(4);
     const DepositOrder order = {number_, resource.table()->NextLookup()};
     tf::core::RefCountPtr<tf::Var> variable;
     TF_RETURN_IF_ERROR(tf::LookupResource(ctx, tf::HandleFromInput(ctx, 1), &variable));
-    tf::TensorShape shape = keys.shape();
-    shape.AddDim(dim_);
-    tf::Tensor *embeddings, *receipt, *own, *hashed;
-    TF_RETURN_IF_ERROR(ctx->allocate_output(0, shape, &embeddings));
-    TF_RETURN_IF_ERROR(ctx->allocate_output(1, {}, &receipt));
-    TF_RETURN_IF_ERROR(ctx->allocate_output(2, keys.shape(), &own));
-    TF_RETURN_IF_ERROR(
-        ctx->allocate_output(3, hash_keys_ ? keys.shape() : tf::TensorShape({0}), &hashed));
     MaskedLookup lookup;
     lookup.keys = static_cast<const Key*>(keys.data());
     lookup.mask = mask.flat<int32_t>().data();
     TF_RETURN_IF_ERROR(CountsOf(ctx, 6, keys, &lookup.counts));
     lookup.given = hash_keys_ ? nullptr : buckets.flat<int64_t>().data();
-    lookup.hashed = hashed->flat<int64_t>().data();
-    lookup.own = own->flat<bool>().data();
+    lookup.hashed = outputs.hashed->flat<int64_t>().data();
+    lookup.own = outputs.own->flat<bool>().data();
     lookup.n = static_cast<size_t>(keys.NumElements());
     lookup.stored = resource.stored();
-    TF_RETURN_IF_ERROR(
-        Gather(resource, *variable, lookup, static_cast<T*>(embeddings->data()), IntraOpPool(ctx)));
+    TF_RETURN_IF_ERROR(Gather(resource, *variable, lookup,
+                              static_cast<T*>(outputs.embeddings->data()), IntraOpPool(ctx)));
     Receipt made{resource.name(), lookup.n, dim_, nullptr};
-    if (own_gradient_) made.deposit = DepositInto(resource.table(), keys, *own, order);
+    if (own_gradient_) made.deposit = DepositInto(resource.table(), keys, *outputs.own, order);
     if (LeavesUncounted(resource, lookup)) {
       made.deposit = [deposit = std::move(made.deposit), told = resource.reported_uncounted(),
                       name = resource.name()](auto&&... arguments) {
@@ -228,12 +248,12 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
         return deposit(std::forward<decltype(arguments)>(arguments)...);
       };
     }
-    receipt->scalar<tf::Variant>()() = std::move(made);
+    *receipt = std::move(made);
     return absl::OkStatus();
   }
 
   int dim_;
-  bool make_rows_;
+  bool make_rows_, reports_;
   bool copy_slots_;
   bool hash_keys_;
   bool own_gradient_;

@@ -32,7 +32,8 @@ REGISTER_OP("SokEmbed>AdaptiveLookup")
     .Attr("training: bool")
     .Attr("has_counts: bool")
     .Attr("has_mask: bool")
-    .Attr("number: int = 0")  // DepositOrder's call
+    .Attr("number: int = 0")        // DepositOrder's call
+    .Attr("reports: bool = false")  // an error is in the receipt
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       int64_t dim;
@@ -52,42 +53,52 @@ class AdaptiveLookupOp : public tf::OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("has_counts", &has_counts_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("has_mask", &has_mask_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("number", &number_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("reports", &reports_));
   }
 
   void Compute(tf::OpKernelContext* ctx) override {
-    std::shared_ptr<OpenAdaptiveTable> resource;
-    OP_REQUIRES_OK(ctx, GetAdaptive(ctx, &resource));
-    const std::shared_ptr<AdaptiveTable>& table = resource->table();
-    const std::string& name = resource->name();
-    const tf::Tensor &keys = ctx->input(1), &counts = ctx->input(2), &mask = ctx->input(3);
-    OP_REQUIRES(
-        ctx, table->dim() == dim_,
-        absl::InvalidArgumentError("table '" + name + "' has dim " + std::to_string(table->dim()) +
-                                   ", the lookup expected " + std::to_string(dim_)));
-    const int64_t n = keys.NumElements();
-    OP_REQUIRES(ctx, n <= int64_t{INT32_MAX},
-                absl::InvalidArgumentError("expected fewer than 2^31 keys in one lookup, got " +
-                                           std::to_string(n)));
-    OP_REQUIRES(ctx,
-                (!has_counts_ || counts.shape() == keys.shape()) &&
-                    (!has_mask_ || mask.shape() == keys.shape()),
-                absl::InvalidArgumentError(
-                    "table '" + name + "': expected counts and a mask of the shape of the keys, " +
-                    keys.shape().DebugString() + ", got shapes " + counts.shape().DebugString() +
-                    " and " + mask.shape().DebugString()));
+    const tf::Tensor& keys = ctx->input(1);
     tf::TensorShape shape = keys.shape();
     shape.AddDim(dim_);
     tf::Tensor *embeddings, *receipt;
+    OP_REQUIRES(ctx, keys.NumElements() <= int64_t{INT32_MAX},
+                absl::InvalidArgumentError("expected fewer than 2^31 keys in one lookup, got " +
+                                           std::to_string(keys.NumElements())));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &embeddings));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {}, &receipt));
+    Receipt made;
+    const absl::Status status = Read(ctx, keys, embeddings, &made);
+    if (!status.ok()) EndFailedLookup(ctx, status, reports_, embeddings, &made);
+    receipt->scalar<tf::Variant>()() = std::move(made);
+  }
 
+ private:
+  absl::Status Read(tf::OpKernelContext* ctx, const tf::Tensor& keys, tf::Tensor* embeddings,
+                    Receipt* receipt) const {
+    std::shared_ptr<OpenAdaptiveTable> resource;
+    TF_RETURN_IF_ERROR(GetAdaptive(ctx, &resource));
+    const std::shared_ptr<AdaptiveTable>& table = resource->table();
+    const std::string& name = resource->name();
+    const tf::Tensor &counts = ctx->input(2), &mask = ctx->input(3);
+    if (table->dim() != dim_) {
+      return absl::InvalidArgumentError("table '" + name + "' has dim " +
+                                        std::to_string(table->dim()) + ", the lookup expected " +
+                                        std::to_string(dim_));
+    }
+    if ((has_counts_ && counts.shape() != keys.shape()) ||
+        (has_mask_ && mask.shape() != keys.shape())) {
+      return absl::InvalidArgumentError(
+          "table '" + name + "': expected counts and a mask of the shape of the keys, " +
+          keys.shape().DebugString() + ", got shapes " + counts.shape().DebugString() + " and " +
+          mask.shape().DebugString());
+    }
     AdaptiveKeys batch;
     batch.hold = std::make_shared<const std::array<tf::Tensor, 3>>(
         std::array<tf::Tensor, 3>{keys, counts, mask});
     batch.keys = static_cast<const Key*>(keys.data());
     if (has_counts_) batch.counts = counts.flat<int64_t>().data();
     if (has_mask_) batch.mask = mask.flat<int32_t>().data();
-    batch.n = static_cast<size_t>(n);
+    batch.n = static_cast<size_t>(keys.NumElements());
     if (!training_) batch.counted = std::make_shared<std::atomic<bool>>(false);
     batch.order = {number_, table->NextLookup()};
     const Status status =
@@ -96,9 +107,8 @@ class AdaptiveLookupOp : public tf::OpKernel {
                             IntraOpPool(ctx))
             : table->Lookup(batch, training_, static_cast<BFloat16*>(embeddings->data()),
                             IntraOpPool(ctx));
-    OP_REQUIRES_OK(ctx, ToAbsl(status, name));
-    receipt->scalar<tf::Variant>()() =
-        Receipt{name, batch.n, dim_,
+    TF_RETURN_IF_ERROR(ToAbsl(status, name));
+    *receipt = {name, batch.n, dim_,
                 [table, batch](int64_t number, std::shared_ptr<const void> hold,
                                const float* gradients, const BFloat16* gradients_bf16,
                                const AnchorGradient& anchor, const ParallelFor& parallel_for) {
@@ -107,13 +117,11 @@ class AdaptiveLookupOp : public tf::OpKernel {
                   return table->Deposit(std::move(deposited), std::move(hold), gradients,
                                         gradients_bf16, anchor, parallel_for);
                 }};
+    return absl::OkStatus();
   }
 
- private:
   int dim_;
-  bool training_;
-  bool has_counts_;
-  bool has_mask_;
+  bool training_, has_counts_, has_mask_, reports_;
   int64_t number_;
 };
 

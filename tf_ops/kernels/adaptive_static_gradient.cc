@@ -77,8 +77,8 @@ class AdaptiveStaticGradientOp : public tf::OpKernel {
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {rows, dim_}, &values));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {rows}, &indices));
     std::copy(distinct.begin(), distinct.end(), indices->flat<int64_t>().data());
-    ExpandGradient(theirs.data(), inverse.data(), statics.size(), distinct.size(), dim_,
-                   values->flat<float>().data(), parallel_for);
+    SumByRow(theirs.data(), inverse.data(), statics.size(), distinct.size(), dim_,
+             values->flat<float>().data(), parallel_for);
   }
 
   int dim_;

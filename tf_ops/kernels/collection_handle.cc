@@ -17,22 +17,27 @@ namespace tf = tensorflow;
 
 absl::Status ReadPlacements(tf::OpKernelConstruction* ctx, bool has_holders, size_t tables,
                             int64_t workers, std::vector<TablePlacement>* placements) {
-  std::vector<int64_t> kinds, holders;  // GetAttr adds to what is there
+  std::vector<int64_t> kinds, holders, buckets;  // GetAttr adds to what is there
   std::vector<bool> pools;
   TF_RETURN_IF_ERROR(ctx->GetAttr("placements", &kinds));
   TF_RETURN_IF_ERROR(ctx->GetAttr("pools", &pools));
   if (has_holders) {
     TF_RETURN_IF_ERROR(ctx->GetAttr("holders", &holders));
+    TF_RETURN_IF_ERROR(ctx->GetAttr("buckets", &buckets));
   } else {
     holders.resize(tables, 0);
   }
-  bool fits = kinds.size() == tables && pools.size() == tables && holders.size() == tables;
+  if (buckets.empty()) buckets.resize(tables, 0);
+  bool fits = kinds.size() == tables && pools.size() == tables && holders.size() == tables &&
+              buckets.size() == tables;
   for (size_t table = 0; fits && table < tables; ++table) {
     const bool on_worker = kinds[table] == TablePlacement::kOnWorker;
-    fits = kinds[table] >= TablePlacement::kByKey && kinds[table] <= TablePlacement::kOnAll &&
-           holders[table] >= 0 && holders[table] < workers && (on_worker || !pools[table]);
+    fits = kinds[table] >= TablePlacement::kByKey && kinds[table] <= TablePlacement::kByBucket &&
+           holders[table] >= 0 && holders[table] < workers && (on_worker || !pools[table]) &&
+           buckets[table] >= (kinds[table] == TablePlacement::kByBucket ? 1 : 0);
     placements->push_back({static_cast<TablePlacement::Kind>(kinds[table]),
-                           static_cast<uint32_t>(holders[table]), static_cast<bool>(pools[table])});
+                           static_cast<uint32_t>(holders[table]), static_cast<bool>(pools[table]),
+                           static_cast<uint64_t>(buckets[table])});
   }
   return fits ? absl::OkStatus()
               : absl::InvalidArgumentError("expected a placement of each table, got others");

@@ -56,10 +56,11 @@ class PoolKernel : public tf::OpKernel {
     const CollectionRequest* request = nullptr;
     std::vector<Pooling> poolings;
     RowSegments segments{{}, {}};
-    std::vector<float> unpacked, copy;
-    const float* rows = nullptr;  // by table
-    size_t bags = 0;              // of every feature, with concat
-    size_t width = 0;             // of a vector of all features, with concat
+    std::vector<float> unpacked;
+    const float* rows = nullptr;  // the message
+    RowPlaces places;
+    size_t bags = 0;   // of every feature, with concat
+    size_t width = 0;  // of a vector of all features, with concat
   };
 
   // `first` is the input with the rows; the request and the weights follow.
@@ -89,7 +90,8 @@ class PoolKernel : public tf::OpKernel {
       message = batch->unpacked.data();
     }
     TF_RETURN_IF_ERROR(ToAbsl(ReadHeaders(batch->segments, message)));
-    batch->rows = batch->segments.ByTable(message, &batch->copy, IntraOpPool(ctx));
+    batch->rows = message;
+    batch->places = batch->segments.Places();
     for (Combiner combiner : combiners_) batch->poolings.push_back({combiner, nullptr});
     for (size_t i = 0; i < weighted_.size(); ++i) {
       const tf::Tensor& weights = ctx->input(first + 2 + static_cast<int>(i));
@@ -206,7 +208,7 @@ class CollectionPoolOp : public PoolKernel {
     ForEachPlace(batch, [&](size_t, size_t output, size_t offset, size_t stride) {
       out.push_back({static_cast<T*>(vectors->outputs[output].data()) + offset, stride});
     });
-    Pool(*batch.request, batch.poolings, batch.rows, out, IntraOpPool(ctx));
+    Pool(*batch.request, batch.poolings, batch.rows, batch.places, out, IntraOpPool(ctx));
   }
 };
 
@@ -316,20 +318,21 @@ class CollectionPoolGradientOp : public PoolKernel {
     }
     float* const message = rows->flat<float>().data();
     WriteHeaders(segments, Status(), message);
-    std::vector<float> copy;
-    float* const by_table = segments.ByTable(message, &copy);
+    const RowPlaces places = segments.Places();
     if (dtype_ == tf::DT_FLOAT) {
-      OP_REQUIRES_OK(ctx, Differentiate<float>(ctx, batch, *gradients, by_table, of_weights));
+      OP_REQUIRES_OK(ctx,
+                     Differentiate<float>(ctx, batch, *gradients, message, places, of_weights));
     } else {
-      OP_REQUIRES_OK(ctx, Differentiate<BFloat16>(ctx, batch, *gradients, by_table, of_weights));
+      OP_REQUIRES_OK(ctx,
+                     Differentiate<BFloat16>(ctx, batch, *gradients, message, places, of_weights));
     }
-    segments.FromTables(by_table, message, IntraOpPool(ctx));
+    segments.Repeat(places, message, IntraOpPool(ctx));
   }
 
  private:
   template <typename T>
   absl::Status Differentiate(tf::OpKernelContext* ctx, const Batch& batch,
-                             const VectorsVariant& gradients, float* rows,
+                             const VectorsVariant& gradients, float* rows, const RowPlaces& places,
                              const std::vector<float*>& of_weights) const {
     std::vector<BagVectors<const T>> upstream(combiners_.size());
     absl::Status status = absl::OkStatus();
@@ -349,8 +352,8 @@ class CollectionPoolGradientOp : public PoolKernel {
       upstream[feature] = {static_cast<const T*>(of_output.data()) + offset, stride};
     });
     TF_RETURN_IF_ERROR(status);
-    PoolGradient(*batch.request, batch.poolings, batch.rows, upstream, rows, of_weights,
-                 IntraOpPool(ctx));
+    PoolGradient(*batch.request, batch.poolings, batch.rows, batch.places, upstream, rows, places,
+                 of_weights, IntraOpPool(ctx));
     return absl::OkStatus();
   }
 };

@@ -22,12 +22,14 @@ namespace tf = tensorflow;
 REGISTER_OP("SokEmbed>CollectionRequest")
     .Input("keys: Tkeys")
     .Input("splits: num_splits * int64")
+    .Input("said: num_said * int64")  // of the features of tables that say, one a key
     .Output("message: int64")
     .Output("message_splits: int32")
     .Output("asked: variant")
     .Output("gradient_splits: int32")  // floats of each segment of the gradients of the rows
     .Attr("Tkeys: list({int32, int64, uint64}) >= 1")
     .Attr("num_splits: int >= 0")
+    .Attr("num_said: int >= 0 = 0")
     .Attr("bags: list(int)")
     .Attr("feature_names: list(string)")
     .Attr("feature_tables: list(int)")
@@ -38,9 +40,11 @@ REGISTER_OP("SokEmbed>CollectionRequest")
     .Attr("key_limits: list(int)")
     .Attr("placements: list(int)")  // (tables) of TablePlacement, like the next two
     .Attr("holders: list(int)")
+    .Attr("buckets: list(int) = []")  // none: no table is kByBucket
     .Attr("pools: list(bool)")
     .Attr("combiners: list(int)")     // (features)
     .Attr("counts: list(bool) = []")  // (tables) whether each counts keys; none: none does
+    .Attr("says: list(bool) = []")    // (tables) CollectedTable::says; none: none does
     .Attr("trains: bool")
     .Attr("workers: int >= 1")
     .Attr("rank: int >= 0")
@@ -63,8 +67,9 @@ class CollectionRequestOp : public tf::OpKernel {
     std::vector<std::string> table_names;
     std::vector<int64_t> feature_tables, max_lengths, dims, salts, key_limits, combiners;
     std::vector<TablePlacement> placements;
-    std::vector<bool> counts;
+    std::vector<bool> counts, says;
     int64_t workers, rank;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("says", &says));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("counts", &counts));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("bags", &bags_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("feature_names", &plan->features));
@@ -85,6 +90,7 @@ class CollectionRequestOp : public tf::OpKernel {
                     bags_.size() == features && feature_tables.size() == features &&
                     combiners.size() == features && max_lengths.size() == features &&
                     (counts.empty() || counts.size() == tables) &&
+                    (says.empty() || says.size() == tables) &&
                     ctx->input_type(0) != tf::DT_INVALID && workers <= int64_t{1} << 16 &&
                     rank < workers,
                 absl::InvalidArgumentError("expected one value a table and a feature, and at most "
@@ -98,7 +104,7 @@ class CollectionRequestOp : public tf::OpKernel {
       plan->tables.push_back({table_names[table], static_cast<int>(dims[table]),
                               static_cast<uint64_t>(salts[table]),
                               static_cast<uint64_t>(key_limits[table]), placements[table],
-                              !counts.empty() && counts[table]});
+                              !counts.empty() && counts[table], !says.empty() && says[table]});
     }
     for (int64_t combiner : combiners) {
       OP_REQUIRES(ctx, combiner >= 0 && combiner <= static_cast<int64_t>(Combiner::kMax),
@@ -166,17 +172,18 @@ class CollectionRequestOp : public tf::OpKernel {
   }
 
   Status ReadFeatures(tf::OpKernelContext* ctx, std::vector<FeatureBags>* features) {
-    tf::OpInputList keys, splits;
+    tf::OpInputList keys, splits, said;
     const absl::Status listed = [&] {
       TF_RETURN_IF_ERROR(ctx->input_list("keys", &keys));
-      return ctx->input_list("splits", &splits);
+      TF_RETURN_IF_ERROR(ctx->input_list("splits", &splits));
+      return ctx->input_list("said", &said);
     }();
     if (!listed.ok()) return InvalidArgument(std::string(listed.message()));
     if (static_cast<size_t>(keys.size()) != bags_.size()) {
       return InvalidArgument("expected keys of " + std::to_string(bags_.size()) +
                              " features, got " + std::to_string(keys.size()));
     }
-    int next_splits = 0;
+    int next_splits = 0, next_said = 0;
     for (int i = 0; i < keys.size(); ++i) {
       const LookupKeys flat = KeysOf(keys[i]);
       FeatureBags bags{flat.hold, flat.keys, flat.n, flat.n, nullptr, 1};
@@ -195,6 +202,16 @@ class CollectionRequestOp : public tf::OpKernel {
         bags.splits = of_feature.flat<int64_t>().data();
         bags.hold = std::make_shared<std::pair<std::shared_ptr<const void>, tf::Tensor>>(
             flat.hold, of_feature);
+      }
+      if (plan_->tables[plan_->feature_tables[i]].says) {
+        if (next_said >= said.size() ||
+            said[next_said].NumElements() != static_cast<int64_t>(flat.n)) {
+          return Refuse(i, "expected a number of each key");
+        }
+        const tf::Tensor& of_feature = said[next_said++];
+        bags.said = of_feature.flat<int64_t>().data();
+        bags.hold = std::make_shared<std::pair<std::shared_ptr<const void>, tf::Tensor>>(
+            bags.hold, of_feature);
       }
       features->push_back(std::move(bags));
     }

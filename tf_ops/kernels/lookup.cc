@@ -28,6 +28,7 @@ REGISTER_OP("SokEmbed>Lookup")
     .Attr("make_rows: bool")
     .Attr("number: int = 0")  // DepositOrder's call
     .Attr("num_counts: int >= 0 = 0")
+    .Attr("reports: bool = false")  // an error is in the receipt
     .SetIsStateful()
     .SetShapeFn([](tf::shape_inference::InferenceContext* c) {
       int64_t dim;
@@ -45,17 +46,11 @@ class LookupOp : public tf::OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("make_rows", &make_rows_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("number", &number_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("reports", &reports_));
   }
 
   void Compute(tf::OpKernelContext* ctx) override {
-    std::shared_ptr<OpenTable> resource;
-    OP_REQUIRES_OK(ctx, GetTable(ctx, &resource));
-    Table& table = *resource->table();
     const tf::Tensor& keys = ctx->input(1);
-    OP_REQUIRES(ctx, table.dim() == dim_,
-                absl::InvalidArgumentError("table '" + resource->name() + "' has dim " +
-                                           std::to_string(table.dim()) + ", the lookup expected " +
-                                           std::to_string(dim_)));
     OP_REQUIRES(ctx, keys.NumElements() < int64_t{UINT32_MAX},
                 absl::InvalidArgumentError("expected fewer than 2^32 keys in one lookup, got " +
                                            std::to_string(keys.NumElements())));
@@ -64,9 +59,25 @@ class LookupOp : public tf::OpKernel {
     tf::Tensor *embeddings = nullptr, *receipt = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &embeddings));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {}, &receipt));
+    Receipt made;
+    const absl::Status status = Read(ctx, keys, embeddings, &made);
+    if (!status.ok()) EndFailedLookup(ctx, status, reports_, embeddings, &made);
+    receipt->scalar<tf::Variant>()() = std::move(made);
+  }
 
+ private:
+  absl::Status Read(tf::OpKernelContext* ctx, const tf::Tensor& keys, tf::Tensor* embeddings,
+                    Receipt* receipt) const {
+    std::shared_ptr<OpenTable> resource;
+    TF_RETURN_IF_ERROR(GetTable(ctx, &resource));
+    Table& table = *resource->table();
+    if (table.dim() != dim_) {
+      return absl::InvalidArgumentError("table '" + resource->name() + "' has dim " +
+                                        std::to_string(table.dim()) + ", the lookup expected " +
+                                        std::to_string(dim_));
+    }
     LookupKeys batch = KeysOf(keys);
-    OP_REQUIRES_OK(ctx, CountsOf(ctx, 3, keys, &batch.counts));
+    TF_RETURN_IF_ERROR(CountsOf(ctx, 3, keys, &batch.counts));
     if (batch.counts != nullptr) {
       batch.hold = std::make_shared<const std::pair<std::shared_ptr<const void>, tf::Tensor>>(
           std::move(batch.hold), ctx->input(3));
@@ -85,16 +96,15 @@ class LookupOp : public tf::OpKernel {
           table.Lookup(batch.keys, batch.n, make_rows_, static_cast<BFloat16*>(embeddings->data()),
                        IntraOpPool(ctx), nullptr, batch.counts);
     }
-    OP_REQUIRES_OK(ctx, ToAbsl(status, resource->name()));
+    TF_RETURN_IF_ERROR(ToAbsl(status, resource->name()));
     batch.rows_made = make_rows_;
     const size_t n = batch.n;
-    receipt->scalar<tf::Variant>()() =
-        ReceiptOf(resource->table(), resource->name(), n, std::move(batch));
+    *receipt = ReceiptOf(resource->table(), resource->name(), n, std::move(batch));
+    return absl::OkStatus();
   }
 
- private:
   int dim_;
-  bool make_rows_;
+  bool make_rows_, reports_;
   int64_t number_;
 };
 

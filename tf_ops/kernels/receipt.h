@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
@@ -10,6 +11,7 @@
 
 #include "core/base/bfloat16.h"
 #include "core/tables/table.h"
+#include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/variant.h"
 #include "tensorflow/core/framework/variant_encode_decode.h"
 #include "tensorflow/core/framework/variant_tensor_data.h"
@@ -28,6 +30,8 @@ struct Receipt {
                            const BFloat16* gradients_bf16, const AnchorGradient& anchor,
                            const ParallelFor& parallel_for)>;
   Deposit deposit;
+  // The error of a lookup that other workers wait for; it takes no gradients.
+  Status failure = {};
 
   // A receipt has no meaning outside of its process.
   std::string TypeName() const { return "sok_embed::Receipt"; }
@@ -50,6 +54,15 @@ inline Receipt ReceiptOf(const std::shared_ptr<Table>& table, const std::string&
                            parallel_for);
             return Status();
           }};
+}
+
+// Ends a lookup that has failed. One that reports does not fail, since other workers wait for its
+// rows: its receipt has the error, and its rows are zeros.
+inline void EndFailedLookup(tensorflow::OpKernelContext* ctx, const absl::Status& error,
+                            bool reports, tensorflow::Tensor* rows, Receipt* receipt) {
+  OP_REQUIRES(ctx, reports, error);
+  std::memset(rows->data(), 0, rows->TotalBytes());
+  receipt->failure = Status(Code::kInternal, std::string(error.message()));
 }
 
 }  // namespace sok

@@ -22,6 +22,7 @@ MODULES = (
     "collecting",
     "communication",
     "counting",
+    "failing",
     "feature_columns",
     "fitting",
     "hashing",

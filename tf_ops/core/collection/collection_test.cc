@@ -11,8 +11,10 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/adaptive_bucket.h"
 #include "core/base/hash.h"
 #include "core/collection/test_collection.h"
+#include "core/partition/partition.h"
 
 namespace sok {
 namespace {
@@ -258,13 +260,8 @@ TEST_CASE("steps beside calls on single tables do not wait for each other for go
         std::vector<size_t> starts;
         for (size_t t = 0; t <= kTables; ++t) starts.push_back(50 * t);
         const RowSegments segments(collection.served().dims, std::vector<uint32_t>(kTables, 50));
-        AskedKeys asked{segments,
-                        segments,
-                        keys,
-                        keys->data(),
-                        nullptr,
-                        starts,
-                        std::vector<std::vector<AskedBags>>(kTables)};
+        AskedKeys asked{segments, segments, keys,   keys->data(),
+                        nullptr,  nullptr,  starts, std::vector<std::vector<AskedBags>>(kTables)};
         auto rows = std::make_shared<std::vector<float>>(asked.segments.floats_by_table());
         CollectionKeys looked_up;
         const std::vector<bool> trainable(kTables, true);
@@ -362,6 +359,37 @@ TEST_CASE("requests refuse bags of more keys than a feature may have") {
   CHECK(message(long_bag, {nullptr, nullptr, 0, 0, nullptr, 3}).empty());
 }
 
+// A damaged message may be refused or mean something else; reading it never goes beyond its end.
+void CheckDamaged(const ServedTables& served, const std::vector<int64_t>& good_words,
+                  const std::vector<int32_t>& good_splits) {
+  std::mt19937_64 rng(TestSeed());
+  for (int round = 0; round < 5000; ++round) {
+    // Each round has memory of its own, so that a sanitizer sees reads beyond the end.
+    std::vector<int64_t> words = good_words;
+    std::vector<int32_t> splits = good_splits;
+    switch (rng() % 3) {
+      case 0:
+        words[rng() % words.size()] = static_cast<int64_t>(rng() % 3 == 0 ? rng() : rng() % 8);
+        break;
+      case 1:
+        splits[rng() % 2] += static_cast<int32_t>(rng() % 9) - 4;
+        break;
+      default:
+        words.resize(rng() % words.size());
+        words.shrink_to_fit();
+    }
+    const auto read = ReadKeys(served, words.data(), words.size(), splits.data(), 2, nullptr);
+    if (words.size() < good_words.size()) CHECK_FALSE(read.ok());
+    if (!read.ok()) continue;
+    for (const auto& of_table : read.value().bags) {
+      for (const AskedBags& each : of_table) {
+        const Key* end = reinterpret_cast<const Key*>(words.data() + words.size());
+        REQUIRE(each.bags.keys + each.bags.n <= end);
+      }
+    }
+  }
+}
+
 TEST_CASE("an owner hears how often each key stands in the batches of all workers") {
   auto plan = std::make_shared<CollectionPlan>(*TestPlan({2, 3}, {0, 1, 1}, 2));
   plan->tables[1].counts = true;
@@ -395,6 +423,50 @@ TEST_CASE("an owner hears how often each key stands in the batches of all worker
   CHECK_FALSE(ReadKeys(served, words.data(), words.size(), splits.data(), 1, nullptr).ok());
 }
 
+TEST_CASE("an owner hears the greatest number that is said of a key, behind its count") {
+  auto plan = std::make_shared<CollectionPlan>(*TestPlan({2, 3}, {0, 1, 1}, 2));
+  plan->tables[1].counts = plan->tables[1].says = true;
+  plan->tables[1].placement.kind = TablePlacement::kByModulo;
+  const std::vector<Key> plain{1, 2}, first{4, 5, 4, 4}, second{5, 7};
+  const std::vector<int64_t> of_first{-3, 8, -1, -2}, of_second{9, -7};
+  const auto bags = [](const std::vector<Key>& keys, const int64_t* said) {
+    return FeatureBags{nullptr, keys.data(), keys.size(), keys.size(), nullptr, 1, said};
+  };
+  const auto request = Value(CollectionRequest::Make(
+      plan, {bags(plain, nullptr), bags(first, of_first.data()), bags(second, of_second.data())},
+      SerialFor));
+  const KeyMessage sent = Value(WriteKeys(*request));
+  const ServedTables served{{2, 3}, {{}, {}}, 0, {false, true}, {false, true}};
+  const std::vector<std::map<Key, std::pair<int64_t, int64_t>>> expected{
+      {{4, {3, -1}}}, {{5, {2, 9}}, {7, {1, -7}}}};
+  const auto received = AllToAll<int64_t>({{sent.words, sent.splits}, {sent.words, sent.splits}});
+  for (size_t worker = 0; worker < 2; ++worker) {
+    const auto& [words, splits] = received[worker];
+    const auto asked =
+        Value(ReadKeys(served, words.data(), words.size(), splits.data(), 2, nullptr));
+    for (size_t i = asked.starts[0]; i < asked.starts[1]; ++i) CHECK(asked.said[i] == 0);
+    CHECK(asked.starts[2] - asked.starts[1] == 2 * expected[worker].size());
+    for (size_t i = asked.starts[1]; i < asked.starts[2]; ++i) {
+      CHECK(expected[worker].at(asked.keys[i]) == std::pair(asked.counts[i], asked.said[i]));
+    }
+  }
+  CheckDamaged(served, received[0].first, received[0].second);
+}
+
+TEST_CASE("the owner of a key is that of its table's placement") {
+  CollectedTable table{"t", 1, 5};
+  for (const Key key : {Key{0}, Key{1}, Key{12345}, static_cast<Key>(-1)}) {
+    CHECK(OwnerOf(table, key, 7) == CollectionOwner(key, 5, 7));
+    table.placement = {TablePlacement::kOnWorker, 3};
+    CHECK(OwnerOf(table, key, 7) == 3);
+    table.placement = {TablePlacement::kByModulo};
+    CHECK(OwnerOf(table, key, 7) == OwnerOf(key, 7));
+    table.placement = {TablePlacement::kByBucket, 0, false, 13};
+    CHECK(OwnerOf(table, key, 7) == AdaptiveBucket(key, 13) % 7);
+    table.placement = {};
+  }
+}
+
 TEST_CASE("a failure of one worker reaches all of them, before and after keys were sent") {
   const auto plan = TestPlan({2}, {0}, 2);
   const std::vector<Key> keys{1, 2};
@@ -414,37 +486,6 @@ TEST_CASE("a failure of one worker reaches all of them, before and after keys we
   CHECK(ReadHeaders(segments, message.data()).message() == "worker 0: " + std::string(252, 'x'));
   WriteHeaders(segments, Status(), message.data());
   CHECK(ReadHeaders(segments, message.data()).ok());
-}
-
-// A damaged message may be refused or mean something else; reading it never goes beyond its end.
-void CheckDamaged(const ServedTables& served, const std::vector<int64_t>& good_words,
-                  const std::vector<int32_t>& good_splits) {
-  std::mt19937_64 rng(TestSeed());
-  for (int round = 0; round < 5000; ++round) {
-    // Each round has memory of its own, so that a sanitizer sees reads beyond the end.
-    std::vector<int64_t> words = good_words;
-    std::vector<int32_t> splits = good_splits;
-    switch (rng() % 3) {
-      case 0:
-        words[rng() % words.size()] = static_cast<int64_t>(rng() % 3 == 0 ? rng() : rng() % 8);
-        break;
-      case 1:
-        splits[rng() % 2] += static_cast<int32_t>(rng() % 9) - 4;
-        break;
-      default:
-        words.resize(rng() % words.size());
-        words.shrink_to_fit();
-    }
-    const auto read = ReadKeys(served, words.data(), words.size(), splits.data(), 2, nullptr);
-    if (words.size() < good_words.size()) CHECK_FALSE(read.ok());
-    if (!read.ok()) continue;
-    for (const auto& of_table : read.value().bags) {
-      for (const AskedBags& each : of_table) {
-        const Key* end = reinterpret_cast<const Key*>(words.data() + words.size());
-        REQUIRE(each.bags.keys + each.bags.n <= end);
-      }
-    }
-  }
 }
 
 TEST_CASE("rows that travel as bfloat16 arrive rounded, behind the same headers") {

@@ -86,7 +86,7 @@ class Section {
   }
 
   size_t words() const {
-    if (bags_ == nullptr) return part_.counts.empty() ? n_ : 2 * n_;
+    if (bags_ == nullptr) return n_ * (1 + !part_.counts.empty() + !part_.said.empty());
     size_t words = 0;
     for (const FeatureBags& bags : *bags_) words += kBagsHeader + LengthWords(bags) + bags.n;
     return words;
@@ -100,8 +100,11 @@ class Section {
       return to;
     }
     if (n_ > 0) std::memcpy(to, part_.keys.data() + first_, n_ * sizeof(Key));
-    if (part_.counts.empty()) return to + n_;
-    return std::copy_n(part_.counts.begin() + static_cast<std::ptrdiff_t>(first_), n_, to + n_);
+    to += n_;
+    for (const std::vector<int64_t>* column : {&part_.counts, &part_.said}) {
+      if (!column->empty()) to = std::copy_n(column->data() + first_, n_, to);
+    }
+    return to;
   }
 
  private:
@@ -306,8 +309,8 @@ void RowSegments::ForEachPiece(const ParallelFor& parallel_for, const Fn& fn) co
         }
         const auto dim = static_cast<size_t>(dims_[table]);
         const size_t floats = count(worker, table) * dim;
-        const size_t by_table = begins_[table] + offsets_[worker * tables() + table] * dim;
-        if (floats > 0) fn(by_table, in_message, floats);
+        const size_t in_table = offsets_[worker * tables() + table] * dim;
+        if (floats > 0) fn(table, in_table, in_message, floats);
       }
     }
   };
@@ -318,9 +321,9 @@ const float* RowSegments::ByTable(const float* message, std::vector<float>* copy
                                   const ParallelFor& parallel_for) const {
   if (workers_ == 1) return message + kHeader;
   copy->resize(floats_by_table());
-  ForEachPiece(parallel_for, [&](size_t by_table, size_t in_message, size_t floats) {
-    std::memcpy(copy->data() + by_table, message + in_message, floats * sizeof(float));
-  });
+  std::vector<float*> rows;
+  for (size_t table = 0; table < tables(); ++table) rows.push_back(copy->data() + begins_[table]);
+  Take(message, rows, parallel_for);
   return copy->data();
 }
 
@@ -330,11 +333,53 @@ float* RowSegments::ByTable(float* message, std::vector<float>* copy) const {
   return copy->data();
 }
 
+RowPlaces RowSegments::Places() const {
+  RowPlaces found;
+  if (workers_ == 1) {
+    for (size_t table = 0; table < tables(); ++table) {
+      found.starts.push_back(kHeader + begins_[table]);
+    }
+    return found;
+  }
+  for (size_t rows : rows_) found.places.emplace_back(rows);
+  ForEachPiece(SerialFor, [&](size_t table, size_t in_table, size_t in_message, size_t floats) {
+    const auto dim = static_cast<size_t>(dims_[table]);
+    size_t* place = found.places[table].data() + in_table / dim;
+    for (size_t i = 0; i < floats; i += dim) *place++ = in_message + i;
+  });
+  return found;
+}
+
+void RowSegments::Repeat(const RowPlaces& places, float* message,
+                         const ParallelFor& parallel_for) const {
+  ForEachPiece(parallel_for, [&](size_t table, size_t in_table, size_t in_message, size_t floats) {
+    const auto dim = static_cast<size_t>(dims_[table]);
+    const size_t from = places.at(table, in_table / dim, dim);
+    if (from != in_message) {
+      std::memcpy(message + in_message, message + from, floats * sizeof(float));
+    }
+  });
+}
+
 void RowSegments::FromTables(const float* rows, float* message,
                              const ParallelFor& parallel_for) const {
   if (workers_ == 1) return;
-  ForEachPiece(parallel_for, [&](size_t by_table, size_t in_message, size_t floats) {
-    std::memcpy(message + in_message, rows + by_table, floats * sizeof(float));
+  std::vector<const float*> of_tables;
+  for (size_t table = 0; table < tables(); ++table) of_tables.push_back(rows + begins_[table]);
+  Put(of_tables, message, parallel_for);
+}
+
+void RowSegments::Put(const std::vector<const float*>& rows, float* message,
+                      const ParallelFor& parallel_for) const {
+  ForEachPiece(parallel_for, [&](size_t table, size_t in_table, size_t in_message, size_t floats) {
+    std::memcpy(message + in_message, rows[table] + in_table, floats * sizeof(float));
+  });
+}
+
+void RowSegments::Take(const float* message, const std::vector<float*>& rows,
+                       const ParallelFor& parallel_for) const {
+  ForEachPiece(parallel_for, [&](size_t table, size_t in_table, size_t in_message, size_t floats) {
+    std::memcpy(rows[table] + in_table, message + in_message, floats * sizeof(float));
   });
 }
 
@@ -437,8 +482,11 @@ Result<AskedKeys> ReadKeys(const ServedTables& served, const int64_t* message, s
   const size_t tables = served.dims.size();
   const auto pools = [&](size_t table) { return served.placements[table].pools; };
   const auto counts = [&](size_t table) { return !served.counts.empty() && served.counts[table]; };
+  const auto says = [&](size_t table) { return !served.says.empty() && served.says[table]; };
   // Of each key that is asked for.
-  const auto words_of_key = [&](size_t table) -> uint64_t { return counts(table) ? 2 : 1; };
+  const auto words_of_key = [&](size_t table) -> uint64_t {
+    return 1 + counts(table) + says(table);
+  };
   const auto damaged = [](size_t worker) {
     return InvalidArgument("expected keys as this release writes them, got another message from " +
                            NameOf(worker) + "; install one release of sok-embed on all workers");
@@ -498,25 +546,29 @@ Result<AskedKeys> ReadKeys(const ServedTables& served, const int64_t* message, s
                   std::move(hold),
                   nullptr,
                   nullptr,
+                  nullptr,
                   starts,
                   std::move(bags)};
   const size_t header = kKeyHeader + tables;
   const auto& placements = served.placements;
   const bool any_pools = std::any_of(placements.begin(), placements.end(),
                                      [](const TablePlacement& each) { return each.pools; });
-  const bool any_counts =
-      std::find(served.counts.begin(), served.counts.end(), true) != served.counts.end();
-  if (workers == 1 && !any_pools && !any_counts) {
+  const auto any = [](const std::vector<bool>& tables_that) {
+    return std::find(tables_that.begin(), tables_that.end(), true) != tables_that.end();
+  };
+  const bool any_counts = any(served.counts), any_says = any(served.says);
+  if (workers == 1 && !any_pools && !any_counts && !any_says) {
     asked.keys = reinterpret_cast<const Key*>(message + header);
     return asked;
   }
   struct Copied {
     std::vector<Key> keys;
-    std::vector<int64_t> counts;
+    std::vector<int64_t> counts, said;
   };
   auto copied = std::make_shared<Copied>();
   copied->keys.resize(asked.starts.back());
   if (any_counts) copied->counts.assign(asked.starts.back(), 1);
+  if (any_says) copied->said.assign(asked.starts.back(), 0);
   std::vector<size_t> next(asked.starts);
   for (size_t worker = 0; worker < workers; ++worker) {
     const int64_t* from = segments[worker] + header;
@@ -526,6 +578,9 @@ Result<AskedKeys> ReadKeys(const ServedTables& served, const int64_t* message, s
       if (n > 0 && !pools(table)) {
         std::memcpy(copied->keys.data() + next[table], from, n * sizeof(Key));
         if (counts(table)) std::copy_n(from + n, n, copied->counts.data() + next[table]);
+        if (says(table)) {
+          std::copy_n(from + words_of_table - n, n, copied->said.data() + next[table]);
+        }
         next[table] += n;
       }
       from += words_of_table;
@@ -533,6 +588,7 @@ Result<AskedKeys> ReadKeys(const ServedTables& served, const int64_t* message, s
   }
   asked.keys = copied->keys.data();
   if (any_counts) asked.counts = copied->counts.data();
+  if (any_says) asked.said = copied->said.data();
   asked.hold = std::move(copied);
   return asked;
 }

@@ -18,9 +18,9 @@ namespace sok {
 
 // A message of keys, by the worker that it goes to: a header, how many words of each table follow,
 // and the words of table 0, of table 1, … They are distinct keys, behind them how often each stands
-// in the batch if the table counts keys; or, of a table that the receiver
-// pools, the bags of each feature: how many there are, their combiner, their length, or -1 and the
-// length of each, two to a word, and their keys.
+// in the batch if the table counts keys, and the numbers that are told of them if the table says
+// so; or, of a table that the receiver pools, the bags of each feature: how many there are, their
+// combiner, their length, or -1 and the length of each, two to a word, and their keys.
 struct KeyMessage {
   std::vector<int64_t> words;
   std::vector<int32_t> splits;  // (workers) words of each segment
@@ -64,13 +64,24 @@ class RowSegments {
   const float* ByTable(const float* message, std::vector<float>* copy,
                        const ParallelFor& parallel_for) const;
   float* ByTable(float* message, std::vector<float>* copy) const;
+  // Returns where each row by table lies in a message, the last of its places if there are several.
+  RowPlaces Places() const;
+  // Copies rows that go to several workers from there to their other places.
+  void Repeat(const RowPlaces& places, float* message, const ParallelFor& parallel_for) const;
   // Puts rows into the message, unless they are there. Headers are not written.
   void FromTables(const float* rows, float* message, const ParallelFor& parallel_for) const;
+  // The same where the rows of each table (tables) lie by themselves: copies them into a message,
+  // and out of one.
+  void Put(const std::vector<const float*>& rows, float* message,
+           const ParallelFor& parallel_for) const;
+  void Take(const float* message, const std::vector<float*>& rows,
+            const ParallelFor& parallel_for) const;
 
  private:
   size_t count(size_t worker, size_t table) const { return counts_[worker * tables() + table]; }
   void FindSegments();
-  // Calls fn(by_table, in_message, floats) for every piece that lies together in both orders.
+  // Calls fn(table, in_table, in_message, floats) for every piece that lies together in both
+  // orders.
   template <typename Fn>
   void ForEachPiece(const ParallelFor& parallel_for, const Fn& fn) const;
 
@@ -116,6 +127,8 @@ struct AskedKeys {
   // By table, like the keys: how often each stands in a batch, 1 in tables that do not count. Null:
   // no table counts.
   const int64_t* counts = nullptr;
+  // By table: the number that is told of each key, 0 in tables that say nothing. Null: none does.
+  const int64_t* said = nullptr;
   std::vector<size_t> starts;  // (tables + 1) where the keys of each table begin
   // (tables) In the order of the rows that they become; empty where keys are asked.
   std::vector<std::vector<AskedBags>> bags;
@@ -127,6 +140,7 @@ struct ServedTables {
   std::vector<TablePlacement> placements;  // (tables)
   size_t rank = 0;                         // of this worker
   std::vector<bool> counts = {};           // (tables) whether each counts keys; empty: none does
+  std::vector<bool> says = {};             // (tables) CollectedTable::says; empty: none does
 };
 
 // `hold` keeps the message alive. Errors: kInternal with the text of the first worker that has

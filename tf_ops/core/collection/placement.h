@@ -12,10 +12,13 @@ struct TablePlacement {
     kByKey,     // spread over all workers, by a hash of table and key
     kOnWorker,  // all of them on one worker
     kOnAll,     // all of them on every worker
+    kByModulo,  // spread over all workers, by the key itself
+    kByBucket,  // spread over all workers, by the AdaptiveBucket of the key
   };
   Kind kind = kByKey;
-  uint32_t worker = 0;  // of kOnWorker
-  bool pools = false;   // of kOnWorker: it is sent bags, and sends back a vector of each
+  uint32_t worker = 0;   // of kOnWorker
+  bool pools = false;    // of kOnWorker: it is sent bags, and sends back a vector of each
+  uint64_t buckets = 0;  // of kByBucket
 };
 
 }  // namespace sok

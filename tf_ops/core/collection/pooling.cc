@@ -13,9 +13,11 @@ namespace {
 // Rows of a feature's table.
 struct FeatureRows {
   const float* rows;
+  const RowPlaces& places;
+  uint32_t table;
   const uint32_t* row_of;  // (n)
   size_t dim;
-  const float* at(size_t i) const { return rows + size_t{row_of[i]} * dim; }
+  const float* at(size_t i) const { return rows + places.at(table, row_of[i], dim); }
 };
 
 void AddBag(const FeatureRows& rows, const float* weights, size_t begin, size_t end, float* sum) {
@@ -67,7 +69,8 @@ void PoolBags(const FeatureRows& rows, const FeatureBags& bags, const Pooling& p
 
 template <typename T>
 void Pool(const CollectionRequest& request, const std::vector<Pooling>& poolings, const float* rows,
-          const std::vector<BagVectors<T>>& out, const ParallelFor& parallel_for) {
+          const RowPlaces& places, const std::vector<BagVectors<T>>& out,
+          const ParallelFor& parallel_for) {
   const CollectionPlan& plan = request.plan();
   // Bags of all features are numbered through.
   std::vector<size_t> starts{0};
@@ -85,7 +88,7 @@ void Pool(const CollectionRequest& request, const std::vector<Pooling>& poolings
     size_t feature = std::upper_bound(starts.begin(), starts.end(), first) - starts.begin() - 1;
     for (; feature < poolings.size() && starts[feature] < last; ++feature) {
       const uint32_t table = plan.feature_tables[feature];
-      const FeatureRows of_feature{rows + request.row_starts()[table], request.rows_of(feature),
+      const FeatureRows of_feature{rows, places, table, request.rows_of(feature),
                                    static_cast<size_t>(plan.tables[table].dim)};
       PoolBags(of_feature, request.feature(feature), poolings[feature], out[feature],
                std::max(first, starts[feature]) - starts[feature],
@@ -95,8 +98,8 @@ void Pool(const CollectionRequest& request, const std::vector<Pooling>& poolings
 }
 
 template void Pool(const CollectionRequest&, const std::vector<Pooling>&, const float*,
-                   const std::vector<BagVectors<float>>&, const ParallelFor&);
+                   const RowPlaces&, const std::vector<BagVectors<float>>&, const ParallelFor&);
 template void Pool(const CollectionRequest&, const std::vector<Pooling>&, const float*,
-                   const std::vector<BagVectors<BFloat16>>&, const ParallelFor&);
+                   const RowPlaces&, const std::vector<BagVectors<BFloat16>>&, const ParallelFor&);
 
 }  // namespace sok

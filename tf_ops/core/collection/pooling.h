@@ -32,19 +32,21 @@ struct BagVectors {
   size_t stride = 0;
 };
 
-// Pools every feature of a request. rows: of all tables, by table.
+// Pools every feature of a request. places: where the rows of all tables lie among `rows`.
 template <typename T>  // float or BFloat16
 void Pool(const CollectionRequest& request, const std::vector<Pooling>& poolings, const float* rows,
-          const std::vector<BagVectors<T>>& out, const ParallelFor& parallel_for);
+          const RowPlaces& places, const std::vector<BagVectors<T>>& out,
+          const ParallelFor& parallel_for);
 
 // The gradients of Pool. upstream: of the vectors; features that have none (null) were not used.
-// row_gradients (by table): summed for each row in float32, over its features in their order and
-// over the keys of each in theirs; a row that no feature used begins with kUnusedBits.
-// weight_gradients: (n) of each feature, null where they are not wanted.
+// row_gradients, which lie as gradient_places says: summed for each row in float32, over its
+// features in their order and over the keys of each in theirs; a row that no feature used begins
+// with kUnusedBits. weight_gradients: (n) of each feature, null where they are not wanted.
 template <typename T>
 void PoolGradient(const CollectionRequest& request, const std::vector<Pooling>& poolings,
-                  const float* rows, const std::vector<BagVectors<const T>>& upstream,
-                  float* row_gradients, const std::vector<float*>& weight_gradients,
+                  const float* rows, const RowPlaces& places,
+                  const std::vector<BagVectors<const T>>& upstream, float* row_gradients,
+                  const RowPlaces& gradient_places, const std::vector<float*>& weight_gradients,
                   const ParallelFor& parallel_for);
 
 }  // namespace sok

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "core/base/bfloat16.h"
@@ -25,15 +26,16 @@ template <typename T>
 class GradientOfPool {
  public:
   GradientOfPool(const CollectionRequest& request, const std::vector<Pooling>& poolings,
-                 const float* rows, const std::vector<BagVectors<const T>>& upstream,
-                 const ParallelFor& parallel_for)
+                 const float* rows, const RowPlaces& places,
+                 const std::vector<BagVectors<const T>>& upstream, const ParallelFor& parallel_for)
       : request_(request),
         poolings_(poolings),
         rows_(rows),
+        places_(places),
         upstream_(upstream),
         parallel_for_(parallel_for) {}
 
-  void OfRows(float* gradients) {
+  void OfRows(float* gradients, const RowPlaces& places) {
     FindWinners();
     std::vector<TableWork> work;
     int64_t floats = 0;
@@ -43,7 +45,12 @@ class GradientOfPool {
     }
     const int64_t cost = 10 + floats / std::max<int64_t>(1, static_cast<int64_t>(work.size())) / 2;
     ForEachTable(work, cost, parallel_for_, [&](size_t table, const ParallelFor& inner) {
-      OfTable(table, gradients + request_.row_starts()[table], inner);
+      const std::vector<uint32_t>& features = request_.tables()[table].features;
+      if (std::all_of(features.begin(), features.end(), [&](uint32_t f) { return IsPlain(f); })) {
+        OfTable<const T*>(table, gradients, places, inner);
+      } else {
+        OfTable<Share<T>>(table, gradients, places, inner);
+      }
     });
   }
 
@@ -64,8 +71,8 @@ class GradientOfPool {
     return request_.plan().tables[request_.plan().feature_tables[feature]].dim;
   }
   const float* RowAt(size_t feature, size_t i) const {
-    const float* rows = rows_ + request_.row_starts()[request_.plan().feature_tables[feature]];
-    return rows + request_.rows_of(feature)[i] * DimOf(feature);
+    return rows_ + places_.at(request_.plan().feature_tables[feature], request_.rows_of(feature)[i],
+                              DimOf(feature));
   }
 
   // For each element of a bag's greatest: which key has it first.
@@ -94,7 +101,16 @@ class GradientOfPool {
     }
   }
 
-  void OfTable(size_t table, float* gradients, const ParallelFor& inner) const {
+  // Returns whether each bag of a feature is one key, whose row gets the gradient of the vector.
+  bool IsPlain(uint32_t feature) const {
+    const FeatureBags& bags = request_.feature(feature);
+    return bags.splits == nullptr && bags.length == 1 && poolings_[feature].weights == nullptr;
+  }
+
+  // Addend: a Share, or, of plain features, the gradient of a vector.
+  template <typename Addend>
+  void OfTable(size_t table, float* gradients, const RowPlaces& places,
+               const ParallelFor& inner) const {
     const auto& part = request_.tables()[table];
     const auto distinct = static_cast<uint32_t>(part.rows);
     std::vector<uint32_t> starts(distinct + 1);
@@ -107,13 +123,22 @@ class GradientOfPool {
       n += bags.n;
     }
     sort.Start();
-    std::vector<Share<T>> shares(n);
+    std::vector<Addend> shares(n);
     for (uint32_t feature : part.features) {
       if (upstream_[feature].data == nullptr) continue;
       const uint32_t* row_of = request_.rows_of(feature);
-      ForEachShare(feature, [&](uint32_t key, const Share<T>& share) {
+      const auto add = [&](uint32_t key, const Addend& share) {
         shares[sort.Take(row_of[key])] = share;
-      });
+      };
+      if constexpr (std::is_same_v<Addend, const T*>) {
+        const BagVectors<const T>& upstream = upstream_[feature];
+        const size_t keys = request_.feature(feature).n;
+        for (size_t i = 0; i < keys; ++i) {
+          add(static_cast<uint32_t>(i), upstream.data + i * upstream.stride);
+        }
+      } else {
+        ForEachShare(feature, add);
+      }
     }
     sort.Finish();
     const auto dim = static_cast<size_t>(request_.plan().tables[table].dim);
@@ -121,7 +146,7 @@ class GradientOfPool {
     inner(distinct, cost, [&](int64_t first, int64_t last) {
       for (int64_t row = first; row < last; ++row) {
         SumOf(shares.data() + starts[row], shares.data() + starts[row + 1], dim,
-              gradients + row * dim);
+              gradients + places.at(table, row, dim));
       }
     });
   }
@@ -145,14 +170,17 @@ class GradientOfPool {
     }
   }
 
-  static void SumOf(const Share<T>* first, const Share<T>* last, size_t dim, float* sum) {
+  template <typename Addend>
+  static void SumOf(const Addend* first, const Addend* last, size_t dim, float* sum) {
     std::fill_n(sum, dim, 0.0f);
     if (first == last) {
       std::memcpy(sum, &kUnusedBits, sizeof(kUnusedBits));
       return;
     }
-    for (const Share<T>* share = first; share < last; ++share) {
-      if (share->winners == nullptr) {
+    for (const Addend* share = first; share < last; ++share) {
+      if constexpr (std::is_same_v<Addend, const T*>) {
+        for (size_t j = 0; j < dim; ++j) sum[j] += ToFloat((*share)[j]);
+      } else if (share->winners == nullptr) {
         for (size_t j = 0; j < dim; ++j) sum[j] += share->factor * ToFloat(share->upstream[j]);
       } else {
         for (size_t j = 0; j < dim; ++j) {
@@ -193,6 +221,7 @@ class GradientOfPool {
   const CollectionRequest& request_;
   const std::vector<Pooling>& poolings_;
   const float* const rows_;
+  const RowPlaces& places_;
   const std::vector<BagVectors<const T>>& upstream_;
   const ParallelFor& parallel_for_;
   std::vector<std::vector<uint32_t>> winners_;  // (features)(bags, dim), of kMax
@@ -202,11 +231,12 @@ class GradientOfPool {
 
 template <typename T>
 void PoolGradient(const CollectionRequest& request, const std::vector<Pooling>& poolings,
-                  const float* rows, const std::vector<BagVectors<const T>>& upstream,
-                  float* row_gradients, const std::vector<float*>& weight_gradients,
+                  const float* rows, const RowPlaces& places,
+                  const std::vector<BagVectors<const T>>& upstream, float* row_gradients,
+                  const RowPlaces& gradient_places, const std::vector<float*>& weight_gradients,
                   const ParallelFor& parallel_for) {
-  GradientOfPool<T> gradient(request, poolings, rows, upstream, parallel_for);
-  gradient.OfRows(row_gradients);
+  GradientOfPool<T> gradient(request, poolings, rows, places, upstream, parallel_for);
+  gradient.OfRows(row_gradients, gradient_places);
   for (size_t feature = 0; feature < weight_gradients.size(); ++feature) {
     if (weight_gradients[feature] != nullptr) {
       gradient.OfWeights(feature, weight_gradients[feature]);
@@ -215,10 +245,10 @@ void PoolGradient(const CollectionRequest& request, const std::vector<Pooling>& 
 }
 
 template void PoolGradient(const CollectionRequest&, const std::vector<Pooling>&, const float*,
-                           const std::vector<BagVectors<const float>>&, float*,
-                           const std::vector<float*>&, const ParallelFor&);
+                           const RowPlaces&, const std::vector<BagVectors<const float>>&, float*,
+                           const RowPlaces&, const std::vector<float*>&, const ParallelFor&);
 template void PoolGradient(const CollectionRequest&, const std::vector<Pooling>&, const float*,
-                           const std::vector<BagVectors<const BFloat16>>&, float*,
-                           const std::vector<float*>&, const ParallelFor&);
+                           const RowPlaces&, const std::vector<BagVectors<const BFloat16>>&, float*,
+                           const RowPlaces&, const std::vector<float*>&, const ParallelFor&);
 
 }  // namespace sok

@@ -1,8 +1,10 @@
 #include "core/collection/request.h"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
+#include "core/base/adaptive_bucket.h"
 #include "core/base/grouping.h"
 #include "core/base/hash.h"
 #include "core/collection/for_each_table.h"
@@ -42,6 +44,22 @@ void SortByOwner(const CollectedTable& table, uint32_t workers,
 
 uint32_t CollectionOwner(Key key, uint64_t salt, uint32_t workers) {
   return static_cast<uint32_t>(Mix64(key ^ salt) % workers);
+}
+
+uint32_t OwnerOf(const CollectedTable& table, Key key, uint32_t workers) {
+  const TablePlacement& placement = table.placement;
+  switch (placement.kind) {
+    case TablePlacement::kOnWorker:
+      return placement.worker;
+    case TablePlacement::kByModulo:
+      return OwnerOf(key, workers);
+    case TablePlacement::kByBucket:
+      return static_cast<uint32_t>(AdaptiveBucket(key, placement.buckets) % workers);
+    case TablePlacement::kByKey:
+    case TablePlacement::kOnAll:
+      break;
+  }
+  return CollectionOwner(key, table.salt, workers);
 }
 
 Status CollectionRequest::CheckFeature(size_t feature) const {
@@ -161,16 +179,30 @@ Status CollectionRequest::FindRows(size_t table, const ParallelFor& parallel_for
     FindRowsOfFew(table, n);
   }
   part.rows = part.keys.size();
-  if (plan_->tables[table].counts) {
-    part.counts.assign(part.rows, 0);
-    for (uint32_t row : part.row_of) ++part.counts[row];
-  }
+  FindColumns(table);
   if (placement.kind == TablePlacement::kOnAll) {
     // They are read here, whether or not they are sent to other workers.
     part.splits.assign(plan_->workers, 0);
     part.splits[plan_->rank] = static_cast<uint32_t>(part.rows);
   }
   return CheckKeys(table);
+}
+
+void CollectionRequest::FindColumns(size_t table) {
+  TablePart& part = tables_[table];
+  if (plan_->tables[table].counts) {
+    part.counts.assign(part.rows, 0);
+    for (uint32_t row : part.row_of) ++part.counts[row];
+  }
+  if (!plan_->tables[table].says) return;
+  part.said.assign(part.rows, INT64_MIN);
+  for (uint32_t feature : part.features) {
+    const FeatureBags& bags = features_[feature];
+    for (size_t i = 0; i < bags.n; ++i) {
+      int64_t& said = part.said[rows_of(feature)[i]];
+      said = std::max(said, bags.said[i]);
+    }
+  }
 }
 
 Status CollectionRequest::CheckKeys(size_t table) const {

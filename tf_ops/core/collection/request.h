@@ -24,6 +24,8 @@ struct CollectedTable {
   uint64_t key_limit = 0;  // keys are below it; 0: any key
   TablePlacement placement = {};
   bool counts = false;  // true if it counts how often each key stands in the batch
+  // True if it is told a number of each key: the greatest of FeatureBags::said over equal keys.
+  bool says = false;
 };
 
 // The configuration that all calls of a collection have in common.
@@ -48,12 +50,8 @@ struct CollectionPlan {
 // tables, such as 0, does not load one worker.
 uint32_t CollectionOwner(Key key, uint64_t salt, uint32_t workers);
 
-// The worker that is asked for a key of a table.
-inline uint32_t OwnerOf(const CollectedTable& table, Key key, uint32_t workers) {
-  const TablePlacement& placement = table.placement;
-  return placement.kind == TablePlacement::kOnWorker ? placement.worker
-                                                     : CollectionOwner(key, table.salt, workers);
-}
+// Returns the worker that is asked for a key of a table.
+uint32_t OwnerOf(const CollectedTable& table, Key key, uint32_t workers);
 
 // The keys of one feature in a batch, and the bags that they are in.
 struct FeatureBags {
@@ -63,9 +61,20 @@ struct FeatureBags {
   size_t bags = 0;
   const int64_t* splits = nullptr;  // (bags + 1) where each bag begins; null: all are equally long
   size_t length = 1;                // of a bag, without splits
+  const int64_t* said = nullptr;    // (n) of a table that `says`
 
   size_t begin(size_t bag) const { return splits != nullptr ? splits[bag] : bag * length; }
   size_t end(size_t bag) const { return begin(bag + 1); }
+};
+
+// Where rows of tables lie, in floats.
+struct RowPlaces {
+  std::vector<size_t> starts;               // (tables) of the first row
+  std::vector<std::vector<size_t>> places;  // (tables) of each row; none: one lies after another
+
+  size_t at(size_t table, size_t row, size_t dim) const {
+    return places.empty() ? starts[table] + row * dim : places[table][row];
+  }
 };
 
 class CollectionRequest {
@@ -73,8 +82,9 @@ class CollectionRequest {
   // The part of a request that concerns one table, for all features that share it. The answer has
   // rows of distinct keys or, where the worker that holds the table pools, vectors of bags.
   struct TablePart {
-    std::vector<Key> keys;           // distinct, those of worker 0 first; none where bags are asked
-    std::vector<int64_t> counts;     // (keys) how often each stands there; empty without a count
+    std::vector<Key> keys;        // distinct, those of worker 0 first; none where bags are asked
+    std::vector<int64_t> counts;  // (keys) how often each stands there; empty without a count
+    std::vector<int64_t> said;    // (keys) the number that is told of each; empty if there is none
     std::vector<FeatureBags> bags;   // (its features) what the holder pools; empty: nothing
     size_t rows = 0;                 // how many come back
     std::vector<uint32_t> splits;    // (workers) how many of them each worker sends
@@ -111,6 +121,8 @@ class CollectionRequest {
   void FindRowsOfFew(size_t table, size_t n);
   void FindRowsOfMany(size_t table, size_t n, const ParallelFor& parallel_for);
   void AskForBags(size_t table);
+  // Finds what the owners are told of each distinct key.
+  void FindColumns(size_t table);
   Status CheckKeys(size_t table) const;
 
   std::shared_ptr<const CollectionPlan> plan_;

@@ -16,12 +16,6 @@ int64_t KeyCost(const std::vector<int>& dims) {
   return 20 + floats / std::max<int64_t>(static_cast<int64_t>(dims.size()), 1) / 2;
 }
 
-bool IsUnused(const float* gradient) {
-  uint32_t bits;
-  std::memcpy(&bits, gradient, sizeof(bits));
-  return bits == kUnusedBits;
-}
-
 // The keys whose gradients (keys.n, dim) do not rest.
 LookupKeys WithoutResting(const LookupKeys& keys, const float* gradients, int dim) {
   size_t first = 0;
@@ -86,7 +80,8 @@ void PoolAll(const PooledBags& pooled, float* vectors, const ParallelFor& parall
   ForEachVectors(*pooled.request, [&](size_t, size_t begin) {
     out.push_back({vectors + begin, dim});
   });
-  Pool(*pooled.request, pooled.poolings, pooled.rows.data(), out, parallel_for);
+  Pool(*pooled.request, pooled.poolings, pooled.rows.data(), {pooled.request->row_starts(), {}},
+       out, parallel_for);
 }
 
 // The gradients of distinct rows from those of vectors. A feature of a worker that was not used has
@@ -101,8 +96,9 @@ std::vector<float> GradientsOfRows(const PooledBags& pooled, const float* vector
     if (!rests) upstream[feature] = {vectors + begin, dim};
   });
   std::vector<float> gradients(pooled.rows.size());
-  PoolGradient(request, pooled.poolings, pooled.rows.data(), upstream, gradients.data(),
-               std::vector<float*>(upstream.size(), nullptr), parallel_for);
+  const RowPlaces places{request.row_starts(), {}};
+  PoolGradient(request, pooled.poolings, pooled.rows.data(), places, upstream, gradients.data(),
+               places, std::vector<float*>(upstream.size(), nullptr), parallel_for);
   return gradients;
 }
 
@@ -117,6 +113,12 @@ Status FirstError(const std::vector<Status>& statuses,
 }
 
 }  // namespace
+
+bool IsUnused(const float* gradient) {
+  uint32_t bits;
+  std::memcpy(&bits, gradient, sizeof(bits));
+  return bits == kUnusedBits;
+}
 
 double CollectionKeys::square() const {
   double sum = 0.0;

@@ -20,6 +20,8 @@ namespace sok {
 // The first element of a row that stands for no gradient: the embedding was not used, so the row
 // is left as it is. It is a NaN that no arithmetic makes.
 constexpr uint32_t kUnusedBits = 0x7fcb5e57u;
+// Returns true if a row of gradients begins with it.
+bool IsUnused(const float* gradient);
 
 // Bags of one table that were pooled here, for the gradients of their vectors.
 struct PooledBags {

@@ -179,8 +179,6 @@ class TestStep {
     const RowSegments segments = SegmentsOf(*worker.request);
     REQUIRE(segments.floats() == worker.rows.size());
     REQUIRE(ReadHeaders(segments, worker.rows.data()).ok());
-    std::vector<float> copy;
-    const float* rows = segments.ByTable(worker.rows.data(), &copy, parallel_for_);
     worker.pooled.clear();
     std::vector<BagVectors<float>> out;
     for (size_t f = 0; f < batch.size(); ++f) {
@@ -191,7 +189,8 @@ class TestStep {
       const auto dim = static_cast<size_t>(plan_->tables[plan_->feature_tables[f]].dim);
       out.push_back({worker.pooled[f].data(), dim});
     }
-    Pool(*worker.request, PoolingsOf(batch, combiners), rows, out, parallel_for_);
+    Pool(*worker.request, PoolingsOf(batch, combiners), worker.rows.data(), segments.Places(), out,
+         parallel_for_);
   }
 
   void GradientsOf(size_t w, const std::vector<TestBags>& batch,
@@ -199,8 +198,6 @@ class TestStep {
     TestWorker& worker = workers_[w];
     const RowSegments of_rows = SegmentsOf(*worker.request);
     const RowSegments segments = GradientSegmentsOf(*worker.request);
-    std::vector<float> copy;
-    const float* rows = of_rows.ByTable(worker.rows.data(), &copy, parallel_for_);
     std::vector<BagVectors<const float>> upstream;
     worker.weight_gradients.assign(batch.size(), {});
     std::vector<float*> weight_gradients(batch.size(), nullptr);
@@ -211,11 +208,12 @@ class TestStep {
       worker.weight_gradients[f].assign(batch[f].keys.size(), NAN);
       weight_gradients[f] = worker.weight_gradients[f].data();
     }
-    std::vector<float> message(segments.floats(), 0.0f), gradient_copy;
-    float* gradients = segments.ByTable(message.data(), &gradient_copy);
-    PoolGradient(*worker.request, PoolingsOf(batch, combiners), rows, upstream, gradients,
-                 weight_gradients, parallel_for_);
-    segments.FromTables(gradients, message.data(), parallel_for_);
+    std::vector<float> message(segments.floats(), 0.0f);
+    const RowPlaces places = segments.Places();
+    PoolGradient(*worker.request, PoolingsOf(batch, combiners), worker.rows.data(),
+                 of_rows.Places(), upstream, message.data(), places, weight_gradients,
+                 parallel_for_);
+    segments.Repeat(places, message.data(), parallel_for_);
     gradients_.emplace_back(std::move(message), Value(segments.Splits()));
   }
 

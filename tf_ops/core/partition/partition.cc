@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/base/adaptive_bucket.h"
 #include "core/base/bfloat16.h"
 #include "core/base/grouping.h"
 #include "core/base/hash.h"
@@ -40,11 +39,8 @@ void FindDistinct(const ShardEntry* entries, size_t n, ShardKeys* found) {
 }  // namespace
 
 Partition UniqueAndPartition(const Key* keys, size_t n, uint32_t owners, int32_t* inverse,
-                             const ParallelFor& parallel_for, uint64_t buckets) {
-  const auto owner_of = [owners, buckets](Key key) {
-    return buckets > 0 ? static_cast<uint32_t>(AdaptiveBucket(key, buckets) % owners)
-                       : OwnerOf(key, owners);
-  };
+                             const ParallelFor& parallel_for) {
+  const auto owner_of = [owners](Key key) { return OwnerOf(key, owners); };
   return UniqueAndPartition(keys, n, owners, owner_of, inverse, parallel_for);
 }
 
@@ -94,21 +90,8 @@ Partition UniqueAndPartition(const Key* keys, size_t n, uint32_t owners,
 }
 
 template <typename T>
-void Expand(const T* rows, const int32_t* inverse, size_t n, int dim, T* out,
-            const ParallelFor& parallel_for) {
-  parallel_for(static_cast<int64_t>(n), 5 + dim / 4, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      std::memcpy(out + i * dim, rows + size_t(inverse[i]) * dim, dim * sizeof(T));
-    }
-  });
-}
-
-template void Expand(const float*, const int32_t*, size_t, int, float*, const ParallelFor&);
-template void Expand(const BFloat16*, const int32_t*, size_t, int, BFloat16*, const ParallelFor&);
-
-template <typename T>
-void ExpandGradient(const T* gradients, const int32_t* inverse, size_t n, size_t distinct, int dim,
-                    float* sums, const ParallelFor& parallel_for) {
+void SumByRow(const T* gradients, const int32_t* inverse, size_t n, size_t distinct, int dim,
+              float* sums, const ParallelFor& parallel_for) {
   // Positions are sorted by distinct row, so that each sum has one writer and a fixed order.
   std::vector<uint32_t> starts(distinct + 1);
   CountingSort sort(starts.data(), static_cast<uint32_t>(distinct));
@@ -131,9 +114,9 @@ void ExpandGradient(const T* gradients, const int32_t* inverse, size_t n, size_t
                });
 }
 
-template void ExpandGradient(const float*, const int32_t*, size_t, size_t, int, float*,
-                             const ParallelFor&);
-template void ExpandGradient(const BFloat16*, const int32_t*, size_t, size_t, int, float*,
-                             const ParallelFor&);
+template void SumByRow(const float*, const int32_t*, size_t, size_t, int, float*,
+                       const ParallelFor&);
+template void SumByRow(const BFloat16*, const int32_t*, size_t, size_t, int, float*,
+                       const ParallelFor&);
 
 }  // namespace sok

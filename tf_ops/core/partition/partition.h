@@ -1,5 +1,5 @@
-// Finds the distinct keys of a batch and sorts them by their owner, puts rows back in place, and
-// sums the gradients of equal keys. All functions are thread-safe.
+// Finds the distinct keys of a batch and sorts them by their owner, and sums gradients by row. All
+// functions are thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -26,25 +26,18 @@ struct Partition {
 };
 
 // Finds the distinct keys. inverse (n) becomes positions: keys[i] == result.keys[inverse[i]]. n is
-// below 2^31, owners is in [1, kMostOwners]. With buckets, the owner of a key is
-// AdaptiveBucket(key, buckets) modulo owners.
+// below 2^31, owners is in [1, kMostOwners]. The owner of a key is OwnerOf(key, owners).
 Partition UniqueAndPartition(const Key* keys, size_t n, uint32_t owners, int32_t* inverse,
-                             const ParallelFor& parallel_for, uint64_t buckets = 0);
+                             const ParallelFor& parallel_for);
 // The same with another division of the keys: owner_of(key) is below owners.
 Partition UniqueAndPartition(const Key* keys, size_t n, uint32_t owners,
                              const std::function<uint32_t(Key key)>& owner_of, int32_t* inverse,
                              const ParallelFor& parallel_for);
 
-// Copies rows to out (n, dim): out[i] = rows[inverse[i]]. Every inverse[i] must be below the number
-// of rows.
-template <typename T>  // float or BFloat16
-void Expand(const T* rows, const int32_t* inverse, size_t n, int dim, T* out,
-            const ParallelFor& parallel_for);
-
-// Computes the gradient of Expand: sums (distinct, dim), each over the gradients[i] with inverse[i]
-// equal to its position, in order of i and in float32.
+// Sums gradients (n, dim) by the row that each is of: sums (distinct, dim), each over the
+// gradients[i] with inverse[i] equal to its position, in order of i and in float32.
 template <typename T>
-void ExpandGradient(const T* gradients, const int32_t* inverse, size_t n, size_t distinct, int dim,
-                    float* sums, const ParallelFor& parallel_for);
+void SumByRow(const T* gradients, const int32_t* inverse, size_t n, size_t distinct, int dim,
+              float* sums, const ParallelFor& parallel_for);
 
 }  // namespace sok

@@ -118,24 +118,7 @@ std::vector<T> RandomRows(size_t n, int dim, std::mt19937_64& rng) {
   return rows;
 }
 
-TEST_CASE_TEMPLATE("Expand puts the row of every position in its place", T, float, BFloat16) {
-  std::mt19937_64 rng(TestSeed());
-  for (int dim : {1, 3, 16, 50}) {
-    for (const ParallelFor& parallel_for : {ParallelFor(SerialFor), ParallelFor(ThreadedFor)}) {
-      const auto rows = RandomRows<T>(40, dim, rng);
-      const auto inverse = RandomInverse(700, 40, rng);
-      std::vector<T> out(700 * dim);
-      Expand(rows.data(), inverse.data(), inverse.size(), dim, out.data(), parallel_for);
-      for (size_t i = 0; i < inverse.size(); ++i) {
-        for (int j = 0; j < dim; ++j) {
-          REQUIRE(ToFloat(out[i * dim + j]) == ToFloat(rows[inverse[i] * dim + j]));
-        }
-      }
-    }
-  }
-}
-
-TEST_CASE_TEMPLATE("ExpandGradient sums what Expand spread", T, float, BFloat16) {
+TEST_CASE_TEMPLATE("SumByRow sums the gradients of each row", T, float, BFloat16) {
   std::mt19937_64 rng(TestSeed());
   for (int dim : {1, 3, 16, 50}) {
     for (const ParallelFor& parallel_for : {ParallelFor(SerialFor), ParallelFor(ThreadedFor)}) {
@@ -150,8 +133,8 @@ TEST_CASE_TEMPLATE("ExpandGradient sums what Expand spread", T, float, BFloat16)
         }
       }
       std::vector<float> sums(300 * dim, NAN);  // whatever was there must go
-      ExpandGradient(gradients.data(), inverse.data(), inverse.size(), 300, dim, sums.data(),
-                     parallel_for);
+      SumByRow(gradients.data(), inverse.data(), inverse.size(), 300, dim, sums.data(),
+               parallel_for);
       for (size_t k = 0; k < sums.size(); ++k) {
         REQUIRE(std::fabs(sums[k] - expected[k]) <= 1e-5 * magnitudes[k]);
       }
@@ -163,16 +146,14 @@ TEST_CASE("a row that no position asked for has a gradient of zero") {
   const float gradients[] = {1, 2, 3, 4};
   const int32_t inverse[] = {2, 2};
   std::vector<float> sums(6, NAN);
-  ExpandGradient(gradients, inverse, 2, 3, 2, sums.data(), SerialFor);
+  SumByRow(gradients, inverse, 2, 3, 2, sums.data(), SerialFor);
   CHECK(sums == std::vector<float>{0, 0, 0, 0, 4, 6});
 }
 
-TEST_CASE("nothing to expand writes nothing, and its gradient is zero") {
-  Expand<float>(nullptr, nullptr, 0, 4, nullptr, SerialFor);
-  Expand<BFloat16>(nullptr, nullptr, 0, 4, nullptr, ThreadedFor);
-  ExpandGradient<float>(nullptr, nullptr, 0, 0, 4, nullptr, SerialFor);
+TEST_CASE("sums of no gradients are zero") {
+  SumByRow<float>(nullptr, nullptr, 0, 0, 4, nullptr, SerialFor);
   std::vector<float> sums(8, NAN);
-  ExpandGradient<float>(nullptr, nullptr, 0, 2, 4, sums.data(), ThreadedFor);
+  SumByRow<float>(nullptr, nullptr, 0, 2, 4, sums.data(), ThreadedFor);
   CHECK(sums == std::vector<float>(8, 0.0f));
 }
 

@@ -1,0 +1,218 @@
+"""The one exchange of lookups: keys go to their owners, and rows come back, for all tables at once.
+
+With one worker nothing travels. A worker that fails says so in its message, and all of them raise.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import tensorflow as tf
+
+from sok_embed import communicators, tf_ops
+
+
+class PooledBatch(NamedTuple):
+    """The keys of each feature of a batch, and the bags that they are in.
+
+    Attributes:
+        keys: int32, int64 or uint64 of any shape.
+        bags: The kinds of bags, as for `tf_ops.collection_request`.
+        splits: The row splits, as for `tf_ops.collection_request`.
+        combiners: The combiners, as for `tf_ops.collection_pool`.
+        weights: The weights, as for `tf_ops.collection_pool`.
+        said: The numbers of keys, as for `tf_ops.collection_request`.
+    """
+
+    keys: Sequence[tf.Tensor]
+    bags: Sequence[int]
+    splits: Sequence[tf.Tensor]
+    combiners: Sequence[str]
+    weights: Sequence[tf.Tensor | None]
+    said: Sequence[tf.Tensor] = ()
+
+
+class Serve(Protocol):
+    """Reads the rows that all workers have asked this one for."""
+
+    def __call__(
+        self, pools: Sequence[bool], message: tf.Tensor, splits: tf.Tensor
+    ) -> tf_ops.CollectionRows:
+        """Returns the answer to messages of `tf_ops.collection_request`."""
+
+
+def pooled_rows(
+    plan: tf_ops.CollectionPlan,
+    batch: PooledBatch,
+    serve: Serve,
+    name: str,
+    *,
+    trains: bool = True,
+    concat: bool = False,
+    packed: bool = False,
+    dtype: tf.DType = tf.float32,
+) -> list[tf.Tensor]:
+    """Returns a vector of each bag. Collective, if there are several workers.
+
+    Args:
+        plan: The plan of the tables and features.
+        batch: The keys of all features.
+        serve: A function that reads rows on this worker.
+        name: A name that tells the exchange from others; the same on every worker.
+        trains: True if rows get gradients, as for `tf_ops.collection_request`.
+        concat: True for one vector an example, as for `tf_ops.collection_pool`.
+        packed: True for rows of bfloat16, as for `tf_ops.collection_pool`.
+        dtype: The dtype of the result, `tf.float32`, `tf.bfloat16` or `tf.float16`.
+
+    Returns:
+        `[bags, dim]` for each feature; with `concat` one, of `[bags, sum of dims]`.
+
+    Raises:
+        tf.errors.InternalError: If a worker has failed, with its number and its error.
+    """
+    communicator = communicators.current()
+    pools = plan.pools(batch.bags, batch.weights)
+    request = tf_ops.collection_request(
+        plan,
+        batch.keys,
+        batch.bags,
+        batch.splits,
+        combiners=batch.combiners,
+        pools=pools,
+        trains=trains,
+        said=batch.said,
+    )
+    message, splits = request.message, request.splits
+    name = f"sok_embed.{name}"
+    if communicator.size > 1:
+        message, splits = communicator.all_to_all(message, splits, f"{name}.keys")
+    rows, row_splits = serve(pools, message, splits)
+    if communicator.size > 1:
+        # Gradients go another way than rows came where a table lies on every worker.
+        rows = communicator.exchange(rows, row_splits, request.gradient_splits, name)
+    # The ops have no float16.
+    pooled = tf_ops.collection_pool(
+        plan,
+        rows,
+        request.asked,
+        batch.combiners,
+        batch.weights,
+        concat=concat,
+        packed=packed,
+        dtype=tf.float32 if dtype == tf.float16 else dtype,
+    )
+    return [tf.cast(vectors, dtype) for vectors in pooled]
+
+
+class AskedTable(NamedTuple):
+    """A table whose rows are spread over the workers; the same on all of them.
+
+    Attributes:
+        name: The name, for messages.
+        dim: The length of a row.
+        buckets: The number of `adaptive_buckets` by which keys are spread. 0: keys are spread by
+            themselves.
+        key_limit: The limit that keys are below; 0: any key.
+        counts: True if owners are told how often each key stands in a batch.
+        says: True if owners are told a number of each key.
+    """
+
+    name: str
+    dim: int
+    buckets: int = 0
+    key_limit: int = 0
+    counts: bool = False
+    says: bool = False
+
+
+class Asked(NamedTuple):
+    """The bags of keys that are asked of one table.
+
+    Attributes:
+        table: The table, the same on every worker.
+        read: A function that reads the rows of keys that workers ask this one for.
+        keys: The keys of this worker, as for `tf_ops.collection_request`.
+        said: Integers, a number of each key, for a table that says. `None`: it does not.
+        bags: The kind of bags, as for `tf_ops.collection_request`.
+        splits: The row splits of `BAG_BY_SPLITS`.
+        weights: The weights of the keys, as for `tf_ops.collection_pool`.
+        combiner: The combiner of bags.
+    """
+
+    table: AskedTable
+    read: Callable[[tf_ops.AskedOfTable], tf_ops.Lookup]
+    keys: tf.Tensor
+    said: tf.Tensor | None = None
+    bags: int = tf_ops.BAG_A_KEY
+    splits: tf.Tensor | None = None
+    weights: tf.Tensor | None = None
+    combiner: str = "sum"
+
+
+def look_up(asked: Sequence[Asked], name: str, dtype: tf.DType = tf.float32) -> list[tf.Tensor]:
+    """Looks bags up in several tables, each read by itself, in one exchange. Collective.
+
+    Args:
+        asked: The bags of each table; the same tables in the same order on every worker.
+        name: A name that tells the exchange from others; the same on every worker.
+        dtype: The dtype of the result, `tf.float32`, `tf.bfloat16` or `tf.float16`.
+
+    Returns:
+        `[bags, dim]` for each table.
+
+    Raises:
+        tf.errors.InternalError: If a worker has failed, with its number and its error.
+    """
+    if not asked:
+        return []
+    communicator = communicators.current()
+    plan = _plan(tuple(one.table for one in asked), communicator.size, communicator.rank)
+    batch = PooledBatch(
+        keys=[one.keys for one in asked],
+        bags=[one.bags for one in asked],
+        splits=[one.splits for one in asked if one.splits is not None],
+        combiners=[one.combiner for one in asked],
+        weights=[one.weights for one in asked],
+        said=[tf.cast(one.said, tf.int64) for one in asked if one.said is not None],
+    )
+
+    def serve(
+        pools: Sequence[bool], message: tf.Tensor, splits: tf.Tensor
+    ) -> tf_ops.CollectionRows:
+        of_tables, answer = tf_ops.collection_asked(plan, message, splits)
+        found = [one.read(of_table) for one, of_table in zip(asked, of_tables, strict=True)]
+        return tf_ops.collection_answer(
+            [one.embeddings for one in found], [one.receipt for one in found], answer
+        )
+
+    return pooled_rows(plan, batch, serve, name, dtype=dtype)
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(tables: tuple[AskedTable, ...], workers: int, rank: int) -> tf_ops.CollectionPlan:
+    """Returns the plan of an exchange with one feature a table."""
+    names = tuple(table.name for table in tables)
+    nothing = (0,) * len(tables)
+    digest = hashlib.blake2b(repr(tables).encode(), digest_size=8).digest()
+    return tf_ops.CollectionPlan(
+        table_names=names,
+        dims=tuple(table.dim for table in tables),
+        salts=nothing,
+        key_limits=tuple(table.key_limit for table in tables),
+        placements=tuple(
+            tf_ops.BY_BUCKET if table.buckets else tf_ops.BY_MODULO for table in tables
+        ),
+        holders=nothing,
+        feature_names=names,
+        feature_tables=tuple(range(len(tables))),
+        max_lengths=nothing,
+        workers=workers,
+        rank=rank,
+        fingerprint=int.from_bytes(digest, "little", signed=True),
+        counts=tuple(table.counts for table in tables),
+        buckets=tuple(table.buckets for table in tables),
+        says=tuple(table.says for table in tables),
+    )
