@@ -10,6 +10,8 @@ differ by some 3 % by where their memory lies, so that there are several rounds.
     fit         Keras' `fit` of a small model (4 features, dim 4, batch 256)
     collection  Keras' `fit` of a DistributedEmbedding of 26 tables (2,048 examples)
     workers     the same on two workers, 1,024 examples each
+    spread      the compiled step of one layer on two workers, half of the keys each, which do not
+                repeat in a batch
     restore     the restore of a checkpoint of the table that `step` trains
 """
 
@@ -109,6 +111,25 @@ def collection_of(case: dict[str, Any]) -> Run:
     return run
 
 
+def spread_of(case: dict[str, Any]) -> Run:
+    """Returns a function that trains a layer on several workers for a number of steps."""
+    sok_embed.init()
+    rng = np.random.default_rng(sok_embed.rank())
+    layer = sok_embed.DynamicEmbedding(case["dim"])
+    optimizer = sok_embed.DistributedOptimizer(OPTIMIZERS[case["optimizer"]]())
+    step = training_step(layer, optimizer)
+    batches = [
+        tf.constant(rng.choice(case["keys"], case["batch"], replace=False)) for _ in range(16)
+    ]
+    targets = tf.constant(rng.uniform(9.0, 10.0, case["batch"]).astype(np.float32))
+
+    def run(count: int) -> None:
+        for i in range(count):
+            step(batches[i % len(batches)], targets)
+
+    return run
+
+
 def fit_of(case: dict[str, Any]) -> Run:
     """Returns a function that fits a small model for a number of steps."""
     rng = np.random.default_rng(0)
@@ -136,6 +157,7 @@ RUNS: dict[str, Callable[[dict[str, Any]], Run]] = {
     "fit": fit_of,
     "collection": collection_of,
     "workers": collection_of,
+    "spread": spread_of,
     "restore": restores_of,
 }
 
@@ -157,7 +179,7 @@ class Checkout:
 
     def __init__(self, python: str, case: dict[str, Any]) -> None:
         command = [python, __file__, "--work"]
-        size = 2 if case["what"] == "workers" else 1
+        size = 2 if case["what"] in ("workers", "spread") else 1
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = str(server.getsockname()[1])
         self.processes = [
@@ -251,6 +273,7 @@ def main() -> None:
                 ("step", arguments.batch),
                 ("collection", EXAMPLES),
                 ("workers", EXAMPLES // 2),
+                ("spread", arguments.batch // 2),
                 ("restore", arguments.batch),
             )
             for dim in arguments.dim

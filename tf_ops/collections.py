@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from sok_embed.tf_ops.native import number_in_graph, on_cpu, ops
-from sok_embed.tf_ops.tables import deposit, has_marks
+from sok_embed.tf_ops.tables import Lookup, deposit, has_marks
 
 # What a bag of a feature is: a key; what lies behind a place of the keys' first dimension; what row
 # splits say.
@@ -50,6 +50,8 @@ class CollectionPlan:
             Empty: no table is.
         says: True for each table whose owners are told a number of each key beside the key. Empty:
             no table is.
+        marks_unused: True if gradients mark rows that no used feature asked for, as
+            `collection_serve` takes them. False: they are zeros.
     """
 
     table_names: tuple[str, ...]
@@ -67,6 +69,7 @@ class CollectionPlan:
     counts: tuple[bool, ...] = ()
     buckets: tuple[int, ...] = ()
     says: tuple[bool, ...] = ()
+    marks_unused: bool = True
 
     def pools(self, bags: Sequence[int], weights: Sequence[tf.Tensor | None]) -> tuple[bool, ...]:
         """Says of each table whether its holder is sent bags of keys and sends vectors back.
@@ -180,6 +183,7 @@ def collection_request(
             counts=list(plan.counts),
             says=list(plan.says),
             trains=trains,
+            marks_unused=plan.marks_unused,
             workers=plan.workers,
             rank=plan.rank,
             fingerprint=_fingerprint(plan, pools),
@@ -199,7 +203,8 @@ class CollectionRows(NamedTuple):
     """Rows that workers have asked for.
 
     Attributes:
-        message: float32 `[floats]`, a segment for each worker, in the order in which it asked.
+        message: float32 `[floats]`, a segment for each worker, in the order in which it asked. If
+            this worker has failed, each segment is a text, and has another size than the rows.
         splits: int32 `[workers]`, floats of each segment.
     """
 
@@ -281,7 +286,7 @@ class AskedOfTable(NamedTuple):
 def collection_asked(
     plan: CollectionPlan, message: tf.Tensor, splits: tf.Tensor
 ) -> tuple[list[AskedOfTable], tf.Tensor]:
-    """Reads what workers ask this one for, where `collection_answer` answers.
+    """Reads what workers ask this one for, where each table is read by an op of its own.
 
     Args:
         plan: The plan, as for `collection_request`. Rows of all tables are spread over workers.
@@ -289,7 +294,7 @@ def collection_asked(
         splits: int32 `[workers]`, words of each.
 
     Returns:
-        The keys of each table, and what `collection_answer` takes, a scalar variant.
+        The keys of each table, and int32 `[workers, tables]`, floats of their rows for each worker.
 
     Raises:
         tf.errors.InternalError: If a worker could not make its request, with what it said.
@@ -298,7 +303,7 @@ def collection_asked(
     tables = len(plan.dims)
     counts = list(plan.counts) or [False] * tables
     says = list(plan.says) or [False] * tables
-    keys, counted, said, answer = ops.sok_embed_collection_asked(
+    keys, counted, said, sizes = ops.sok_embed_collection_asked(
         message=message,
         message_splits=splits,
         num_tables=tables,
@@ -310,38 +315,38 @@ def collection_asked(
         AskedOfTable(keys[i], counted[i] if counts[i] else None, said[i] if says[i] else None)
         for i in range(tables)
     ]
-    return asked, answer
+    return asked, tf.ensure_shape(sizes, [plan.workers, tables])
 
 
-def collection_answer(
-    rows: Sequence[tf.Tensor], receipts: Sequence[tf.Tensor], answer: tf.Tensor
-) -> CollectionRows:
-    """Sends back the rows that workers have asked for. Differentiable in `rows`.
+def collection_answer(found: Sequence[Lookup], sizes: tf.Tensor) -> CollectionRows:
+    """Sends back the rows that workers have asked for. Differentiable in the embeddings.
 
     Args:
-        rows: float32 `[n, dim]` of each table, those of the keys of `collection_asked`. A row that
-            no feature used has a gradient of zeros.
-        receipts: The receipts of the lookups in the tables. The receipt of a failed lookup with
+        found: The lookup of the keys of each table, of float32. The receipt of a failed lookup with
             `reports` has the error, and `collection_pool` raises it on all workers.
-        answer: The variant that `collection_asked` returned.
+        sizes: The sizes that `collection_asked` returned.
     """
+    workers, tables = sizes.shape
+    rows = [tf.reshape(one.embeddings, [-1]) for one in found]
+    if tables > 1:
+        by_table = [tf.split(rows[i], sizes[:, i], num=workers) for i in range(tables)]
+        rows = [tf.concat([piece for to_one in zip(*by_table, strict=True) for piece in to_one], 0)]
+    splits = tf.reduce_sum(sizes, 1)
     return CollectionRows(
-        *ops.sok_embed_collection_answer(rows=list(rows), receipts=list(receipts), answer=answer)
+        *ops.sok_embed_collection_answer(
+            rows=rows[0], row_splits=splits, receipts=[one.receipt for one in found]
+        )
     )
 
 
 @tf.RegisterGradient("SokEmbed>CollectionAnswer")
 def _answer_gradient(op: Any, upstream: tf.Tensor, _: Any) -> list[tf.Tensor | None]:
-    tables = op.get_attr("num_tables")
-    gradients = ops.sok_embed_collection_answer_gradient(
-        gradient=upstream, answer=op.inputs[-1], num_tables=tables
-    )
-    return [*gradients, *[None] * (tables + 1)]
+    return [upstream, *[None] * (len(op.inputs) - 1)]
 
 
 def collection_pool(
     plan: CollectionPlan,
-    rows: tf.Tensor,
+    rows: CollectionRows,
     asked: tf.Tensor,
     combiners: Sequence[str],
     weights: Sequence[tf.Tensor | None],
@@ -359,7 +364,7 @@ def collection_pool(
 
     Args:
         plan: The plan of the collection.
-        rows: float32, what has come back from every worker.
+        rows: The rows that have come back from every worker.
         asked: The `asked` of the request.
         combiners: The combiner of each feature.
         weights: float32 of each feature, one a key; `None`: there are none.
@@ -378,7 +383,8 @@ def collection_pool(
     """
     weighted = [number for number, given in enumerate(weights) if given is not None]
     vectors = ops.sok_embed_collection_pool(
-        rows=rows,
+        rows=rows.message,
+        row_splits=rows.splits,
         asked=asked,
         weights=[weights[number] for number in weighted],
         weighted=weighted,
@@ -403,10 +409,11 @@ def _output_gradient(op: Any, upstream: tf.Tensor) -> tf.Tensor:
 
 @tf.RegisterGradient("SokEmbed>CollectionPool")
 def _pool_gradient(op: Any, upstream: tf.Tensor) -> list[tf.Tensor | None]:
-    rows, asked, *weights = op.inputs
+    rows, row_splits, asked, *weights = op.inputs
     of_rows, of_weights = ops.sok_embed_collection_pool_gradient(
         gradients=upstream,
         rows=rows,
+        row_splits=row_splits,
         asked=asked,
         weights=weights,
         weighted=op.get_attr("weighted"),
@@ -415,4 +422,4 @@ def _pool_gradient(op: Any, upstream: tf.Tensor) -> list[tf.Tensor | None]:
         packed=op.get_attr("packed"),
         dtype=op.get_attr("dtype"),
     )
-    return [of_rows, None, *of_weights]
+    return [of_rows, None, None, *of_weights]

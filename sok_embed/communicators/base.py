@@ -48,7 +48,7 @@ class Communicator(ABC):
 
     def exchange(
         self, tensor: tf.Tensor, splits: tf.Tensor, gradient_splits: tf.Tensor, name: str
-    ) -> tf.Tensor:
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """Exchanges as `all_to_all` does, with a gradient that may go another way than the tensor.
 
         Args:
@@ -59,21 +59,22 @@ class Communicator(ABC):
                 that begin with it.
 
         Returns:
-            The rows that were received, those of worker 0 first.
+            The rows that were received, and the number of rows from each, as for `all_to_all`.
         """
         import tensorflow as tf  # the command needs none
 
         @tf.custom_gradient
         def exchanged(sent: tf.Tensor) -> Any:
-            received, _ = self.all_to_all(sent, splits, f"{name}.rows")
+            received = self.all_to_all(sent, splits, f"{name}.rows")
 
-            def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            def gradient(upstream: tf.Tensor, _: Any) -> tf.Tensor:
                 back, _ = self.all_to_all(upstream, gradient_splits, f"{name}.gradients")
                 return back
 
             return received, gradient
 
-        return exchanged(tensor)
+        rows, received_splits = exchanged(tensor)
+        return rows, received_splits
 
     def all_gather(self, tensor: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
         """Gives the tensor of every worker to all, in one exchange. Differentiable.

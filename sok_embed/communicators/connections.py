@@ -107,7 +107,7 @@ class Connections(Communicator):
 
     def exchange(
         self, tensor: tf.Tensor, splits: tf.Tensor, gradient_splits: tf.Tensor, name: str
-    ) -> tf.Tensor:
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """See `Communicator.exchange`."""
         mesh = self._mesh.number
 
@@ -115,16 +115,17 @@ class Connections(Communicator):
         def exchanged(sent: tf.Tensor) -> Any:
             received = tf_ops.all_to_all(sent, splits, mesh, f"{name}.rows")
 
-            def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            def gradient(upstream: tf.Tensor, _: Any) -> tf.Tensor:
                 # An eager tape may come to the gradients of two calls in another order than another
                 # worker's does.
                 turn = received.turn
                 back = tf_ops.all_to_all(upstream, gradient_splits, mesh, f"{name}.gradients", turn)
                 return back.rows
 
-            return received.rows, gradient
+            return (received.rows, received.splits), gradient
 
-        return exchanged(tensor)
+        rows, received_splits = exchanged(tensor)
+        return rows, received_splits
 
     def stats(self) -> dict[str, int]:
         """Returns the number of exchanges, and of the bytes of rows that went to other workers."""

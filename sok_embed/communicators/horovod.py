@@ -87,7 +87,7 @@ class HorovodCommunicator(Communicator):
 
     def exchange(
         self, tensor: tf.Tensor, splits: tf.Tensor, gradient_splits: tf.Tensor, name: str
-    ) -> tf.Tensor:
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """See `Communicator.exchange`."""
         if self._connections is not None:
             return self._connections.exchange(tensor, splits, gradient_splits, name)

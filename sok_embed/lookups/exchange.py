@@ -92,11 +92,11 @@ def pooled_rows(
     rows, row_splits = serve(pools, message, splits)
     if communicator.size > 1:
         # Gradients go another way than rows came where a table lies on every worker.
-        rows = communicator.exchange(rows, row_splits, request.gradient_splits, name)
+        rows, row_splits = communicator.exchange(rows, row_splits, request.gradient_splits, name)
     # The ops have no float16.
     pooled = tf_ops.collection_pool(
         plan,
-        rows,
+        tf_ops.CollectionRows(rows, row_splits),
         request.asked,
         batch.combiners,
         batch.weights,
@@ -182,11 +182,9 @@ def look_up(asked: Sequence[Asked], name: str, dtype: tf.DType = tf.float32) -> 
     def serve(
         pools: Sequence[bool], message: tf.Tensor, splits: tf.Tensor
     ) -> tf_ops.CollectionRows:
-        of_tables, answer = tf_ops.collection_asked(plan, message, splits)
+        of_tables, sizes = tf_ops.collection_asked(plan, message, splits)
         found = [one.read(of_table) for one, of_table in zip(asked, of_tables, strict=True)]
-        return tf_ops.collection_answer(
-            [one.embeddings for one in found], [one.receipt for one in found], answer
-        )
+        return tf_ops.collection_answer(found, sizes)
 
     return pooled_rows(plan, batch, serve, name, dtype=dtype)
 
@@ -215,4 +213,5 @@ def _plan(tables: tuple[AskedTable, ...], workers: int, rank: int) -> tf_ops.Col
         counts=tuple(table.counts for table in tables),
         buckets=tuple(table.buckets for table in tables),
         says=tuple(table.says for table in tables),
+        marks_unused=False,
     )

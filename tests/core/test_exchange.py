@@ -197,9 +197,9 @@ def test_a_segment_says_how_many_words_of_each_table_follow(on_workers):
     assert even[2:5] == [1, 4, 4]  # a word of the first table, four of the second; key 4
     assert sorted(zip(even[5:7], even[7:], strict=True)) == [(6, 11), (8, 12)]
     assert odd[2:4] == [2, 0] and sorted(odd[4:]) == [5, 7]
-    # Both workers ask the same: each owner sends both of them a header and the floats of its rows.
-    assert [len(segment) for segment in sent[0, NAMES[1]]] == [64 + 3 + 2, 64 + 3 + 2]
-    assert [len(segment) for segment in sent[1, NAMES[1]]] == [64 + 6, 64 + 6]
+    # Both workers ask the same: each owner sends both of them the floats of its rows.
+    assert [len(segment) for segment in sent[0, NAMES[1]]] == [3 + 2, 3 + 2]
+    assert [len(segment) for segment in sent[1, NAMES[1]]] == [6, 6]
 
 
 def test_an_owner_that_cannot_read_a_table_tells_all_workers(on_workers):

@@ -16,7 +16,6 @@ from sok_embed.tables.owners import mixed_owners, salt_of
 from sok_embed.training.distributed_optimizer import average_gradients
 
 TABLES = 4
-HEADER_FLOATS = 64
 
 
 @pytest.mark.parametrize(
@@ -69,8 +68,6 @@ def expected_bytes(rank: int, workers: int, number: int) -> list[int]:
     keys = rows = gradients = 0
     for other in others:
         keys += 8 * (2 + TABLES)
-        rows += 4 * HEADER_FLOATS
-        gradients += 4 * HEADER_FLOATS
         for name, (dim, _) in SPREAD.items():
             keys += 8 * asks(rank, other, name)
             rows += 4 * dim * asks(other, rank, name)

@@ -75,7 +75,7 @@ def test_vectors_of_a_collection_are_copied_from_pinned_memory(concat):
     @tf.function
     def pool_rows():
         request = request_of(**keys, splits=splits)
-        return pool(serve(tables, request).message, request.asked, concat=concat)
+        return pool(serve(tables, request), request.asked, concat=concat)
 
     assert {device_of(output) for output in pool_rows()} == {DEVICE}
     pageable, pinned = copied_by(pool_rows)
@@ -157,8 +157,10 @@ def test_a_table_stays_on_the_cpu_under_the_scope_of_a_gpu():
 
 def vectors_of_a_collection():
     request = request_of()
+    rows, row_splits = serve(new_tables(), request)
     pooling = {
-        "rows": serve(new_tables(), request).message,
+        "rows": rows,
+        "row_splits": row_splits,
         "asked": request.asked,
         "weights": [],
         "weighted": [],

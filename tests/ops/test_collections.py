@@ -134,7 +134,7 @@ def test_a_chain_of_ops_pools_rows(wrap):
 
     def run():
         request = request_of()
-        return pool(serve(tables, request).message, request.asked)
+        return pool(serve(tables, request), request.asked)
 
     for found, expected in zip(wrap(run)(), EXPECTED, strict=True):
         # Sums of a few quarters are exact; a third of them is rounded once or twice.
@@ -143,13 +143,13 @@ def test_a_chain_of_ops_pools_rows(wrap):
 
 def test_concatenated_outputs_are_those_of_the_features_in_a_row():
     request, tables = request_of(), new_tables()
-    (found,) = pool(serve(tables, request).message, request.asked, concat=True)
+    (found,) = pool(serve(tables, request), request.asked, concat=True)
     np.testing.assert_allclose(found, np.concatenate(EXPECTED, 1), rtol=1e-6)
 
 
 def test_bfloat16_is_rounded_from_what_float32_is():
     request, tables = request_of(), new_tables()
-    rows = serve(tables, request).message
+    rows = serve(tables, request)
     full, half = pool(rows, request.asked), pool(rows, request.asked, dtype=tf.bfloat16)
     for one, other in zip(full, half, strict=True):
         np.testing.assert_array_equal(tf.cast(one, tf.bfloat16), other)
@@ -208,7 +208,8 @@ def test_several_workers_pool_and_train_the_rows_that_their_owners_have(count):
         ]
         back = all_to_all([s.message for s in served], [s.splits for s in served])
         losses = []
-        for request, (rows, _), batch in zip(requests, back, batches, strict=True):
+        for request, received, batch in zip(requests, back, batches, strict=True):
+            rows = tf_ops.CollectionRows(*received)
             a, b, c = pool(rows, request.asked, ("sum", "sum", "sum"))
             given = {"a": A, "b": B, "splits": SPLITS, "c": C, **batch}
             np.testing.assert_allclose(a, rows_of(0, given["a"]).sum(1), rtol=1e-6)
@@ -239,7 +240,7 @@ def test_rows_that_no_used_output_has_asked_for_rest(wrap):
     def step():
         with tf.GradientTape() as tape:
             request = request_of(b=[2, -9, 50])
-            a, _, _ = pool(serve(tables, request, anchor).message, request.asked)
+            a, _, _ = pool(serve(tables, request, anchor), request.asked)
             loss = tf.reduce_sum(a)
         return commit(tables, tape.gradient(loss, anchor))
 
@@ -257,7 +258,7 @@ def test_a_table_that_is_not_trainable_makes_no_rows_and_drops_gradients():
     tables, anchor = new_tables(seed=1), tf.Variable(0.0)
     with tf.GradientTape() as tape:
         request = request_of()
-        outputs = pool(serve(tables, request, anchor, (False, True)).message, request.asked)
+        outputs = pool(serve(tables, request, anchor, (False, True)), request.asked)
         loss = tf.add_n([tf.reduce_sum(output) for output in outputs])
     commit(tables, tape.gradient(loss, anchor), (None, STEP))
     assert [int(tf_ops.size(table)) for table in tables.tables] == [0, 2]
@@ -269,7 +270,7 @@ def test_deposits_wait_until_they_are_committed_or_dropped():
     tables, anchor = new_tables(), tf.Variable(0.0)
     with tf.GradientTape() as tape:
         request = request_of()
-        loss = tf.reduce_sum(pool(serve(tables, request, anchor).message, request.asked)[2])
+        loss = tf.reduce_sum(pool(serve(tables, request, anchor), request.asked)[2])
     gradient = tape.gradient(loss, anchor)
     assert int(tf_ops.drop_deposits(tables)) == 2
     assert int(tf_ops.drop_deposits(tables)) == 0
@@ -286,7 +287,7 @@ def test_the_greatest_of_equal_rows_gives_its_gradient_to_the_first():
     )
     with tf.GradientTape() as tape:
         request = request_of(b=[1, 2, 3])
-        rows = serve(tables, request, anchor).message
+        rows = serve(tables, request, anchor)
         loss = tf.reduce_sum(pool(rows, request.asked, ("sum", "max", "sum"))[1] * [1.0, 10.0])
     commit(tables, tape.gradient(loss, anchor))
     found = read(tables.tables[0], [1, 2, 3])
@@ -349,9 +350,9 @@ def test_a_worker_that_cannot_read_its_rows_tells_all_that_asked():
         for own, received in zip(tables, asked, strict=True)
     ]
     back = all_to_all([s.message for s in served], [s.splits for s in served])
-    for request, (rows, _) in zip(requests, back, strict=True):
+    for request, received in zip(requests, back, strict=True):
         with pytest.raises(tf.errors.InternalError, match="worker 1: table '[tu]'"):
-            pool(rows, request.asked)
+            pool(tf_ops.CollectionRows(*received), request.asked)
 
 
 @pytest.mark.parametrize(
@@ -382,9 +383,15 @@ def test_a_damaged_message_is_refused(damage):
 
 def test_rows_of_another_request_are_refused():
     request, tables = request_of(), new_tables()
-    rows = serve(tables, request).message
-    with pytest.raises(INVALID, match="floats of rows"):
-        pool(rows[:-1], request.asked)
+    rows = serve(tables, request)
+    for splits in ([11], [12, 0], [13, -1], []):
+        with pytest.raises(
+            INVALID, match="expected rows, and splits of each worker that sum to 12"
+        ):
+            pool(rows._replace(splits=tf.constant(splits, tf.int32)), request.asked)
+    fewer = tf_ops.CollectionRows(tf.zeros([11]), rows.splits - 1)
+    with pytest.raises(tf.errors.InternalError, match="worker 0: "):
+        pool(fewer, request.asked)
     variant = tf.raw_ops.EmptyTensorList(
         element_shape=tf.zeros([0], tf.int32), max_num_elements=-1, element_dtype=tf.float32
     )
@@ -397,7 +404,7 @@ def test_weights_of_another_number_than_keys_are_refused(n):
     request, tables = request_of(), new_tables()
     with pytest.raises(INVALID, match="feature 'b': expected one weight a key, of which .* 3, got"):
         pool(
-            serve(tables, request).message,
+            serve(tables, request),
             request.asked,
             weights=[None, tf.ones([n]), None],
         )
@@ -405,8 +412,14 @@ def test_weights_of_another_number_than_keys_are_refused(n):
 
 def test_wrong_attributes_are_refused():
     request, tables = request_of(), new_tables()
-    rows = serve(tables, request).message
-    common = {"rows": rows, "asked": request.asked, "concat": False, "dtype": tf.float32}
+    rows, row_splits = serve(tables, request)
+    common = {
+        "rows": rows,
+        "row_splits": row_splits,
+        "asked": request.asked,
+        "concat": False,
+        "dtype": tf.float32,
+    }
     common["packed"] = False
     with pytest.raises(INVALID, match=r"combiner in \[0, 3\], got 4"):
         ops.sok_embed_collection_pool(weights=[], weighted=[], combiners=[0, 4, 0], **common)

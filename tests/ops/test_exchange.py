@@ -143,12 +143,12 @@ def test_tables_that_are_read_by_themselves_answer_as_a_collection_does():
     tables = tables_of(2)
     collection = tf_ops.CollectionTables(tf_ops.anonymous_collection_queue("both"), tables)
     request = request_of(plan, *keys)
-    asked, answer = tf_ops.collection_asked(plan, request.message, request.splits)
+    asked, sizes = tf_ops.collection_asked(plan, request.message, request.splits)
     for of_table, given in zip(asked, keys, strict=True):
         assert of_table.counts is None and of_table.said is None
         np.testing.assert_array_equal(np.sort(of_table.keys), np.unique(given))
     found = [tf_ops.lookup(t, of.keys, DIM, False) for t, of in zip(tables, asked, strict=True)]
-    own = tf_ops.collection_answer(*zip(*found, strict=True), answer)
+    own = tf_ops.collection_answer(found, sizes)
     served = tf_ops.collection_serve(
         collection, plan, [False] * 2, request.message, request.splits, False, [True] * 2, None
     )
@@ -162,17 +162,18 @@ def test_rows_of_several_workers_come_back_and_so_do_their_gradients(wrap):
     requests = [request_of(plan, *(tf.constant(k, tf.int64) for k in keys)) for keys in batches]
     received = all_to_all([r.message for r in requests], [r.splits for r in requests])
     for rank, (message, splits) in enumerate(received):
-        asked, answer = tf_ops.collection_asked(plan, message, splits)
+        asked, sizes = tf_ops.collection_asked(plan, message, splits)
         assert asked[0].counts is None
         expected = [(key, keys[1].count(key)) for keys in batches for key in sorted({*keys[1]})]
         told = sorted(zip(asked[1].keys.numpy(), asked[1].counts.numpy(), strict=True))
         assert told == sorted((key, n) for key, n in expected if key % 2 == rank)
-        receipts = [tf_ops.lookup(t, of.keys, DIM, False).receipt
-                    for t, of in zip(tables_of(2), asked, strict=True)]  # fmt: skip
+        found = [tf_ops.lookup(t, of.keys, DIM, False)
+                 for t, of in zip(tables_of(2), asked, strict=True)]  # fmt: skip
         rows = [tf.random.stateless_normal([len(of.keys), DIM], [1, 2]) for of in asked]
 
-        def sums(*given, answer=answer, receipts=receipts):
-            return tf_ops.collection_answer(given, receipts, answer).message
+        def sums(*given, sizes=sizes, found=found):
+            read = [one._replace(embeddings=of) for one, of in zip(found, given, strict=True)]
+            return tf_ops.collection_answer(read, sizes).message
 
         with tf.GradientTape() as tape:
             tape.watch(rows)
@@ -191,16 +192,17 @@ def test_an_error_in_a_receipt_is_raised_by_all_that_asked():
     received = all_to_all([r.message for r in requests], [r.splits for r in requests])
     answers = []
     for rank, (message, splits) in enumerate(received):
-        (asked,), answer = tf_ops.collection_asked(plan, message, splits)
+        (asked,), sizes = tf_ops.collection_asked(plan, message, splits)
         table = tf_ops.anonymous_table("small", DIM, max_rows=2 - rank)
         found = tf_ops.lookup(table, asked.keys, DIM, True, reports=True)
         if rank == 1:
             np.testing.assert_array_equal(found.embeddings, np.zeros([4, DIM]))
-        answers.append(tf_ops.collection_answer([found.embeddings], [found.receipt], answer))
+        answers.append(tf_ops.collection_answer([found], sizes))
     back = all_to_all([a.message for a in answers], [a.splits for a in answers])
-    for request, (rows, _) in zip(requests, back, strict=True):
+    for request, received in zip(requests, back, strict=True):
+        rows = tf_ops.CollectionRows(*received)
         with pytest.raises(tf.errors.InternalError, match="worker 1: table 'small': "):
-            tf_ops.collection_pool(plan, tf.constant(rows), request.asked, ["sum"], [None])
+            tf_ops.collection_pool(plan, rows, request.asked, ["sum"], [None])
 
 
 @pytest.mark.parametrize("kind", ["adaptive", "mask_gather"])
@@ -229,8 +231,8 @@ def test_adaptive_lookups_report_as_others_do(kind):
     np.testing.assert_array_equal(found.embeddings, np.zeros([2, DIM]))
     plan = plan_of()
     request = request_of(plan, keys)
-    _, answer = tf_ops.collection_asked(plan, request.message, request.splits)
-    rows = tf_ops.collection_answer([found.embeddings], [found.receipt], answer).message
+    _, sizes = tf_ops.collection_asked(plan, request.message, request.splits)
+    rows = tf_ops.collection_answer([found], sizes)
     with pytest.raises(tf.errors.InternalError, match="worker 0: table 'ada': "):
         tf_ops.collection_pool(plan, rows, request.asked, ["sum"], [None])
     with pytest.raises(ERROR, match="receipt"):
@@ -240,15 +242,15 @@ def test_adaptive_lookups_report_as_others_do(kind):
 def test_answers_of_another_form_are_refused():
     plan = plan_of()
     request = request_of(plan, tf.constant([1, 2], tf.int64))
-    (asked,), answer = tf_ops.collection_asked(plan, request.message, request.splits)
+    (asked,), sizes = tf_ops.collection_asked(plan, request.message, request.splits)
     (table,) = tables_of(1)
     found = tf_ops.lookup(table, asked.keys, DIM, False)
-    with pytest.raises(ERROR, match=r"expected rows of shape \[2,3\], got shape \[1,3\]"):
-        tf_ops.collection_answer([found.embeddings[:1]], [found.receipt], answer)
-    with pytest.raises(ERROR, match="answer to keys of these tables"):
-        tf_ops.collection_answer([found.embeddings] * 2, [found.receipt] * 2, answer)
-    with pytest.raises(ERROR, match="expected answer of an op of this process"):
-        tf_ops.collection_answer([found.embeddings], [found.receipt], found.receipt)
+    with pytest.raises(ERROR, match=r"expected 6 floats of rows, got shape \[3\]"):
+        tf_ops.collection_answer([found._replace(embeddings=found.embeddings[:1])], sizes)
+    with pytest.raises(ERROR, match="same size as the input"):
+        tf_ops.collection_answer([found] * 2, tf.concat([sizes, sizes + 1], 1))
+    with pytest.raises(ERROR, match="expected receipt of an op of this process"):
+        tf_ops.collection_answer([found._replace(receipt=request.asked)], sizes)
     with pytest.raises(ERROR, match="expected keys as this release writes them"):
         tf_ops.collection_asked(plan, request.message[:-1], request.splits)
     with pytest.raises(ERROR, match="a message and splits of each worker"):
@@ -260,9 +262,9 @@ def test_shapes_are_inferred():
         placeholder = tf.compat.v1.placeholder(tf.int64, [9])
         plan = plan_of(3)
         request = request_of(plan, placeholder)
-        (asked,), answer = tf_ops.collection_asked(plan, request.message, request.splits)
+        (asked,), sizes = tf_ops.collection_asked(plan, request.message, request.splits)
         assert request.splits.shape.as_list() == [3]
-        assert asked.keys.shape.as_list() == [None] and answer.shape.as_list() == []
+        assert asked.keys.shape.as_list() == [None] and sizes.shape.as_list() == [3, 1]
 
 
 def test_many_threads_can_ask_at_once():

@@ -1,9 +1,11 @@
 // SokEmbed>AnonymousCollectionQueue makes a place where gradients of many tables wait for one
 // commit.
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
 
+#include "core/collection/messages.h"
 #include "kernels/collection_resource.h"
 #include "kernels/host_memory.h"
 #include "kernels/register_kernel.h"
@@ -64,6 +66,23 @@ absl::Status GetCollection(tf::OpKernelContext* ctx, OpenCollection* collection,
   }
   collection->name = queue->name();
   collection->tables = std::make_shared<TableCollection>(std::move(members), queue->queue(), rank);
+  return absl::OkStatus();
+}
+
+absl::Status PutAnswer(tf::OpKernelContext* ctx, const tf::Tensor& rows,
+                       const std::vector<int32_t>& splits, const Status& failure) {
+  if (!failure.ok()) {
+    const RowMessage message = WriteFailure(splits, failure);
+    tf::Tensor text;
+    TF_RETURN_IF_ERROR(
+        AllocateOnHost(ctx, tf::DT_FLOAT, {static_cast<int64_t>(message.floats.size())}, &text));
+    std::copy(message.floats.begin(), message.floats.end(), text.flat<float>().data());
+    return PutAnswer(ctx, text, message.splits, Status());
+  }
+  tf::Tensor* sizes = nullptr;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(1, {static_cast<int64_t>(splits.size())}, &sizes));
+  std::copy(splits.begin(), splits.end(), sizes->flat<int32_t>().data());
+  ctx->set_output(0, rows);
   return absl::OkStatus();
 }
 

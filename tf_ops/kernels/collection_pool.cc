@@ -1,7 +1,6 @@
 // SokEmbed>CollectionPool makes vectors of the rows that have come, SokEmbed>CollectionOutput takes
 // those of one feature, and the gradients of both go back. A feature whose output is not used has
 // no gradient at all, where an op with many outputs would be given zeros.
-#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -63,38 +62,42 @@ class PoolKernel : public tf::OpKernel {
     size_t width = 0;  // of a vector of all features, with concat
   };
 
-  // `first` is the input with the rows; the request and the weights follow.
+  // `first` is the input with the rows; their splits, the request and the weights follow.
   absl::Status Read(tf::OpKernelContext* ctx, int first, Batch* batch) const {
     const AskedVariant* asked = nullptr;
-    TF_RETURN_IF_ERROR(GetVariant(ctx, first + 1, "asked", &asked));
+    TF_RETURN_IF_ERROR(GetVariant(ctx, first + 2, "asked", &asked));
     if (asked->request == nullptr || asked->request->plan().features.size() != combiners_.size()) {
       return absl::InvalidArgumentError("expected the request of these features, got another");
     }
     batch->request = asked->request.get();
     batch->segments = SegmentsOf(*batch->request);
-    const tf::Tensor& rows = ctx->input(first);
-    size_t floats = batch->segments.floats();
-    if (packed_) {
-      const auto splits = PackedSplits(batch->segments);
-      TF_RETURN_IF_ERROR(ToAbsl(splits.status()));
-      floats = std::accumulate(splits.value().begin(), splits.value().end(), size_t{0});
+    const tf::Tensor &rows = ctx->input(first), &arrived = ctx->input(first + 1);
+    const auto splits = packed_ ? PackedSplits(batch->segments) : batch->segments.Splits();
+    TF_RETURN_IF_ERROR(ToAbsl(splits.status()));
+    const auto of_workers = arrived.flat<int32_t>();
+    int64_t floats = 0;
+    bool fits = static_cast<size_t>(of_workers.size()) == splits.value().size();
+    for (int64_t worker = 0; worker < of_workers.size(); ++worker) {
+      fits = fits && of_workers(worker) >= 0;
+      floats += of_workers(worker);
     }
-    if (static_cast<size_t>(rows.NumElements()) != floats) {
-      return absl::InvalidArgumentError("expected " + std::to_string(floats) +
-                                        " floats of rows, got shape " + rows.shape().DebugString());
+    if (!fits || floats != rows.NumElements()) {
+      return absl::InvalidArgumentError("expected rows, and splits of each worker that sum to " +
+                                        std::to_string(rows.NumElements()) + ", got splits " +
+                                        arrived.SummarizeValue(of_workers.size()));
     }
     const float* message = rows.flat<float>().data();
+    TF_RETURN_IF_ERROR(ToAbsl(CheckArrived(splits.value(), of_workers.data(), message)));
     if (packed_) {
       batch->unpacked.resize(batch->segments.floats());
       UnpackRows(batch->segments, message, batch->unpacked.data(), IntraOpPool(ctx));
       message = batch->unpacked.data();
     }
-    TF_RETURN_IF_ERROR(ToAbsl(ReadHeaders(batch->segments, message)));
     batch->rows = message;
     batch->places = batch->segments.Places();
     for (Combiner combiner : combiners_) batch->poolings.push_back({combiner, nullptr});
     for (size_t i = 0; i < weighted_.size(); ++i) {
-      const tf::Tensor& weights = ctx->input(first + 2 + static_cast<int>(i));
+      const tf::Tensor& weights = ctx->input(first + 3 + static_cast<int>(i));
       const auto feature = static_cast<size_t>(weighted_[i]);
       const size_t n = batch->request->feature(feature).n;
       if (static_cast<size_t>(weights.NumElements()) != n) {
@@ -154,6 +157,7 @@ class PoolKernel : public tf::OpKernel {
 
 #define SOK_POOL_SIGNATURE                   \
   Input("rows: float")                       \
+      .Input("row_splits: int32")            \
       .Input("asked: variant")               \
       .Input("weights: num_weights * float") \
       .Attr("num_weights: int >= 0")         \
@@ -292,7 +296,7 @@ REGISTER_OP("SokEmbed>CollectionPoolGradient")
     .Output("weight_gradients: num_weights * float")
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->Vector(c->UnknownDim()));
-      for (int i = 1; i < c->num_outputs(); ++i) c->set_output(i, c->input(2 + i));
+      for (int i = 1; i < c->num_outputs(); ++i) c->set_output(i, c->input(3 + i));
       return absl::OkStatus();
     });
 
@@ -311,13 +315,12 @@ class CollectionPoolGradientOp : public PoolKernel {
     std::vector<float*> of_weights(combiners_.size(), nullptr);
     for (size_t i = 0; i < weighted_.size(); ++i) {
       tf::Tensor* weights = nullptr;
-      const int input = 3 + static_cast<int>(i);
+      const int input = 4 + static_cast<int>(i);
       OP_REQUIRES_OK(
           ctx, ctx->allocate_output(static_cast<int>(i) + 1, ctx->input(input).shape(), &weights));
       of_weights[static_cast<size_t>(weighted_[i])] = weights->flat<float>().data();
     }
     float* const message = rows->flat<float>().data();
-    WriteHeaders(segments, Status(), message);
     const RowPlaces places = segments.Places();
     if (dtype_ == tf::DT_FLOAT) {
       OP_REQUIRES_OK(ctx,

@@ -46,6 +46,7 @@ REGISTER_OP("SokEmbed>CollectionRequest")
     .Attr("counts: list(bool) = []")  // (tables) whether each counts keys; none: none does
     .Attr("says: list(bool) = []")    // (tables) CollectedTable::says; none: none does
     .Attr("trains: bool")
+    .Attr("marks_unused: bool = true")  // of CollectionPlan
     .Attr("workers: int >= 1")
     .Attr("rank: int >= 0")
     .Attr("fingerprint: int")
@@ -81,6 +82,7 @@ class CollectionRequestOp : public tf::OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("key_limits", &key_limits));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("combiners", &combiners));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("trains", &plan->trains));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("marks_unused", &plan->marks_unused));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("workers", &workers));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("rank", &rank));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("fingerprint", &plan->fingerprint));

@@ -49,6 +49,11 @@ absl::Status GetCollection(tensorflow::OpKernelContext* ctx, OpenCollection* col
 absl::Status ReadPlacements(tensorflow::OpKernelConstruction* ctx, bool has_holders, size_t tables,
                             int64_t workers, std::vector<TablePlacement>* placements);
 
+// Puts out the rows that workers have asked for, and the floats of each worker's segment; if they
+// could not be read, a message that tells all workers of it.
+absl::Status PutAnswer(tensorflow::OpKernelContext* ctx, const tensorflow::Tensor& rows,
+                       const std::vector<int32_t>& splits, const Status& failure);
+
 // A variant tensor of an op that means nothing outside of its process.
 template <typename Derived>
 struct ProcessVariant {

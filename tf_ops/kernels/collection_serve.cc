@@ -7,6 +7,7 @@
 
 #include "core/collection/messages.h"
 #include "kernels/collection_resource.h"
+#include "kernels/host_memory.h"
 #include "kernels/receipt.h"
 #include "kernels/register_kernel.h"
 #include "tensorflow/core/framework/op.h"
@@ -24,8 +25,9 @@ Receipt ReceiptOf(const OpenCollection& collection, const RowSegments& segments,
   return {collection.name, segments.floats(), 1,
           [tables = collection.tables, segments, keys = std::move(keys)](
               int64_t number, std::shared_ptr<const void> hold, const float* gradients,
-              const BFloat16*, const AnchorGradient& anchor, const ParallelFor& parallel_for) {
-            if (gradients == nullptr) return InvalidArgument("expected gradients of float32");
+              const BFloat16* gradients_bf16, const AnchorGradient& anchor,
+              const ParallelFor& parallel_for) {
+            if (gradients_bf16 != nullptr) return InvalidArgument("expected gradients of float32");
             CollectionKeys deposited = keys;
             deposited.order.gradient = number;
             auto copy = std::make_shared<std::vector<float>>();
@@ -97,18 +99,14 @@ class CollectionServeOp : public tf::OpKernel {
     const RowSegments& answers = asked.value().answers;
     const auto row_splits = packed_ ? PackedSplits(answers) : answers.Splits();
     OP_REQUIRES_OK(ctx, ToAbsl(row_splits.status()));
-    tf::Tensor *rows = nullptr, *split_sizes = nullptr;
+    tf::Tensor rows;
     const int64_t floats =
         std::accumulate(row_splits.value().begin(), row_splits.value().end(), int64_t{0});
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {floats}, &rows));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, splits.shape(), &split_sizes));
-    std::copy(row_splits.value().begin(), row_splits.value().end(),
-              split_sizes->flat<int32_t>().data());
-
+    OP_REQUIRES_OK(ctx, AllocateOnHost(ctx, tf::DT_FLOAT, {floats}, &rows));
     CollectionKeys looked_up;
     std::vector<float> copy, unpacked;
     if (packed_) unpacked.resize(answers.floats());
-    float* const out = packed_ ? unpacked.data() : rows->flat<float>().data();
+    float* const out = packed_ ? unpacked.data() : rows.flat<float>().data();
     float* const by_table = answers.ByTable(out, &copy);
     const Status status = OrNoMemory([&] {
       return collection.tables->Lookup(asked.value(), make_rows_, trainable_, by_table, &looked_up,
@@ -116,8 +114,8 @@ class CollectionServeOp : public tf::OpKernel {
     });
     OP_REQUIRES(ctx, status.ok() || workers > 1, ToAbsl(status));
     answers.FromTables(by_table, out, parallel_for);
-    WriteHeaders(answers, status, out);  // the asking workers receive the error
-    if (packed_) PackRows(answers, out, rows->flat<float>().data(), parallel_for);
+    if (packed_) PackRows(answers, out, rows.flat<float>().data(), parallel_for);
+    OP_REQUIRES_OK(ctx, PutAnswer(ctx, rows, row_splits.value(), status));
     looked_up.order.call = number_;
     tf::Tensor* receipt = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(2, {}, &receipt));

@@ -75,8 +75,8 @@ class Late(Communicator):
 
     def exchange(self, tensor: Any, splits: Any, gradient_splits: Any, name: str) -> Any:
         there = self._late_there(tensor, f"{name}.rows")
-        received = self._on_time.exchange(there, splits, gradient_splits, name)
-        return self._late_back(received, f"{name}.gradients")
+        received, received_splits = self._on_time.exchange(there, splits, gradient_splits, name)
+        return self._late_back(received, f"{name}.gradients"), received_splits
 
     def all_reduce(self, tensor: Any, name: str, average: bool = False) -> Any:
         return self._on_time.all_reduce(self._late(tensor, name), name, average)
@@ -134,7 +134,7 @@ class Plain:
         asked, answers = self._communicator.all_to_all(keys, splits, f"{self._name}.keys")
         with tf.GradientTape() as tape:
             rows = tf.gather(self._numbers, asked)
-            vectors = self._communicator.exchange(rows, answers, splits, self._name)
+            vectors, _ = self._communicator.exchange(rows, answers, splits, self._name)
             loss = tf.reduce_sum(vectors * tf.gather(factors, keys))
         gradients = tape.gradient(loss, self._numbers)
         self.gradients.scatter_add(gradients)

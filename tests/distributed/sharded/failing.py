@@ -10,17 +10,21 @@ import tensorflow as tf
 
 import sok_embed
 from sharded.registry import Here, scenario
+from sok_embed import communicators, tf_ops
 from sok_embed import feature_column as fc
-from sok_embed import tf_ops
+from sok_embed.communicators.horovod import HorovodCommunicator
 
 KEYS = np.arange(12).reshape(4, 3)
 PLACES = 12  # keys of the layer without a hash table, on each worker
 
 
 def _raised(call: Callable[[], Any]) -> dict[str, Any]:
-    """The error of a call, eager and compiled."""
+    """The error of a call, eager and compiled, and with exchanges by Horovod if it is there."""
     found = {}
-    for form, function in (("eager", call), ("compiled", tf.function(call))):
+    forms = {"eager": call, "compiled": tf.function(call)}
+    if isinstance(communicators.current(), HorovodCommunicator):
+        forms["by_horovod"] = _by_horovod(call)
+    for form, function in forms.items():
         try:
             function()
         except Exception as error:
@@ -28,6 +32,18 @@ def _raised(call: Callable[[], Any]) -> dict[str, Any]:
         else:
             found |= {f"{form}.type": "nothing", f"{form}.text": ""}
     return found
+
+
+def _by_horovod(call: Callable[[], Any]) -> Callable[[], Any]:
+    def with_exchanges() -> None:
+        communicator = communicators.current()
+        sok_embed.init("horovod", exchange="horovod")
+        try:
+            call()
+        finally:
+            sok_embed.init(communicator)
+
+    return with_exchanges
 
 
 def _failing(here: Here, layer: Any, table: Any, look_up: Callable[[], Any]) -> dict[str, Any]:

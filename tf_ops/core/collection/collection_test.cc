@@ -480,15 +480,42 @@ TEST_CASE("a failure of one worker reaches all of them, before and after keys we
         ReadKeys({{2}, {{}}, 0}, words.data(), words.size(), splits.data(), 2, nullptr);
     CHECK(read.status().message() == "worker 1: the batch is bad");
   }
-  const RowSegments segments = SegmentsOf(*request);
-  std::vector<float> message(segments.floats(), 0.0f);
-  WriteHeaders(segments, Status(Code::kResourceExhausted, std::string(400, 'x')), message.data());
-  CHECK(ReadHeaders(segments, message.data()).message() == "worker 0: " + std::string(252, 'x'));
-  WriteHeaders(segments, Status(), message.data());
-  CHECK(ReadHeaders(segments, message.data()).ok());
 }
 
-TEST_CASE("rows that travel as bfloat16 arrive rounded, behind the same headers") {
+TEST_CASE("a failure to read rows reaches all workers, whatever they have asked for") {
+  const std::vector<std::pair<std::string, std::string>> sent_and_heard{
+      {std::string(4000, 'x'), std::string(1024, 'x')},
+      {"the table is full", "the table is full"},
+      {"abcd", "abcd"},
+      {"", "failed"}};
+  // One of the sizes is that of each text.
+  for (const std::vector<int32_t>& splits :
+       {std::vector<int32_t>{0, 256, 5}, {1, 2, 3}, {5, 1, 0}, {7, 2, 0}}) {
+    const std::vector<float> rows(splits[0] + splits[1] + splits[2], 1.5f);
+    const auto arrive = [&](const RowMessage& of_worker_1) {
+      return AllToAll<float>(
+          {{rows, splits}, {of_worker_1.floats, of_worker_1.splits}, {rows, splits}});
+    };
+    for (const auto& [sent, heard] : sent_and_heard) {
+      const auto arrived = arrive(WriteFailure(splits, Status(Code::kResourceExhausted, sent)));
+      for (size_t worker = 0; worker < 3; ++worker) {
+        const std::vector<int32_t> expected(3, splits[worker]);
+        const auto& [message, of_workers] = arrived[worker];
+        const Status status = CheckArrived(expected, of_workers.data(), message.data());
+        CHECK(status.code() == Code::kInternal);
+        CHECK(status.message() == "worker 1: " + heard);
+      }
+    }
+    const auto arrived = arrive({rows, splits});
+    for (size_t worker = 0; worker < 3; ++worker) {
+      const std::vector<int32_t> expected(3, splits[worker]);
+      const auto& [message, of_workers] = arrived[worker];
+      CHECK(CheckArrived(expected, of_workers.data(), message.data()).ok());
+    }
+  }
+}
+
+TEST_CASE("rows that travel as bfloat16 arrive rounded") {
   std::mt19937_64 rng(TestSeed());
   std::uniform_real_distribution<float> uniform(-1.0f, 1.0f);
   for (int round = 0; round < 50; ++round) {
@@ -500,18 +527,15 @@ TEST_CASE("rows that travel as bfloat16 arrive rounded, behind the same headers"
     const RowSegments segments(dims, counts);
     std::vector<float> message(segments.floats());
     for (float& x : message) x = uniform(rng);
-    WriteHeaders(segments, round % 2 == 0 ? Status() : InvalidArgument("bad"), message.data());
     const auto splits = Value(PackedSplits(segments));
     std::vector<float> packed(std::accumulate(splits.begin(), splits.end(), size_t{0}), NAN);
     PackRows(segments, message.data(), packed.data(), ThreadedFor);
     std::vector<float> arrived(message.size(), NAN);
     UnpackRows(segments, packed.data(), arrived.data(), ThreadedFor);
-    CHECK(ReadHeaders(segments, arrived.data()).ok() == (round % 2 == 0));
     for (size_t worker = 0; worker < workers; ++worker) {
       const size_t floats = segments.segment(worker + 1) - segments.segment(worker);
-      CHECK(static_cast<size_t>(splits[worker]) ==
-            RowSegments::kHeader + (floats - RowSegments::kHeader + 1) / 2);
-      for (size_t i = RowSegments::kHeader; i < floats; ++i) {
+      CHECK(static_cast<size_t>(splits[worker]) == (floats + 1) / 2);
+      for (size_t i = 0; i < floats; ++i) {
         const float sent = message[segments.segment(worker) + i];
         REQUIRE(arrived[segments.segment(worker) + i] == ToFloat(FromFloat<BFloat16>(sent)));
       }

@@ -170,16 +170,16 @@ std::vector<bool> OnAll(const std::vector<TablePlacement>& placements) {
 
 size_t PackedFloats(const RowSegments& segments, size_t worker) {
   const size_t rows = segments.segment(worker + 1) - segments.segment(worker);
-  return RowSegments::kHeader + (rows - RowSegments::kHeader + 1) / 2;
+  return (rows + 1) / 2;
 }
 
 // Calls fn(begin, packed_begin, first, last) for chunks of the rows of each segment, which
 // begin there in the message and in its packed form; a chunk begins with an even number.
 template <typename Fn>
 void ForEachPacked(const RowSegments& segments, const ParallelFor& parallel_for, const Fn& fn) {
-  size_t packed = RowSegments::kHeader;
+  size_t packed = 0;
   for (size_t worker = 0; worker < segments.workers(); ++worker) {
-    const size_t begin = segments.segment(worker) + RowSegments::kHeader;
+    const size_t begin = segments.segment(worker);
     const size_t floats = segments.segment(worker + 1) - begin;
     const auto pairs = static_cast<int64_t>((floats + 1) / 2);
     parallel_for(pairs, 1, [&](int64_t first, int64_t last) {
@@ -258,13 +258,19 @@ RowSegments::RowSegments(std::vector<int> dims, std::vector<uint32_t> counts)
 
 void RowSegments::FindSegments() {
   segments_.assign(1, 0);
+  is_by_table_ = true;
+  size_t next = 0;
   for (size_t worker = 0; worker < workers_; ++worker) {
-    size_t floats = kHeader;
     for (size_t table = 0; table < tables(); ++table) {
-      floats += count(worker, table) * static_cast<size_t>(dims_[table]);
+      const auto dim = static_cast<size_t>(dims_[table]);
+      const size_t by_table = begins_[table] + offsets_[worker * tables() + table] * dim;
+      const size_t rows = count(worker, table);
+      if (rows > 0 && next != by_table) is_by_table_ = false;
+      next += rows * dim;
     }
-    segments_.push_back(segments_.back() + floats);
+    segments_.push_back(next);
   }
+  if (floats() != floats_by_table()) is_by_table_ = false;
 }
 
 RowSegments RowSegments::OnlyOf(size_t worker, const std::vector<bool>& tables) const {
@@ -303,7 +309,7 @@ void RowSegments::ForEachPiece(const ParallelFor& parallel_for, const Fn& fn) co
   const auto copy = [&](int64_t first, int64_t last) {
     for (auto table = static_cast<size_t>(first); table < static_cast<size_t>(last); ++table) {
       for (size_t worker = 0; worker < workers_; ++worker) {
-        size_t in_message = segments_[worker] + kHeader;
+        size_t in_message = segments_[worker];
         for (size_t before = 0; before < table; ++before) {
           in_message += count(worker, before) * static_cast<size_t>(dims_[before]);
         }
@@ -319,26 +325,25 @@ void RowSegments::ForEachPiece(const ParallelFor& parallel_for, const Fn& fn) co
 
 const float* RowSegments::ByTable(const float* message, std::vector<float>* copy,
                                   const ParallelFor& parallel_for) const {
-  if (workers_ == 1) return message + kHeader;
+  if (is_by_table_) return message;
   copy->resize(floats_by_table());
-  std::vector<float*> rows;
-  for (size_t table = 0; table < tables(); ++table) rows.push_back(copy->data() + begins_[table]);
-  Take(message, rows, parallel_for);
+  ForEachPiece(parallel_for, [&](size_t table, size_t in_table, size_t in_message, size_t floats) {
+    float* const to = copy->data() + begins_[table] + in_table;
+    std::memcpy(to, message + in_message, floats * sizeof(float));
+  });
   return copy->data();
 }
 
 float* RowSegments::ByTable(float* message, std::vector<float>* copy) const {
-  if (workers_ == 1) return message + kHeader;
+  if (is_by_table_) return message;
   copy->resize(floats_by_table());
   return copy->data();
 }
 
 RowPlaces RowSegments::Places() const {
   RowPlaces found;
-  if (workers_ == 1) {
-    for (size_t table = 0; table < tables(); ++table) {
-      found.starts.push_back(kHeader + begins_[table]);
-    }
+  if (is_by_table_) {
+    found.starts = begins_;
     return found;
   }
   for (size_t rows : rows_) found.places.emplace_back(rows);
@@ -363,23 +368,10 @@ void RowSegments::Repeat(const RowPlaces& places, float* message,
 
 void RowSegments::FromTables(const float* rows, float* message,
                              const ParallelFor& parallel_for) const {
-  if (workers_ == 1) return;
-  std::vector<const float*> of_tables;
-  for (size_t table = 0; table < tables(); ++table) of_tables.push_back(rows + begins_[table]);
-  Put(of_tables, message, parallel_for);
-}
-
-void RowSegments::Put(const std::vector<const float*>& rows, float* message,
-                      const ParallelFor& parallel_for) const {
+  if (is_by_table_) return;
   ForEachPiece(parallel_for, [&](size_t table, size_t in_table, size_t in_message, size_t floats) {
-    std::memcpy(message + in_message, rows[table] + in_table, floats * sizeof(float));
-  });
-}
-
-void RowSegments::Take(const float* message, const std::vector<float*>& rows,
-                       const ParallelFor& parallel_for) const {
-  ForEachPiece(parallel_for, [&](size_t table, size_t in_table, size_t in_message, size_t floats) {
-    std::memcpy(rows[table] + in_table, message + in_message, floats * sizeof(float));
+    const float* const from = rows + begins_[table] + in_table;
+    std::memcpy(message + in_message, from, floats * sizeof(float));
   });
 }
 
@@ -414,11 +406,6 @@ Result<std::vector<int32_t>> PackedSplits(const RowSegments& segments) {
 
 void PackRows(const RowSegments& segments, const float* message, float* packed,
               const ParallelFor& parallel_for) {
-  size_t to = 0;
-  for (size_t worker = 0; worker < segments.workers(); ++worker) {
-    std::copy_n(message + segments.segment(worker), RowSegments::kHeader, packed + to);
-    to += PackedFloats(segments, worker);
-  }
   const auto pack = [&](size_t begin, size_t packed_begin, size_t first, size_t last) {
     auto* bits = reinterpret_cast<char*>(packed + packed_begin);
     for (size_t i = first; i < last; ++i) {
@@ -432,11 +419,6 @@ void PackRows(const RowSegments& segments, const float* message, float* packed,
 
 void UnpackRows(const RowSegments& segments, const float* packed, float* message,
                 const ParallelFor& parallel_for) {
-  size_t from = 0;
-  for (size_t worker = 0; worker < segments.workers(); ++worker) {
-    std::copy_n(packed + from, RowSegments::kHeader, message + segments.segment(worker));
-    from += PackedFloats(segments, worker);
-  }
   const auto unpack = [&](size_t begin, size_t packed_begin, size_t first, size_t last) {
     const auto* bits = reinterpret_cast<const char*>(packed + packed_begin);
     for (size_t i = first; i < last; ++i) {
@@ -448,30 +430,32 @@ void UnpackRows(const RowSegments& segments, const float* packed, float* message
   ForEachPacked(segments, parallel_for, unpack);
 }
 
-void WriteHeaders(const RowSegments& segments, const Status& status, float* message) {
-  constexpr size_t kMostBytes = (RowSegments::kHeader - 1) * sizeof(float);
+RowMessage WriteFailure(const std::vector<int32_t>& splits, const Status& failure) {
   // An error without a text is one all the same.
-  const std::string_view text =
-      status.ok() ? "" : (status.text().empty() ? "failed" : status.text().substr(0, kMostBytes));
-  for (size_t worker = 0; worker < segments.workers(); ++worker) {
-    float* header = message + segments.segment(worker);
-    std::fill_n(header, RowSegments::kHeader, 0.0f);
-    const auto bytes = static_cast<uint32_t>(text.size());
-    std::memcpy(header, &bytes, sizeof(bytes));
-    PutText(text, header + 1);
+  const std::string_view text = failure.text().empty() ? "failed" : failure.text();
+  const std::string_view cut = text.substr(0, kMostText);
+  RowMessage message;
+  for (const int32_t of_rows : splits) {
+    const size_t begin = message.floats.size();
+    size_t size = WordsOf<float>(cut.size());
+    if (size == static_cast<size_t>(of_rows)) ++size;
+    message.floats.resize(begin + size, 0.0f);
+    PutText(cut, message.floats.data() + begin);
+    message.splits.push_back(static_cast<int32_t>(size));
   }
+  return message;
 }
 
-Status ReadHeaders(const RowSegments& segments, const float* message) {
-  for (size_t worker = 0; worker < segments.workers(); ++worker) {
-    const float* header = message + segments.segment(worker);
-    uint32_t bytes;
-    std::memcpy(&bytes, header, sizeof(bytes));
-    if (bytes == 0) continue;
-    const size_t most = (RowSegments::kHeader - 1) * sizeof(float);
-    const std::string text(reinterpret_cast<const char*>(header + 1),
-                           std::min<size_t>(bytes, most));
-    return Status(Code::kInternal, NameOf(worker) + ": " + text);
+Status CheckArrived(const std::vector<int32_t>& expected, const int32_t* arrived,
+                    const float* message) {
+  for (size_t worker = 0; worker < expected.size(); ++worker) {
+    if (arrived[worker] != expected[worker]) {
+      const auto* text = reinterpret_cast<const char*>(message);
+      const size_t most = static_cast<size_t>(arrived[worker]) * sizeof(float);
+      return Status(Code::kInternal,
+                    NameOf(worker) + ": " + std::string(text, std::find(text, text + most, '\0')));
+    }
+    message += arrived[worker];
   }
   return Status();
 }

@@ -1,7 +1,7 @@
 // The messages of an exchange: what workers ask each other for, and rows and gradients, which go
-// the other way and back by one layout. A message is a row of segments, one for each worker, and
-// none of them is ever empty: a worker that has failed says so in its header, and every worker
-// hears of it.
+// the other way and back by one layout. A message is a row of segments, one for each worker. A
+// worker that has failed sends all of them a text instead: in the header of keys, or as a segment
+// of another size than the rows would have.
 #pragma once
 
 #include <cstddef>
@@ -31,15 +31,11 @@ Result<KeyMessage> WriteKeys(const CollectionRequest& request);
 // Tells all workers that this one has failed before it could ask for anything. Long texts are cut.
 KeyMessage WriteFailure(const CollectionPlan& plan, const Status& failure);
 
-// Where rows of tables lie in a message: each segment has a header, then the rows of table 0, of
-// table 1, … "By table" is the other order: all rows of table 0, whichever worker they belong to,
-// then those of table 1.
+// Where rows of tables lie in a message: each segment has the rows of table 0, of table 1, … "By
+// table" is the other order: all rows of table 0, whichever worker they belong to, then those of
+// table 1.
 class RowSegments {
  public:
-  // In floats. The first has the length of a text that says what failed, 0 if nothing did; the text
-  // follows it.
-  static constexpr size_t kHeader = 64;
-
   // counts (workers, tables): how many rows of each table the segment of each worker has.
   RowSegments(std::vector<int> dims, std::vector<uint32_t> counts);
   // The same rows by table. Of some of the tables (tables) the segments of all workers but one are
@@ -50,6 +46,7 @@ class RowSegments {
   size_t workers() const { return workers_; }
   size_t tables() const { return dims_.size(); }
   int dim(size_t table) const { return dims_[table]; }
+  size_t count(size_t worker, size_t table) const { return counts_[worker * tables() + table]; }
   size_t floats() const { return segments_.back(); }  // of the message
   size_t segment(size_t worker) const { return segments_[worker]; }
   size_t rows(size_t table) const { return rows_[table]; }
@@ -59,8 +56,8 @@ class RowSegments {
   // Floats of each segment. Error: kInvalidArgument if int32 does not hold them.
   Result<std::vector<int32_t>> Splits() const;
 
-  // The rows of a message by table. A message of one worker has them in this order, and they are
-  // not copied: `copy` is used, and made as large as it must be, where there are more.
+  // The rows of a message by table. A message of one worker or of one table has them in this order,
+  // and they are not copied: `copy` is used, and made as large as it must be, for other messages.
   const float* ByTable(const float* message, std::vector<float>* copy,
                        const ParallelFor& parallel_for) const;
   float* ByTable(float* message, std::vector<float>* copy) const;
@@ -68,17 +65,10 @@ class RowSegments {
   RowPlaces Places() const;
   // Copies rows that go to several workers from there to their other places.
   void Repeat(const RowPlaces& places, float* message, const ParallelFor& parallel_for) const;
-  // Puts rows into the message, unless they are there. Headers are not written.
+  // Puts rows into the message, unless they are there.
   void FromTables(const float* rows, float* message, const ParallelFor& parallel_for) const;
-  // The same where the rows of each table (tables) lie by themselves: copies them into a message,
-  // and out of one.
-  void Put(const std::vector<const float*>& rows, float* message,
-           const ParallelFor& parallel_for) const;
-  void Take(const float* message, const std::vector<float*>& rows,
-            const ParallelFor& parallel_for) const;
 
  private:
-  size_t count(size_t worker, size_t table) const { return counts_[worker * tables() + table]; }
   void FindSegments();
   // Calls fn(table, in_table, in_message, floats) for every piece that lies together in both
   // orders.
@@ -90,6 +80,7 @@ class RowSegments {
   std::vector<uint32_t> offsets_;  // (workers, tables) where they begin among the table's rows
   size_t workers_;
   std::vector<size_t> segments_, begins_, rows_;
+  bool is_by_table_ = false;  // true if the message has the rows by table
 };
 
 // The layout of the rows that a request is answered by.
@@ -97,8 +88,8 @@ RowSegments SegmentsOf(const CollectionRequest& request);
 // The layout of their gradients: those of tables that lie on all workers go to every one.
 RowSegments GradientSegmentsOf(const CollectionRequest& request);
 
-// Rows may travel as bfloat16, rounded to nearest, two to a float, behind the same headers. These
-// are the floats of each segment then; the error is that of RowSegments::Splits.
+// Rows may travel as bfloat16, rounded to nearest, two to a float. These are the floats of each
+// segment then; the error is that of RowSegments::Splits.
 Result<std::vector<int32_t>> PackedSplits(const RowSegments& segments);
 // From a message to its packed form, and back.
 void PackRows(const RowSegments& segments, const float* message, float* packed,
@@ -106,10 +97,19 @@ void PackRows(const RowSegments& segments, const float* message, float* packed,
 void UnpackRows(const RowSegments& segments, const float* packed, float* message,
                 const ParallelFor& parallel_for);
 
-// Says in the headers of all segments that what was asked for could not be read, or that it could.
-void WriteHeaders(const RowSegments& segments, const Status& status, float* message);
-// kInternal with the text of the first worker that has failed, if there is one.
-Status ReadHeaders(const RowSegments& segments, const float* message);
+// A message of rows, or what is sent in place of one.
+struct RowMessage {
+  std::vector<float> floats;
+  std::vector<int32_t> splits;  // (workers) floats of each segment
+};
+
+// Tells all workers that this one could not read what they have asked for. splits: those of the
+// rows. Long texts are cut.
+RowMessage WriteFailure(const std::vector<int32_t>& splits, const Status& failure);
+// Finds failures in a message that has arrived. expected, arrived (workers): floats of each
+// segment. Errors: kInternal with the text of the first worker that has failed.
+Status CheckArrived(const std::vector<int32_t>& expected, const int32_t* arrived,
+                    const float* message);
 
 // Bags of one feature of one worker, which this one is to pool.
 struct AskedBags {

@@ -41,7 +41,8 @@ void Pool(const CollectionRequest& request, const std::vector<Pooling>& poolings
 // The gradients of Pool. upstream: of the vectors; features that have none (null) were not used.
 // row_gradients, which lie as gradient_places says: summed for each row in float32, over its
 // features in their order and over the keys of each in theirs; a row that no feature used begins
-// with kUnusedBits. weight_gradients: (n) of each feature, null where they are not wanted.
+// with kUnusedBits if the plan marks those. weight_gradients: (n) of each feature, null where they
+// are not wanted.
 template <typename T>
 void PoolGradient(const CollectionRequest& request, const std::vector<Pooling>& poolings,
                   const float* rows, const RowPlaces& places,

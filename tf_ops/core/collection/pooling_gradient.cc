@@ -145,8 +145,11 @@ class GradientOfPool {
     const auto cost = static_cast<int64_t>(10 + (n / (distinct + 1) + 1) * dim / 4);
     inner(distinct, cost, [&](int64_t first, int64_t last) {
       for (int64_t row = first; row < last; ++row) {
-        SumOf(shares.data() + starts[row], shares.data() + starts[row + 1], dim,
-              gradients + places.at(table, row, dim));
+        float* const sum = gradients + places.at(table, row, dim);
+        SumOf(shares.data() + starts[row], shares.data() + starts[row + 1], dim, sum);
+        if (starts[row] == starts[row + 1] && request_.plan().marks_unused) {
+          std::memcpy(sum, &kUnusedBits, sizeof(kUnusedBits));
+        }
       }
     });
   }
@@ -173,10 +176,6 @@ class GradientOfPool {
   template <typename Addend>
   static void SumOf(const Addend* first, const Addend* last, size_t dim, float* sum) {
     std::fill_n(sum, dim, 0.0f);
-    if (first == last) {
-      std::memcpy(sum, &kUnusedBits, sizeof(kUnusedBits));
-      return;
-    }
     for (const Addend* share = first; share < last; ++share) {
       if constexpr (std::is_same_v<Addend, const T*>) {
         for (size_t j = 0; j < dim; ++j) sum[j] += ToFloat((*share)[j]);

@@ -42,6 +42,8 @@ struct CollectionPlan {
   // True if the rows are trained. If not, the keys of replicated tables are not sent to other
   // workers.
   bool trains = true;
+  // True if rows that no feature used have gradients that begin with kUnusedBits, else zeros.
+  bool marks_unused = true;
   // Of the configuration. Workers refuse messages with another one.
   int64_t fingerprint = 0;
 };

@@ -156,7 +156,6 @@ class TestStep {
                            parallel_for_)
                   .ok());
       segments.FromTables(rows, message.data(), parallel_for_);
-      WriteHeaders(segments, Status(), message.data());
       sent.emplace_back(std::move(message), Value(segments.Splits()));
     }
     auto rows = AllToAll(sent);
@@ -178,7 +177,6 @@ class TestStep {
     TestWorker& worker = workers_[w];
     const RowSegments segments = SegmentsOf(*worker.request);
     REQUIRE(segments.floats() == worker.rows.size());
-    REQUIRE(ReadHeaders(segments, worker.rows.data()).ok());
     worker.pooled.clear();
     std::vector<BagVectors<float>> out;
     for (size_t f = 0; f < batch.size(); ++f) {
