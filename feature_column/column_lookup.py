@@ -79,7 +79,7 @@ class EmbeddingRows:
             static: The variable of the static rows, as the host's optimizer knows it.
         """
         self.table = table
-        self._own = TableLookup(table, host, self._read, says=True)
+        self._own = TableLookup(table, host, self._read)
         self.anchor = self._own.make_anchor(make_anchor, static=static)
 
     def lookup(
@@ -98,7 +98,8 @@ class EmbeddingRows:
         """
         if self._own.communicator().size == 1:
             call = self._begin(training)
-            return self._read(call, tf.float32, keys, said=buckets, mask=mask).embeddings
+            asked = tf_ops.TableKeys(keys, said=buckets)
+            return self._read(call, tf.float32, asked, mask).embeddings
         routed = self.routed(keys, self.buckets_of(keys, buckets), mask, training)
         (own,) = look_up([routed.asked], self.table.name)
         return routed.joined(own)
@@ -134,27 +135,24 @@ class EmbeddingRows:
         self,
         call: Call,
         dtype: tf.DType,
-        keys: tf.Tensor,
-        counts: tf.Tensor | None = None,
-        said: tf.Tensor | None = None,
-        reports: bool = False,
+        asked: tf_ops.TableKeys,
         mask: tf.Tensor | None = None,
     ) -> tf_ops.Lookup:
         """Reads own rows, and static rows, by a mask; without one, own rows. Buckets are said."""
         return tf_ops.adaptive_mask_gather(
             self.table.resource_handle,
             self.static,
-            keys,
-            said,
-            tf.ones_like(keys, tf.int32) if mask is None else mask,
+            asked.keys,
+            asked.said,
+            tf.ones_like(asked.keys, tf.int32) if mask is None else mask,
             dim=self.column.dimension,
             make_rows=call.trains,
             anchor=call.anchor,
             dtype=dtype,
             copy_slots=self.copies_slots,
             absent_value=self._categorical.absent_value,
-            counts=counts,
-            reports=reports,
+            counts=asked.counts,
+            reports=asked.reports,
         )
 
 

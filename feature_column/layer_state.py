@@ -66,10 +66,10 @@ class LayerEmbedding(EmbeddingRows):
     def _begin(self, training: bool) -> Call:
         return self._own.begin(self._layer.trainable, training)
 
-    def _read(self, call: Call, *asked: Any, **how: Any) -> tf_ops.Lookup:
+    def _read(self, call: Call, *asked: Any) -> tf_ops.Lookup:
         bound = self._bind_slots() if call.trains and self.copies_slots else []
         with tf.control_dependencies(bound):
-            return super()._read(call, *asked, **how)
+            return super()._read(call, *asked)
 
     def _bind_slots(self) -> list[tf.Tensor]:
         """Tells the table of the slots that the first step of a loaded model copies.

@@ -268,24 +268,27 @@ def _serve_gradient(op: Any, upstream: tf.Tensor, *_: Any) -> list[tf.Tensor | N
     return [None] * (len(op.inputs) - 1) + [anchor_gradient]
 
 
-class AskedOfTable(NamedTuple):
-    """The keys of one table that all workers ask this one for.
+class TableKeys(NamedTuple):
+    """Keys to look up in one table, in the order of the workers that ask for them.
 
     Attributes:
-        keys: int64 `[n]`, those of worker 0 first.
-        counts: int64 `[n]`, how often each stands in the batch of its worker. `None`: the table
-            does not count keys.
-        said: int64 `[n]`, the number that is told of each key. `None`: there is none.
+        keys: int64 of any shape.
+        counts: int64 of the shape of the keys, how often each stands in the batch of its worker.
+            `None`: the table does not count keys, or each stands for one.
+        said: Integers of the shape of the keys, the number that is told of each. `None`: there is
+            none.
+        reports: True if an error of the lookup is put into its receipt, as for `lookup`.
     """
 
     keys: tf.Tensor
-    counts: tf.Tensor | None
-    said: tf.Tensor | None
+    counts: tf.Tensor | None = None
+    said: tf.Tensor | None = None
+    reports: bool = False
 
 
 def collection_asked(
     plan: CollectionPlan, message: tf.Tensor, splits: tf.Tensor
-) -> tuple[list[AskedOfTable], tf.Tensor]:
+) -> tuple[list[TableKeys], tf.Tensor]:
     """Reads what workers ask this one for, where each table is read by an op of its own.
 
     Args:
@@ -312,7 +315,12 @@ def collection_asked(
         says=says,
     )
     asked = [
-        AskedOfTable(keys[i], counted[i] if counts[i] else None, said[i] if says[i] else None)
+        TableKeys(
+            keys[i],
+            counted[i] if counts[i] else None,
+            said[i] if says[i] else None,
+            reports=plan.workers > 1,
+        )
         for i in range(tables)
     ]
     return asked, tf.ensure_shape(sizes, [plan.workers, tables])

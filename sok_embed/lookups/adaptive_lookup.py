@@ -24,27 +24,20 @@ class AdaptiveLookup(TableLookup):
     """
 
     def __init__(self, table: AdaptiveTable, host: str) -> None:
-        def read(
-            call: Call,
-            dtype: tf.DType,
-            keys: tf.Tensor,
-            counts: tf.Tensor | None = None,
-            said: tf.Tensor | None = None,
-            reports: bool = False,
-        ) -> tf_ops.Lookup:
+        def read(call: Call, dtype: tf.DType, asked: tf_ops.TableKeys) -> tf_ops.Lookup:
             return tf_ops.adaptive_lookup(
                 table.resource_handle,
-                keys,
+                asked.keys,
                 table.dim,
                 call.trains,
-                counts=counts,
-                mask=None if said is None else tf.cast(said, tf.int32),
+                counts=asked.counts,
+                mask=None if asked.said is None else tf.cast(asked.said, tf.int32),
                 dtype=dtype,
                 anchor=call.anchor,
-                reports=reports,
+                reports=asked.reports,
             )
 
-        super().__init__(table, host, read, buckets=table.static_buckets, says=True)
+        super().__init__(table, host, read, buckets=table.static_buckets)
 
     def routed(self, call: Call, keys: tf.Tensor, route: Any, dtype: tf.DType) -> tf.Tensor:
         """Looks keys up. Collective, if there are several workers.

@@ -5,7 +5,7 @@ With one worker nothing travels. A worker that fails says so in its message, and
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
@@ -35,13 +35,9 @@ class PooledBatch(NamedTuple):
     said: Sequence[tf.Tensor] = ()
 
 
-class Serve(Protocol):
-    """Reads the rows that all workers have asked this one for."""
-
-    def __call__(
-        self, pools: Sequence[bool], message: tf.Tensor, splits: tf.Tensor
-    ) -> tf_ops.CollectionRows:
-        """Returns the answer to messages of `tf_ops.collection_request`."""
+# Reads the rows that all workers have asked this one for, by the `pools` of the request, and the
+# message that has arrived and its splits.
+Serve = Callable[[Sequence[bool], tf.Tensor, tf.Tensor], tf_ops.CollectionRows]
 
 
 def pooled_rows(
@@ -107,35 +103,29 @@ def pooled_rows(
     return [tf.cast(vectors, dtype) for vectors in pooled]
 
 
-class AskedTable(NamedTuple):
-    """A table whose rows are spread over the workers; the same on all of them.
-
-    Attributes:
-        name: The name, for messages.
-        dim: The length of a row.
-        buckets: The number of `adaptive_buckets` by which keys are spread. 0: keys are spread by
-            themselves.
-        key_limit: The limit that keys are below; 0: any key.
-        counts: True if owners are told how often each key stands in a batch.
-        says: True if owners are told a number of each key.
-    """
+class AskedTable(Protocol):
+    """A table whose rows are spread over the workers; its properties are the same on all."""
 
     name: str
     dim: int
-    buckets: int = 0
-    key_limit: int = 0
-    counts: bool = False
-    says: bool = False
+
+    @property
+    def counts_keys(self) -> bool:
+        """True if owners are told how often each key stands in a batch."""
 
 
 class Asked(NamedTuple):
     """The bags of keys that are asked of one table.
 
     Attributes:
-        table: The table, the same on every worker.
+        table: The table.
         read: A function that reads the rows of keys that workers ask this one for.
         keys: The keys of this worker, as for `tf_ops.collection_request`.
-        said: Integers, a number of each key, for a table that says. `None`: it does not.
+        said: Integers, the number that owners are told of each key. `None`: they are told none;
+            the same on every worker, as the next two are.
+        buckets: The number of `adaptive_buckets` by which keys are spread. 0: keys are spread by
+            themselves.
+        key_limit: The limit that keys are below; 0: any key.
         bags: The kind of bags, as for `tf_ops.collection_request`.
         splits: The row splits of `BAG_BY_SPLITS`.
         weights: The weights of the keys, as for `tf_ops.collection_pool`.
@@ -143,9 +133,11 @@ class Asked(NamedTuple):
     """
 
     table: AskedTable
-    read: Callable[[tf_ops.AskedOfTable], tf_ops.Lookup]
+    read: Callable[[tf_ops.TableKeys], tf_ops.Lookup]
     keys: tf.Tensor
     said: tf.Tensor | None = None
+    buckets: int = 0
+    key_limit: int = 0
     bags: int = tf_ops.BAG_A_KEY
     splits: tf.Tensor | None = None
     weights: tf.Tensor | None = None
@@ -168,8 +160,7 @@ def look_up(asked: Sequence[Asked], name: str, dtype: tf.DType = tf.float32) -> 
     """
     if not asked:
         return []
-    communicator = communicators.current()
-    plan = _plan(tuple(one.table for one in asked), communicator.size, communicator.rank)
+    plan = _plan(asked)
     batch = PooledBatch(
         keys=[one.keys for one in asked],
         bags=[one.bags for one in asked],
@@ -189,29 +180,29 @@ def look_up(asked: Sequence[Asked], name: str, dtype: tf.DType = tf.float32) -> 
     return pooled_rows(plan, batch, serve, name, dtype=dtype)
 
 
-@functools.lru_cache(maxsize=1024)
-def _plan(tables: tuple[AskedTable, ...], workers: int, rank: int) -> tf_ops.CollectionPlan:
+def _plan(asked: Sequence[Asked]) -> tf_ops.CollectionPlan:
     """Returns the plan of an exchange with one feature a table."""
-    names = tuple(table.name for table in tables)
-    nothing = (0,) * len(tables)
-    digest = hashlib.blake2b(repr(tables).encode(), digest_size=8).digest()
-    return tf_ops.CollectionPlan(
+    communicator = communicators.current()
+    names = tuple(one.table.name for one in asked)
+    nothing = (0,) * len(names)
+    plan = tf_ops.CollectionPlan(
         table_names=names,
-        dims=tuple(table.dim for table in tables),
+        dims=tuple(one.table.dim for one in asked),
         salts=nothing,
-        key_limits=tuple(table.key_limit for table in tables),
-        placements=tuple(
-            tf_ops.BY_BUCKET if table.buckets else tf_ops.BY_MODULO for table in tables
-        ),
+        key_limits=tuple(one.key_limit for one in asked),
+        placements=tuple(tf_ops.BY_BUCKET if one.buckets else tf_ops.BY_MODULO for one in asked),
         holders=nothing,
         feature_names=names,
-        feature_tables=tuple(range(len(tables))),
+        feature_tables=tuple(range(len(names))),
         max_lengths=nothing,
-        workers=workers,
-        rank=rank,
-        fingerprint=int.from_bytes(digest, "little", signed=True),
-        counts=tuple(table.counts for table in tables),
-        buckets=tuple(table.buckets for table in tables),
-        says=tuple(table.says for table in tables),
+        workers=communicator.size,
+        rank=0,
+        fingerprint=0,
+        counts=tuple(one.table.counts_keys for one in asked),
+        buckets=tuple(one.buckets for one in asked),
+        says=tuple(one.said is not None for one in asked),
         marks_unused=False,
     )
+    digest = hashlib.blake2b(repr(plan).encode(), digest_size=8).digest()
+    fingerprint = int.from_bytes(digest, "little", signed=True)
+    return dataclasses.replace(plan, rank=communicator.rank, fingerprint=fingerprint)

@@ -7,6 +7,7 @@ in how their owner looks keys up, and in what it is told beside the keys.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -15,7 +16,7 @@ import tensorflow as tf
 
 from sok_embed import communicators, tf_ops
 from sok_embed.communicators import Communicator
-from sok_embed.lookups.exchange import Asked, AskedTable, PooledBatch, look_up, pooled_rows
+from sok_embed.lookups.exchange import Asked, PooledBatch, look_up, pooled_rows
 from sok_embed.training import strategies
 from sok_embed.training.anchor_parts import own_part, parts_of
 from sok_embed.training.commit import Commit, TrainedTable, trained_anchor
@@ -49,29 +50,9 @@ class Call(NamedTuple):
     trains: bool
 
 
-class Read(Protocol):
-    """Looks up keys whose rows lie on this worker."""
-
-    def __call__(
-        self,
-        call: Call,
-        dtype: tf.DType,
-        keys: tf.Tensor,
-        counts: tf.Tensor | None = None,
-        said: tf.Tensor | None = None,
-        reports: bool = False,
-    ) -> tf_ops.Lookup:
-        """Returns vectors of keys, `keys.shape + [dim]`.
-
-        Args:
-            call: The rights of the lookup, from `begin`.
-            dtype: The dtype of the vectors, `tf.float32` or `tf.bfloat16`.
-            keys: int64 of any shape.
-            counts: int64 of the shape of the keys: how many keys of a batch each stands for.
-                `None`: 1 each.
-            said: Integers of the shape of the keys, the number that is told of each.
-            reports: True if an error is put into the receipt, as for `tf_ops.lookup`.
-        """
+# Looks up keys whose rows lie on this worker, with the rights of the lookup, from `begin`, and the
+# dtype of the vectors, `tf.float32` or `tf.bfloat16`.
+Read = Callable[[Call, tf.DType, tf_ops.TableKeys], tf_ops.Lookup]
 
 
 class AnchoredLookup:
@@ -148,9 +129,8 @@ class TableLookup(AnchoredLookup):
         table: The part of this worker.
         host: The owner of the table, as a message begins: `"Layer 'items'"`.
         read: A function that looks keys up on this worker. `None`: `read_rows`.
-        key_limit: The limit of keys, as in `AskedTable`.
-        buckets: The number of buckets, as in `AskedTable`.
-        says: True if requests say a number of each key, as in `AskedTable`.
+        key_limit: The limit of keys, as in `Asked`.
+        buckets: The number of buckets, as in `Asked`.
 
     Attributes:
         table: The part of this worker.
@@ -165,14 +145,12 @@ class TableLookup(AnchoredLookup):
         *,
         key_limit: int = 0,
         buckets: int = 0,
-        says: bool = False,
     ) -> None:
         super().__init__(host, table.owner, table.owners)
         self.table = table
         self.read = read or read_rows(table)
         self._key_limit = key_limit
         self._buckets = buckets
-        self._says = says
 
     def make_anchor(
         self,
@@ -217,7 +195,8 @@ class TableLookup(AnchoredLookup):
         if self.communicator().size == 1:
             # The ops have no float16.
             read_type = tf.float32 if dtype == tf.float16 else dtype
-            return tf.cast(self.read(call, read_type, keys, said=said).embeddings, dtype)
+            found = self.read(call, read_type, tf_ops.TableKeys(keys, said=said))
+            return tf.cast(found.embeddings, dtype)
         (rows,) = look_up([self.asked(call, keys, said)], self.table.name, dtype)
         return self.shaped(rows, keys)
 
@@ -229,20 +208,15 @@ class TableLookup(AnchoredLookup):
             keys: int64 of any shape.
             said: The numbers of the keys, as for `vectors`.
         """
-        several = self.communicator().size > 1
-        table = AskedTable(
-            self.table.name,
-            self.table.dim,
-            self._buckets,
-            self._key_limit,
-            self.table.counts_keys,
-            self._says,
+        self.communicator()  # raises if the table was made for another
+        return Asked(
+            self.table,
+            functools.partial(self.read, call, tf.float32),
+            keys,
+            said,
+            buckets=self._buckets,
+            key_limit=self._key_limit,
         )
-
-        def read(asked: tf_ops.AskedOfTable) -> tf_ops.Lookup:
-            return self.read(call, tf.float32, *asked, reports=several)
-
-        return Asked(table, read, keys, said)
 
     def shaped(self, rows: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
         """Returns rows `[n, dim]` of keys in the shape of the keys, `keys.shape + [dim]`."""
@@ -367,17 +341,10 @@ def read_rows(table: SharedTable, default: str | int | None = None) -> Read:
             from.
     """
 
-    def read(
-        call: Call,
-        dtype: tf.DType,
-        keys: tf.Tensor,
-        counts: tf.Tensor | None = None,
-        said: tf.Tensor | None = None,
-        reports: bool = False,
-    ) -> tf_ops.Lookup:
-        handle = table.resource_handle
+    def read(call: Call, dtype: tf.DType, asked: tf_ops.TableKeys) -> tf_ops.Lookup:
+        handle, keys = table.resource_handle, asked.keys
         found = tf_ops.lookup(
-            handle, keys, table.dim, call.trains, dtype, call.anchor, counts, reports
+            handle, keys, table.dim, call.trains, dtype, call.anchor, asked.counts, asked.reports
         )
         if default is None or call.trains:
             return found

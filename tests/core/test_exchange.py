@@ -19,19 +19,24 @@ TABLES = ((3, False, (7,)), (1, True, (2, 5)), (4, True, (0,)), (2, False, (6, 1
 
 
 def lookup_of(
-    rank: int, workers: int, dim: int, vectors_of: Any = None, says: bool = False, **options: Any
+    rank: int, workers: int, dim: int, vectors_of: Any = None, **options: Any
 ) -> TableLookup:
     """A lookup in a table of zeros; with `vectors_of(keys, said)` it reads these instead."""
     zeros = RowInitializer("constant", 0.0, 0.0, None)
     table = Table(dim, zeros, owners=workers, owner=rank, name=f"of_{dim}", **options)
 
-    def read(call, dtype, keys, counts=None, said=None, reports=False):
+    def read(call, dtype, asked):
         found = tf_ops.lookup(
-            table.resource_handle, keys, dim, call.trains, counts=counts, reports=reports
+            table.resource_handle,
+            asked.keys,
+            dim,
+            call.trains,
+            counts=asked.counts,
+            reports=asked.reports,
         )
-        return found._replace(embeddings=vectors_of(keys, said))
+        return found._replace(embeddings=vectors_of(asked.keys, asked.said))
 
-    return TableLookup(table, "Layer 'many'", None if vectors_of is None else read, says=says)
+    return TableLookup(table, "Layer 'many'", None if vectors_of is None else read)
 
 
 def batches(workers: int, seed: int = 5) -> list[list[Any]]:
@@ -59,7 +64,7 @@ def test_each_table_gets_its_vectors_in_the_places_of_its_keys(on_workers, worke
                 assert np.array_equal(said, keys * 3) if says else said is None
                 return tf.constant(vector_of(keys, dim))
 
-            lookup = lookup_of(rank, workers, dim, vectors_of, says)
+            lookup = lookup_of(rank, workers, dim, vectors_of)
             said = tf.constant(keys * 3) if says else None
             asked.append(lookup.asked(READS, tf.constant(keys), said))
         return look_up(asked, "many")
@@ -187,7 +192,7 @@ def test_a_segment_says_how_many_words_of_each_table_follow(on_workers):
 
         communicator.all_to_all = all_to_all
         first = lookup_of(rank, 2, 3).asked(READS, tf.constant([4, 5, 4, 7], tf.int64))
-        second = lookup_of(rank, 2, 1, lambda keys, said: tf.ones([*keys.shape, 1]), says=True)
+        second = lookup_of(rank, 2, 1, lambda keys, said: tf.ones([*keys.shape, 1]))
         said = tf.constant([11, 12], tf.int64)
         look_up([first, second.asked(READS, tf.constant([6, 8], tf.int64), said)], "many")
 

@@ -62,13 +62,14 @@ def test_an_owner_hears_of_a_key_once_from_each_worker_with_what_is_said_of_it(o
         table = table_of(rank, 2, admission=FrequencyAdmission(2))
         assert table.counts_keys
 
-        def read(call, dtype, keys, counts, said, reports):
+        def read(call, dtype, of_table):
+            keys, counts, said, reports = of_table
             assert reports
             asked[rank] = np.stack([keys, counts, said], 1)
             found = tf_ops.lookup(table.resource_handle, keys, DIM, False, counts=counts)
             return found._replace(embeddings=tf.constant(row_of(keys.numpy())))
 
-        lookup = TableLookup(table, "Layer 'emb'", read, says=True)
+        lookup = TableLookup(table, "Layer 'emb'", read)
         return lookup.vectors(READS, tf.constant(batches[rank]), tf.constant(marks[rank]))
 
     for batch, (vectors, names) in zip(batches, on_workers(2, work), strict=True):
@@ -89,15 +90,15 @@ def test_an_owner_hears_of_a_key_once_from_each_worker_with_what_is_said_of_it(o
 def test_with_one_worker_a_table_is_told_where_nothing_is_said():
     told = []
 
-    def read(call, dtype, keys, counts=None, said=None, reports=False):
-        told.append((keys.shape, counts, said, reports))
-        return tf_ops.Lookup(tf.zeros([*keys.shape, DIM], dtype), None)
+    def read(call, dtype, asked):
+        told.append(asked)
+        return tf_ops.Lookup(tf.zeros([*asked.keys.shape, DIM], dtype), None)
 
-    lookup = TableLookup(table_of(0, 1), "Layer 'emb'", read, says=True)
+    lookup = TableLookup(table_of(0, 1), "Layer 'emb'", read)
     marks = tf.constant([[1, 0], [0, 1]])
     lookup.vectors(READS, tf.zeros([2, 2], tf.int64), marks)
-    shape, counts, said, reports = told[0]
-    assert shape == (2, 2) and counts is None and said is marks and not reports
+    keys, counts, said, reports = told[0]
+    assert keys.shape == (2, 2) and counts is None and said is marks and not reports
 
 
 def test_a_table_of_another_worker_is_an_error(on_workers):

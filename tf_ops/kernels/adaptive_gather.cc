@@ -5,7 +5,7 @@
 
 #include "core/adaptive/mask_gather.h"
 #include "core/base/bfloat16.h"
-#include "kernels/receipt.h"
+#include "kernels/lookup_kernel.h"
 #include "kernels/register_kernel.h"
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op.h"
@@ -68,54 +68,41 @@ StaticRows RowsOf(const tf::Tensor& matrix) {
   return {matrix.flat<float>().data(), matrix.dim_size(0), matrix.dim_size(1)};
 }
 
-class AdaptiveMaskGatherOp : public tf::OpKernel {
+class AdaptiveMaskGatherOp : public LookupKernel {
  public:
-  explicit AdaptiveMaskGatherOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
+  explicit AdaptiveMaskGatherOp(tf::OpKernelConstruction* ctx) : LookupKernel(ctx, 2, 31) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("make_rows", &make_rows_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("copy_slots", &copy_slots_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("hash_keys", &hash_keys_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("own_gradient", &own_gradient_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("number", &number_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("reports", &reports_));
   }
 
-  void Compute(tf::OpKernelContext* ctx) override {
-    const tf::TensorShape& keys = ctx->input(2).shape();
-    tf::TensorShape shape = keys;
-    shape.AddDim(dim_);
-    tf::Tensor* receipt;
-    Outputs outputs;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &outputs.embeddings));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {}, &receipt));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(2, keys, &outputs.own));
-    OP_REQUIRES_OK(
-        ctx, ctx->allocate_output(3, hash_keys_ ? keys : tf::TensorShape({0}), &outputs.hashed));
-    Receipt made;
-    const absl::Status status = Read(ctx, outputs, &made);
-    if (!status.ok()) {
-      EndFailedLookup(ctx, status, reports_, outputs.embeddings, &made);
-      outputs.own->flat<bool>().setConstant(false);
-      outputs.hashed->flat<int64_t>().setZero();
+ protected:
+  absl::Status Read(tf::OpKernelContext* ctx, const tf::Tensor& keys, tf::Tensor* embeddings,
+                    Receipt* receipt) const override {
+    Outputs outputs{embeddings, nullptr, nullptr};
+    const tf::TensorShape hashed = hash_keys_ ? keys.shape() : tf::TensorShape({0});
+    TF_RETURN_IF_ERROR(ctx->allocate_output(2, keys.shape(), &outputs.own));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(3, hashed, &outputs.hashed));
+    std::shared_ptr<OpenTable> resource;
+    absl::Status status = GetTable(ctx, &resource);
+    if (status.ok()) {
+      status = embeddings->dtype() == tf::DT_FLOAT
+                   ? Run<float>(ctx, *resource, outputs, receipt)
+                   : Run<BFloat16>(ctx, *resource, outputs, receipt);
+      if (status.ok()) return status;
+      status = absl::Status(status.code(),
+                            absl::StrCat("table '", resource->name(), "': ", status.message()));
     }
-    receipt->scalar<tf::Variant>()() = std::move(made);
+    outputs.own->flat<bool>().setConstant(false);
+    outputs.hashed->flat<int64_t>().setZero();
+    return status;
   }
 
  private:
   struct Outputs {
     tf::Tensor *embeddings, *own, *hashed;
   };
-
-  absl::Status Read(tf::OpKernelContext* ctx, const Outputs& outputs, Receipt* receipt) const {
-    std::shared_ptr<OpenTable> resource;
-    TF_RETURN_IF_ERROR(GetTable(ctx, &resource));
-    const absl::Status status = outputs.embeddings->dtype() == tf::DT_FLOAT
-                                    ? Run<float>(ctx, *resource, outputs, receipt)
-                                    : Run<BFloat16>(ctx, *resource, outputs, receipt);
-    if (status.ok()) return status;
-    return absl::Status(status.code(),
-                        absl::StrCat("table '", resource->name(), "': ", status.message()));
-  }
 
   absl::Status CheckInputs(tf::OpKernelContext* ctx, const Table& table) const {
     const tf::Tensor &keys = ctx->input(2), &buckets = ctx->input(3), &mask = ctx->input(4);
@@ -128,10 +115,6 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
           "expected keys, buckets and a mask of one shape, got shapes " +
           keys.shape().DebugString() + ", " + buckets.shape().DebugString() + " and " +
           mask.shape().DebugString());
-    }
-    if (keys.NumElements() > int64_t{INT32_MAX}) {
-      return absl::InvalidArgumentError("expected fewer than 2^31 keys in one lookup, got " +
-                                        std::to_string(keys.NumElements()));
     }
     return absl::OkStatus();
   }
@@ -252,12 +235,7 @@ class AdaptiveMaskGatherOp : public tf::OpKernel {
     return absl::OkStatus();
   }
 
-  int dim_;
-  bool make_rows_, reports_;
-  bool copy_slots_;
-  bool hash_keys_;
-  bool own_gradient_;
-  int64_t number_;
+  bool make_rows_, copy_slots_, hash_keys_, own_gradient_;
 };
 
 SOK_REGISTER_CPU_KERNEL("AdaptiveMaskGather", AdaptiveMaskGatherOp);

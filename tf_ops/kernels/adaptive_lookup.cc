@@ -6,7 +6,7 @@
 
 #include "core/base/adaptive_bucket.h"
 #include "kernels/adaptive_resource.h"
-#include "kernels/receipt.h"
+#include "kernels/lookup_kernel.h"
 #include "kernels/register_kernel.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -45,36 +45,17 @@ REGISTER_OP("SokEmbed>AdaptiveLookup")
       return absl::OkStatus();
     });
 
-class AdaptiveLookupOp : public tf::OpKernel {
+class AdaptiveLookupOp : public LookupKernel {
  public:
-  explicit AdaptiveLookupOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
+  explicit AdaptiveLookupOp(tf::OpKernelConstruction* ctx) : LookupKernel(ctx, 1, 31) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("training", &training_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("has_counts", &has_counts_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("has_mask", &has_mask_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("number", &number_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("reports", &reports_));
   }
 
-  void Compute(tf::OpKernelContext* ctx) override {
-    const tf::Tensor& keys = ctx->input(1);
-    tf::TensorShape shape = keys.shape();
-    shape.AddDim(dim_);
-    tf::Tensor *embeddings, *receipt;
-    OP_REQUIRES(ctx, keys.NumElements() <= int64_t{INT32_MAX},
-                absl::InvalidArgumentError("expected fewer than 2^31 keys in one lookup, got " +
-                                           std::to_string(keys.NumElements())));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &embeddings));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {}, &receipt));
-    Receipt made;
-    const absl::Status status = Read(ctx, keys, embeddings, &made);
-    if (!status.ok()) EndFailedLookup(ctx, status, reports_, embeddings, &made);
-    receipt->scalar<tf::Variant>()() = std::move(made);
-  }
-
- private:
+ protected:
   absl::Status Read(tf::OpKernelContext* ctx, const tf::Tensor& keys, tf::Tensor* embeddings,
-                    Receipt* receipt) const {
+                    Receipt* receipt) const override {
     std::shared_ptr<OpenAdaptiveTable> resource;
     TF_RETURN_IF_ERROR(GetAdaptive(ctx, &resource));
     const std::shared_ptr<AdaptiveTable>& table = resource->table();
@@ -120,9 +101,8 @@ class AdaptiveLookupOp : public tf::OpKernel {
     return absl::OkStatus();
   }
 
-  int dim_;
-  bool training_, has_counts_, has_mask_, reports_;
-  int64_t number_;
+ private:
+  bool training_, has_counts_, has_mask_;
 };
 
 SOK_REGISTER_KERNEL("AdaptiveLookup", AdaptiveLookupOp);

@@ -3,7 +3,7 @@
 
 #include "core/base/bfloat16.h"
 #include "kernels/host_variant.h"
-#include "kernels/receipt.h"
+#include "kernels/lookup_kernel.h"
 #include "kernels/register_kernel.h"
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op.h"
@@ -40,34 +40,15 @@ REGISTER_OP("SokEmbed>Lookup")
       return absl::OkStatus();
     });
 
-class LookupOp : public tf::OpKernel {
+class LookupOp : public LookupKernel {
  public:
-  explicit LookupOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
+  explicit LookupOp(tf::OpKernelConstruction* ctx) : LookupKernel(ctx, 1, 32) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("make_rows", &make_rows_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("number", &number_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("reports", &reports_));
   }
 
-  void Compute(tf::OpKernelContext* ctx) override {
-    const tf::Tensor& keys = ctx->input(1);
-    OP_REQUIRES(ctx, keys.NumElements() < int64_t{UINT32_MAX},
-                absl::InvalidArgumentError("expected fewer than 2^32 keys in one lookup, got " +
-                                           std::to_string(keys.NumElements())));
-    tf::TensorShape shape = keys.shape();
-    shape.AddDim(dim_);
-    tf::Tensor *embeddings = nullptr, *receipt = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &embeddings));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {}, &receipt));
-    Receipt made;
-    const absl::Status status = Read(ctx, keys, embeddings, &made);
-    if (!status.ok()) EndFailedLookup(ctx, status, reports_, embeddings, &made);
-    receipt->scalar<tf::Variant>()() = std::move(made);
-  }
-
- private:
+ protected:
   absl::Status Read(tf::OpKernelContext* ctx, const tf::Tensor& keys, tf::Tensor* embeddings,
-                    Receipt* receipt) const {
+                    Receipt* receipt) const override {
     std::shared_ptr<OpenTable> resource;
     TF_RETURN_IF_ERROR(GetTable(ctx, &resource));
     Table& table = *resource->table();
@@ -103,9 +84,8 @@ class LookupOp : public tf::OpKernel {
     return absl::OkStatus();
   }
 
-  int dim_;
-  bool make_rows_, reports_;
-  int64_t number_;
+ private:
+  bool make_rows_;
 };
 
 SOK_REGISTER_KERNEL("Lookup", LookupOp);

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
@@ -11,7 +10,6 @@
 
 #include "core/base/bfloat16.h"
 #include "core/tables/table.h"
-#include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/variant.h"
 #include "tensorflow/core/framework/variant_encode_decode.h"
 #include "tensorflow/core/framework/variant_tensor_data.h"
@@ -54,15 +52,6 @@ inline Receipt ReceiptOf(const std::shared_ptr<Table>& table, const std::string&
                            parallel_for);
             return Status();
           }};
-}
-
-// Ends a lookup that has failed. One that reports does not fail, since other workers wait for its
-// rows: its receipt has the error, and its rows are zeros.
-inline void EndFailedLookup(tensorflow::OpKernelContext* ctx, const absl::Status& error,
-                            bool reports, tensorflow::Tensor* rows, Receipt* receipt) {
-  OP_REQUIRES(ctx, reports, error);
-  std::memset(rows->data(), 0, rows->TotalBytes());
-  receipt->failure = Status(Code::kInternal, std::string(error.message()));
 }
 
 }  // namespace sok

@@ -1,0 +1,57 @@
+// The frame of ops that look keys up: embeddings and a receipt, or an error, which goes into the
+// receipt where other workers wait for the rows.
+#pragma once
+
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "kernels/receipt.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace sok {
+
+class LookupKernel : public tensorflow::OpKernel {
+ public:
+  // keys_input is the input with the keys, of which a lookup takes fewer than 2^key_bits.
+  LookupKernel(tensorflow::OpKernelConstruction* ctx, int keys_input, int key_bits)
+      : OpKernel(ctx), keys_input_(keys_input), key_bits_(key_bits) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("number", &number_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("reports", &reports_));
+  }
+
+  void Compute(tensorflow::OpKernelContext* ctx) override {
+    const tensorflow::Tensor& keys = ctx->input(keys_input_);
+    OP_REQUIRES(ctx, keys.NumElements() < (int64_t{1} << key_bits_) - 1,
+                absl::InvalidArgumentError("expected fewer than 2^" + std::to_string(key_bits_) +
+                                           " keys in one lookup, got " +
+                                           std::to_string(keys.NumElements())));
+    tensorflow::TensorShape shape = keys.shape();
+    shape.AddDim(dim_);
+    tensorflow::Tensor *embeddings = nullptr, *receipt = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &embeddings));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {}, &receipt));
+    Receipt made;
+    const absl::Status status = Read(ctx, keys, embeddings, &made);
+    if (!status.ok()) {
+      OP_REQUIRES(ctx, reports_, status);
+      std::memset(embeddings->data(), 0, embeddings->TotalBytes());
+      made.failure = Status(Code::kInternal, std::string(status.message()));
+    }
+    receipt->scalar<tensorflow::Variant>()() = std::move(made);
+  }
+
+ protected:
+  virtual absl::Status Read(tensorflow::OpKernelContext* ctx, const tensorflow::Tensor& keys,
+                            tensorflow::Tensor* embeddings, Receipt* receipt) const = 0;
+
+  int dim_;
+  int64_t number_;
+
+ private:
+  const int keys_input_, key_bits_;
+  bool reports_;
+};
+
+}  // namespace sok
