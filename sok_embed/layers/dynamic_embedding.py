@@ -19,7 +19,6 @@ from sok_embed.lookups.combining import check_ids, output_spec, refuse_padding_m
 from sok_embed.lookups.input_forms import Form
 from sok_embed.lookups.lookup import read_rows
 from sok_embed.lookups.padding import is_key, padding_key
-from sok_embed.lookups.pooled_lookup import pooled
 from sok_embed.tf_ops.collections import COMBINERS
 from sok_embed.training.strategies import check_strategy
 
@@ -238,10 +237,10 @@ class DynamicEmbedding(TableLayer):
         bags = bags_of(ids, weights)
         if self._padding is not None:
             bags = bags.where(is_key(bags.keys, self._padding))
+        assert self.combiner is not None
         if self.embeddings_regularizer is None:
-            assert self.combiner is not None
             call = self._begin_lookup(training)
-            vectors = pooled(self._table_lookup, call, bags, self.combiner, self._compute_type)
+            vectors = self._table_lookup.pooled(call, bags, self.combiner, self._compute_type)
             return shaped(vectors, ids)
         rows = bags.pooled(self._rows(bags.keys, training), self.combiner)
         return shaped(tf.cast(rows, self._compute_type), ids)

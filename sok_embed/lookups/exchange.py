@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import tensorflow as tf
 
 from sok_embed import communicators, tf_ops
+from sok_embed.training.commit import TrainedTable
 
 
 class PooledBatch(NamedTuple):
@@ -103,15 +104,20 @@ def pooled_rows(
     return [tf.cast(vectors, dtype) for vectors in pooled]
 
 
-class AskedTable(Protocol):
-    """A table whose rows are spread over the workers; its properties are the same on all."""
+class SharedTable(TrainedTable, Protocol):
+    """One worker's part of a table: a `Table`, an `AdaptiveTable`, or what has these."""
 
-    name: str
     dim: int
+    owners: int
+    owner: int
 
     @property
     def counts_keys(self) -> bool:
-        """True if owners are told how often each key stands in a batch."""
+        """Returns whether an admission counts the keys of lookups."""
+
+    @property
+    def resource_handle(self) -> tf.Tensor:
+        """The handle of the table for ops."""
 
 
 class Asked(NamedTuple):
@@ -132,7 +138,7 @@ class Asked(NamedTuple):
         combiner: The combiner of bags.
     """
 
-    table: AskedTable
+    table: SharedTable
     read: Callable[[tf_ops.TableKeys], tf_ops.Lookup]
     keys: tf.Tensor
     said: tf.Tensor | None = None

@@ -16,26 +16,11 @@ import tensorflow as tf
 
 from sok_embed import communicators, tf_ops
 from sok_embed.communicators import Communicator
-from sok_embed.lookups.exchange import Asked, PooledBatch, look_up, pooled_rows
+from sok_embed.lookups.bags import Bags
+from sok_embed.lookups.exchange import Asked, PooledBatch, SharedTable, look_up, pooled_rows
 from sok_embed.training import strategies
 from sok_embed.training.anchor_parts import own_part, parts_of
-from sok_embed.training.commit import Commit, TrainedTable, trained_anchor
-
-
-class SharedTable(TrainedTable, Protocol):
-    """One worker's part of a table: a `Table`, an `AdaptiveTable`, or what has these."""
-
-    dim: int
-    owners: int
-    owner: int
-
-    @property
-    def counts_keys(self) -> bool:
-        """Returns whether an admission counts the keys of lookups."""
-
-    @property
-    def resource_handle(self) -> tf.Tensor:
-        """The handle of the table for ops."""
+from sok_embed.training.commit import Commit, trained_anchor
 
 
 class Call(NamedTuple):
@@ -217,6 +202,25 @@ class TableLookup(AnchoredLookup):
             buckets=self._buckets,
             key_limit=self._key_limit,
         )
+
+    def pooled(self, call: Call, bags: Bags, combiner: str, dtype: tf.DType) -> tf.Tensor:
+        """Returns a vector of each bag, `[bags, dim]`. Collective, if there are several workers.
+
+        Args:
+            call: The rights of the lookup, from `begin`.
+            bags: The bags of the batch.
+            combiner: `"sum"`, `"mean"`, `"sqrtn"` or `"max"`.
+            dtype: The dtype of the result, `tf.float32`, `tf.bfloat16` or `tf.float16`; sums are in
+                float32.
+        """
+        asked = self.asked(call, bags.keys)._replace(
+            bags=tf_ops.BAG_A_ROW if bags.splits is None else tf_ops.BAG_BY_SPLITS,
+            splits=bags.splits,
+            weights=bags.weights,
+            combiner=combiner,
+        )
+        (vectors,) = look_up([asked], self.table.name, dtype)
+        return vectors
 
     def shaped(self, rows: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
         """Returns rows `[n, dim]` of keys in the shape of the keys, `keys.shape + [dim]`."""

@@ -17,16 +17,13 @@ inline uint32_t OwnerOf(Key key, uint32_t owners) {
   return static_cast<uint32_t>(remainder < 0 ? remainder + owners : remainder);
 }
 
-// The most owners of a partition, since every thread counts the keys of each.
-constexpr uint32_t kMostOwners = 1 << 16;
-
 struct Partition {
   std::vector<Key> keys;        // distinct, those of owner 0 first, in a fixed order
   std::vector<int32_t> splits;  // (owners) how many of the keys belong to each
 };
 
 // Finds the distinct keys. inverse (n) becomes positions: keys[i] == result.keys[inverse[i]]. n is
-// below 2^31, owners is in [1, kMostOwners]. The owner of a key is OwnerOf(key, owners).
+// below 2^31, owners is in [1, 65536]. The owner of a key is OwnerOf(key, owners).
 Partition UniqueAndPartition(const Key* keys, size_t n, uint32_t owners, int32_t* inverse,
                              const ParallelFor& parallel_for);
 // The same with another division of the keys: owner_of(key) is below owners.
