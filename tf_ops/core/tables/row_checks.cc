@@ -69,7 +69,7 @@ Status SlotChecks::Check(Key key, const float* embedding, const float* slots) co
           std::any_of(embedding, embedding + dim_, [](float x) { return std::isnan(x); });
       if (diverged) continue;
       return InvalidArgument("expected the slot '" + squares.name + "' of key " + Signed(key) +
-                             ", which sums squares, to be at least 0, got " + Text(slots[i]) +
+                             " to be at least 0, got " + Text(slots[i]) +
                              "; no training leaves that, so save the rows anew");
     }
   }
