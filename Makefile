@@ -3,7 +3,7 @@
 #
 # Variables: PYTHON=python3.12    the interpreter that .venv is made with
 #            HOROVOD=0            leaves Horovod out (one-process use does not need it)
-#            ARGS='...'           passed on by demo, test, test-all and bench
+#            ARGS='...'           passed on by demo, wheel, test, test-all and bench
 #            DATA=path WORKERS=2  for demo
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -30,7 +30,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 CPP_FILES = $(shell find tf_ops -name '*.h' -o -name '*.cc' -o -name '*.cu')
 PYTHON_FILES = $(wildcard setup.py sok_embed feature_column tf_ops tests benchmarks examples scripts)
 
-.PHONY: setup native demo test test-all check format bench sanitize clean help
+.PHONY: setup native demo wheel test test-all check format bench sanitize clean help
 
 # horovodrun is found, and the python that it starts is ours.
 demo test test-all bench: export PATH := $(BIN):$(PATH)
@@ -81,6 +81,10 @@ native: $(STAMPS)/editable $(STAMPS)/horovod  ## only bring the native libraries
 demo: setup  ## train the example model; DATA=, WORKERS= and ARGS= are passed on
 	$(BIN)/python examples/train_ctr.py $(if $(DATA),--data "$(DATA)") \
 	  $(if $(WORKERS),--workers $(WORKERS)) $(ARGS)
+
+wheel: setup  ## one wheel for all Pythons and TensorFlows, in dist/; ARGS=--bullseye: for old systems
+	@$(BIN)/python -m pip install --quiet auditwheel==6.8.2
+	$(BIN)/python scripts/build_wheel.py $(ARGS)
 
 bench: setup  ## the benchmarks
 	$(BIN)/python benchmarks/lookup.py $(ARGS)
@@ -147,7 +151,8 @@ sanitize:  ## the core's tests under address and undefined, then thread sanitize
 	done
 
 clean:  ## remove everything that make made, .venv included; the caches of RocksDB and Horovod stay
-	rm -rf .venv build dist runs *.egg-info tf_ops/*.so .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv build dist runs *.egg-info tf_ops/*.so sok_embed/binding/*.so \
+	  .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help:

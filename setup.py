@@ -7,16 +7,25 @@ Environment variables:
     CMAKE_ARGS: more arguments for CMake, such as `-DSOK_MARCH=native`.
     SOK_BUILD_DIR: a build folder to keep between builds. Default: setuptools' temporary one.
     CMAKE_BUILD_PARALLEL_LEVEL: how many compilers run at once. Default: one a core.
+    SOK_TENSORFLOWS: VERSION=FOLDER of each TensorFlow package to build ops for, with colons
+        between: `2.20=/a/tensorflow:2.21=/b/tensorflow`. Default: the one that is installed.
+    SOK_PYTHONS: folders with a Python.h to build `_core` for, with colons between. Default: that of
+        this interpreter. Headers of 3.12 or later give a library for all of these.
+    SOK_BUILT: a folder with what `cmake --install` made elsewhere; nothing is built.
 """
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tempfile
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
@@ -27,6 +36,9 @@ PACKAGE_DIR = {
     "sok_embed.tf_ops": "tf_ops",
     "sok_embed.feature_column": "feature_column",
 }
+
+# Where CMake installs libraries, and where they lie in the package.
+INSTALLED = {"tf_ops": "sok_embed/tf_ops", "sok_embed/binding": "sok_embed/binding"}
 
 
 def list_packages() -> list[str]:
@@ -39,13 +51,32 @@ def list_packages() -> list[str]:
     return packages
 
 
+def split_paths(variable: str) -> list[str]:
+    return [part for part in os.environ.get(variable, "").split(os.pathsep) if part]
+
+
 def tensorflow_arguments() -> list[str]:
+    if given := split_paths("SOK_TENSORFLOWS"):
+        return [f"-DSOK_TENSORFLOW={';'.join(given)}"]
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
 
+    version = ".".join(tf.__version__.split(".")[:2])
+    flags = tf.sysconfig.get_compile_flags()
+    definitions = [flag[2:] for flag in flags if flag.startswith("-D")]
     return [
-        f"-DSOK_TF_COMPILE_FLAGS={';'.join(tf.sysconfig.get_compile_flags())}",
-        f"-DSOK_TF_LINK_FLAGS={';'.join(tf.sysconfig.get_link_flags())}",
+        f"-DSOK_TENSORFLOW={version}={Path(tf.__file__).parent}",
+        f"-DSOK_TF_DEFINITIONS={';'.join(definitions)}",
+    ]
+
+
+def python_arguments() -> list[str]:
+    import nanobind
+
+    includes = split_paths("SOK_PYTHONS") or [sysconfig.get_path("include")]
+    return [
+        f"-DSOK_PYTHON_INCLUDE={';'.join(includes)}",
+        f"-DSOK_NANOBIND={Path(nanobind.__file__).parent}",
     ]
 
 
@@ -61,33 +92,83 @@ def rocksdb_arguments(given: list[str]) -> list[str]:
         sys.exit(f"error: RocksDB was not built.\n{error}")
 
 
-class CMakeBuild(build_ext):
-    """Builds all extensions at once; each is a library that CMake leaves in its build folder."""
+def build_libraries(build_dir: Path) -> None:
+    """Configures and builds; the libraries are left in the build folder."""
+    configure = ["cmake", "-S", str(ROOT / "tf_ops"), "-B", str(build_dir)]
+    if shutil.which("ninja") and not (build_dir / "CMakeCache.txt").exists():
+        configure += ["-G", "Ninja"]
+    configure += [*python_arguments(), *tensorflow_arguments()]
+    given = shlex.split(os.environ.get("CMAKE_ARGS", ""))
+    configure += [*rocksdb_arguments(given), *given]
+    jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(len(os.sched_getaffinity(0)))
+    build = ["cmake", "--build", str(build_dir), "--parallel", jobs]
+    build += ["--target", "_ops", "_core"]
+    for command in (configure, build):
+        if subprocess.run(command).returncode != 0:
+            sys.exit(f"error: the native build failed: {shlex.join(command)}")
+
+
+def remove_libraries(folder: Path) -> None:
+    """Removes what earlier builds left; a running process may have one of them mapped."""
+    for library in folder.glob("*.so"):
+        library.unlink()
+
+
+def install_libraries(build_dir: Path, prefix: Path, *options: str) -> None:
+    """Puts the libraries into tf_ops/ and sok_embed/binding/ of a folder."""
+    for folder in INSTALLED:
+        remove_libraries(prefix / folder)
+    command = ["cmake", "--install", str(build_dir), "--prefix", str(prefix), *options]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+class BuildLibraries(build_ext):
+    """Builds all libraries at once: into the sources, or stripped into the package."""
 
     def build_extensions(self) -> None:
+        built = os.environ.get("SOK_BUILT")
         build_dir = Path(os.environ.get("SOK_BUILD_DIR") or self.build_temp).resolve()
-        configure = ["cmake", "-S", str(ROOT / "tf_ops"), "-B", str(build_dir)]
-        if shutil.which("ninja") and not (build_dir / "CMakeCache.txt").exists():
-            configure += ["-G", "Ninja"]
-        configure += [f"-DSOK_PYTHON={sys.executable}", *tensorflow_arguments()]
-        given = shlex.split(os.environ.get("CMAKE_ARGS", ""))
-        configure += [*rocksdb_arguments(given), *given]
-        jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(len(os.sched_getaffinity(0)))
-        build = ["cmake", "--build", str(build_dir), "--parallel", jobs]
-        build += ["--target", "_ops", "_core"]
-        for command in (configure, build):
-            if subprocess.run(command).returncode != 0:
-                sys.exit(f"error: the native build failed: {shlex.join(command)}")
-        for extension in self.extensions:
-            target = Path(self.get_ext_fullpath(extension.name))
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.unlink(missing_ok=True)  # a running process may have the old one mapped
-            shutil.copy2(build_dir / target.name, target)
+        if not built:
+            build_libraries(build_dir)
+        if self.editable_mode:
+            install_libraries(build_dir, ROOT)
+            return
+        with tempfile.TemporaryDirectory() as name:
+            staging = Path(built or name)
+            if not built:
+                install_libraries(build_dir, staging, "--strip")
+            for folder, package in INSTALLED.items():
+                target = Path(self.build_lib) / package
+                remove_libraries(target)
+                shutil.copytree(staging / folder, target, dirs_exist_ok=True)
 
-    def get_ext_filename(self, fullname: str) -> str:
-        # Two of them are not Python modules, and the wheel is for one interpreter anyway: no suffix
-        # names it.
-        return f"{fullname.replace('.', os.sep)}.so"
+    def copy_extensions_to_source(self) -> None:
+        pass  # an editable install has them there
+
+    def get_outputs(self) -> list[str]:
+        return []
+
+    def get_output_mapping(self) -> dict[str, str]:
+        return {}
+
+
+class TaggedWheel(bdist_wheel):
+    """Names the Pythons that the wheel has a `_core` for; `_ops` and the core know no Python."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        python, abi, platform = super().get_tag()
+        folder = Path(self.get_finalized_command("build_ext").build_lib) / "sok_embed" / "binding"
+        names = [path.name for path in folder.glob("_core.*.so")]
+        stable = "_core.abi3.so" in names
+        numbers = sorted(int(m[1]) for n in names if (m := re.search(r"cpython-3(\d+)-", n)))
+        if stable and not numbers:
+            return "cp312", "abi3", platform
+        if not stable and len(numbers) < 2:
+            return python, abi, platform
+        numbers += [12] if stable else []
+        if numbers != list(range(numbers[0], numbers[-1] + 1)) or not stable:
+            sys.exit(f"error: a wheel has no gaps, and the stable ABI; SOK_PYTHONS gave {names}.")
+        return f"py3{numbers[0]}", "none", platform
 
 
 setup(
@@ -95,11 +176,7 @@ setup(
     packages=list_packages(),
     package_data={"sok_embed": ["py.typed"], "sok_embed.binding": ["*.pyi"]},
     include_package_data=False,
-    # All are declared: an editable install brings along only what is an extension.
-    ext_modules=[
-        Extension("sok_embed.tf_ops.libsok_core", sources=[]),
-        Extension("sok_embed.tf_ops._ops", sources=[]),
-        Extension("sok_embed.binding._core", sources=[]),
-    ],
-    cmdclass={"build_ext": CMakeBuild},
+    # It stands for all of them, so that setuptools builds something and the wheel has a platform.
+    ext_modules=[Extension("sok_embed.binding._core", sources=[])],
+    cmdclass={"build_ext": BuildLibraries, "bdist_wheel": TaggedWheel},
 )

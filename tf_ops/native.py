@@ -1,4 +1,7 @@
-"""Loads `_ops.so`, which registers the ops with TensorFlow."""
+"""Loads the ops for the TensorFlow that is installed, and so registers them with it.
+
+Ops belong to a minor version of TensorFlow, whose C++ classes they use: `_ops_2_21.so` is for 2.21.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-_PATH = Path(__file__).with_name("_ops.so")
-
+_FOLDER = Path(__file__).parent
 
 _numbers = itertools.count(1)
 
@@ -32,15 +34,39 @@ def number_in_graph() -> int:
     return 0 if tf.executing_eagerly() else next(_numbers)
 
 
-def _load() -> Any:
-    if not _PATH.exists():
+def find_library(folder: Path, version: str) -> Path:
+    """Returns the library of ops for a version of TensorFlow.
+
+    Args:
+        folder: where the libraries lie.
+        version: of TensorFlow, such as "2.21.0".
+
+    Raises:
+        ImportError: there is none for it; the message names the versions that have one.
+    """
+    major, minor = version.split(".")[:2]
+    library = folder / f"_ops_{major}_{minor}.so"
+    if library.exists():
+        return library
+    found = sorted(tuple(map(int, path.stem.split("_")[2:])) for path in folder.glob("_ops_*_*.so"))
+    if not found:
         raise ImportError(
-            f"Expected the compiled ops of sok_embed at {_PATH}. Received: no such file. "
+            f"Expected the compiled ops of sok_embed at {library}. Received: no such file. "
             "Build them with `make setup` in the source tree, or install the package with "
             "`pip install .`."
         )
+    *first, last = [f"{major}.{minor}" for major, minor in found]
+    names = f"{', '.join(first)} or {last}" if first else last
+    raise ImportError(
+        f"Expected TensorFlow {names}, which this sok_embed has compiled ops for. "
+        f"Received: TensorFlow {version}."
+    )
+
+
+def _load() -> Any:
+    library = find_library(_FOLDER, tf.__version__)
     try:
-        return tf.load_op_library(str(_PATH))
+        return tf.load_op_library(str(library))
     except (tf.errors.NotFoundError, OSError) as error:
         raise ImportError(
             f"The compiled ops of sok_embed do not load with TensorFlow {tf.__version__}: {error}. "

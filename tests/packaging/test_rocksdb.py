@@ -44,6 +44,17 @@ def test_the_core_neither_shows_nor_imports_a_symbol_of_rocksdb():
     assert not of_rocksdb
 
 
+@needs_binutils
+def test_the_core_shows_its_own_namespace_alone():
+    lines = printed_by("nm", "--dynamic", "--defined-only", CORE).splitlines()
+    names = [line.split()[-1] for line in lines]
+    assert len(names) > 100
+    # What is left beside names of ours: types of functions, and constants of libstdc++'s headers.
+    foreign = [name for name in names if "3sok" not in name]
+    assert all(name.startswith(("_ZTI", "_ZTS", "_ZZNSt")) for name in foreign), foreign
+    assert not any("nlohmann" in name for name in names)
+
+
 @pytest.mark.skipif(SYSTEM_ROCKSDB is None, reason="needs the system's RocksDB")
 def test_a_storage_works_where_the_process_prefers_another_rocksdb(tmp_path):
     """Preloaded, the system's library comes before the core in every look-up of a symbol."""

@@ -8,6 +8,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
+
+import sok_embed.binding._core
+from sok_embed.tf_ops import native
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {
@@ -15,6 +19,8 @@ FOLDERS = {
     "feature_column": "sok_embed/feature_column",
     "sok_embed": "sok_embed",
 }
+CORE = Path(sok_embed.binding._core.__file__)
+OPS = native.find_library(Path(native.__file__).parent, tf.__version__)
 
 
 @pytest.fixture(scope="module")
@@ -41,20 +47,33 @@ def wheel(tmp_path_factory):
 
 @pytest.mark.long
 def test_the_wheel_is_named_for_its_platform(wheel):
-    assert re.fullmatch(r"sok_embed-[\w.]+-cp\d+-cp\d+-linux_\w+\.whl", wheel.name)
+    assert re.fullmatch(r"sok_embed-[\w.]+-cp\d+-(cp\d+|abi3)-linux_\w+\.whl", wheel.name)
 
 
 @pytest.mark.long
 def test_the_wheel_holds_the_native_libraries_and_their_types(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    assert {
+    assert {"sok_embed/binding/_core.pyi", "sok_embed/py.typed"} <= names
+    assert {name for name in names if name.endswith(".so")} == {
         "sok_embed/tf_ops/libsok_core.so",
-        "sok_embed/tf_ops/_ops.so",
-        "sok_embed/binding/_core.so",
-        "sok_embed/binding/_core.pyi",
-        "sok_embed/py.typed",
-    } <= names
+        f"sok_embed/tf_ops/{OPS.name}",
+        f"sok_embed/binding/{CORE.name}",
+    }
+
+
+@pytest.mark.long
+def test_the_libraries_of_the_wheel_are_stripped(wheel, tmp_path):
+    with zipfile.ZipFile(wheel) as archive:
+        for name in (f"sok_embed/tf_ops/{OPS.name}", "sok_embed/tf_ops/libsok_core.so"):
+            sections = subprocess.run(
+                ["readelf", "--sections", "--wide", archive.extract(name, tmp_path)],
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout
+            assert ".dynsym" in sections
+            assert ".symtab" not in sections and ".debug" not in sections
 
 
 @pytest.mark.long

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import functools
+import importlib.machinery
 import importlib.util
 import os
 from pathlib import Path
 from types import ModuleType
 
-# The library is taken as it was built in this tree.
-CORE_PATH = Path(__file__).resolve().parents[2] / "sok_embed" / "binding" / "_core.so"
+BINDING = Path(__file__).resolve().parents[2] / "sok_embed" / "binding"
+# The library is taken as it was built in this tree, for this interpreter or for all from 3.12 on.
+CORE_PATH = next(
+    path
+    for suffix in importlib.machinery.EXTENSION_SUFFIXES
+    if (path := BINDING / f"_core{suffix}").exists()
+)
 
 
 @functools.cache
