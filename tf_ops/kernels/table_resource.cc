@@ -80,8 +80,7 @@ ParallelFor IntraOpPool(tf::OpKernelContext* ctx) {
         if (failure == nullptr) failure = std::current_exception();
       }
     };
-    pool->ParallelFor(total, tsl::thread::ThreadPool::SchedulingParams::Adaptive(unit_cost),
-                      caught);
+    pool->ParallelFor(total, unit_cost, caught);
     if (failure != nullptr) std::rethrow_exception(failure);
   };
 }
