@@ -80,7 +80,11 @@ ParallelFor IntraOpPool(tf::OpKernelContext* ctx) {
         if (failure == nullptr) failure = std::current_exception();
       }
     };
+// TensorFlow 2.19 has no SchedulingParams::Adaptive, and later ones deprecate all others.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
     pool->ParallelFor(total, unit_cost, caught);
+#pragma GCC diagnostic pop
     if (failure != nullptr) std::rethrow_exception(failure);
   };
 }
