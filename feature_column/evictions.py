@@ -38,7 +38,7 @@ class GlobalStepEvict:
 
     @property
     def every(self) -> int:
-        """In how many steps rows are looked through once."""
+        """The number of steps in which all rows are checked once."""
         assert self.steps_to_live is not None
         return self.steps_to_live // 16 + 1
 

@@ -29,7 +29,7 @@ _BRANCHES = (
     control_flow.WhileCondFuncGraph,
 )
 
-# The collection of a graph's embeddings. No string, so that no saver tries to write it down.
+# The key of a graph's collection of embeddings. tf.train.Saver exports those with strings as keys.
 _EMBEDDINGS = ("sok_embed.feature_column",)
 
 

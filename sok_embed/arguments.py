@@ -1,4 +1,4 @@
-"""Checks of integers and flags, and what messages say of values, for arguments of every room."""
+"""Checks of integers and flags, and the texts of values in messages, for all of the package."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@
 namespace sok {
 
 struct Trained {
-  // Stands in front of errors. Empty for a collection, whose errors name the table.
+  // The prefix of error messages. Empty for a collection, whose errors name the table.
   std::string name;
   std::vector<std::string> names;  // of each table
   // The table that keeps slot sources; null if there is none.

@@ -1,4 +1,4 @@
-"""Rows of more tables than memory holds, a part of their keys at a time."""
+"""Splits records that do not fit in memory by a hash of their keys, and returns part by part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of a checkpoint: their checksums, their names, and how they come to be whole."""
+"""The files of a checkpoint: names, checksums, and writes that leave a whole file or none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sok_embed.kv import CorruptionError
 
 # A file's checksum is made of those of its pieces, so that its writer need not read it again.
 PIECE_BYTES = 1 << 20
-# Files that saves write. All have the number of the save in their names.
+# Files that saves write. All have the number of the attempt in their names.
 OWN_NAME = re.compile(
     r"(?:(?:rows|data)-\d{5,}-of-\d{5,}|dense|manifest)-(?P<attempt>[0-9a-f]{16})[.\w-]*"
 )

@@ -1,4 +1,4 @@
-"""The index of a file of rows, as JSON: what the file has of each table, and merged over files."""
+"""The index of a file of rows, as JSON: the contents of each table in it; merged over files."""
 
 from __future__ import annotations
 

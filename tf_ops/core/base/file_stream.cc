@@ -18,10 +18,10 @@ namespace {
 // Direct I/O needs memory, places and lengths that are multiples of a block of the device. Common
 // devices have blocks of 512 bytes or 4 KiB, and pages of memory are multiples of both.
 constexpr size_t kAlignment = 4096;
-// In the system's cache a thread of low priority keeps its core until a call returns, also from one
-// of a high priority: so calls are short.
+// A write into the page cache is not preempted: a writer of low priority would keep the core from a
+// thread of high priority, so each write is this short.
 constexpr size_t kCachedBytes = size_t{64} << 10;
-// The system brings so many bytes to the device while later ones are made.
+// After so many bytes the kernel is told to begin to write them to the device.
 constexpr uint64_t kPushedBytes = uint64_t{16} << 20;
 
 }  // namespace

@@ -23,7 +23,8 @@ struct Neighbor {
 
 // The coordinates of a vector whose product with itself is `square`. Its products with neighbors
 // are as they should be, so that any sum of multiples of the vectors has the norm that the same sum
-// of their coordinates has: a Cholesky factor of the Gram matrix, one row more.
+// of their coordinates has: one more row of what a Cholesky factor of the Gram matrix would be,
+// were numbers exact.
 //
 // There are as many dimensions as coordinates. Products with more neighbors than kCoordinates - 1
 // may not fit all; the vector's own norm is always right.
