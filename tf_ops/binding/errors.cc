@@ -51,8 +51,7 @@ std::string ToPath(nb::handle path) {
   PyObject* converted = nullptr;
   if (PyUnicode_FSConverter(path.ptr(), &converted) == 0) throw nb::python_error();
   const nb::object bytes = nb::steal(converted);
-  return std::string(PyBytes_AS_STRING(converted),
-                     static_cast<size_t>(PyBytes_GET_SIZE(converted)));
+  return std::string(PyBytes_AsString(converted), static_cast<size_t>(PyBytes_Size(converted)));
 }
 
 nb::object FromPath(std::string_view path) {
