@@ -83,6 +83,7 @@ REWRITTEN = frozenset(
     """
     test_layer_contract test_training_equals_keras test_steps_equal_keras test_saved_model_rows
     test_exporting_subclasses test_dense_features test_adaptive_equals_others test_graph_casts
+    test_adaptive_gather_gradient
     """.split()
 )
 

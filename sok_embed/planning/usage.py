@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from sok_embed.arguments import check_positive
-from sok_embed.fingerprints import keys_of_strings
 
 _Keys = npt.NDArray[np.int64]
 
@@ -167,7 +166,12 @@ def _flat_keys(name: str, inputs: Any) -> tuple[_Keys, int]:
 
 
 def _as_keys(name: str, values: Any) -> _Keys:
-    keys = np.asarray(keys_of_strings(values)).reshape(-1)
+    keys = np.asarray(values).reshape(-1)
+    if keys.dtype.kind in "OSU":
+        # Plans of integers need no TensorFlow, which this imports.
+        from sok_embed.fingerprints import keys_of_strings
+
+        keys = np.asarray(keys_of_strings(keys))
     if keys.size and not np.issubdtype(keys.dtype, np.integer):
         raise ValueError(
             f"Expected integer keys or strings of the feature '{name}'. "
