@@ -184,14 +184,14 @@ class Bullseye:
 
     def bring(self, source: Path, name: str) -> str:
         """Copies a folder into it; returns the path that it has there."""
-        target = self.root / "work" / name
+        target = self.root / "src" / name
         shutil.rmtree(target, ignore_errors=True)
         try:
             shutil.copytree(source, target, copy_function=os.link)  # headers are many
         except (OSError, shutil.Error):
             shutil.rmtree(target, ignore_errors=True)
             shutil.copytree(source, target)
-        return f"/work/{name}"
+        return f"/src/{name}"
 
     def build(self, tensorflows: dict[str, Path], includes: Sequence[Path], jobs: int) -> Path:
         """Compiles the libraries; returns the folder with tf_ops/ and sok_embed/binding/."""
@@ -200,25 +200,25 @@ class Bullseye:
         self.make()
         # Sources are copied, not linked: those that are the same are not compiled again.
         for name in ("scripts", "tf_ops"):
-            target = self.root / "work" / name
+            target = self.root / "src" / name
             shutil.rmtree(target, ignore_errors=True)
             shutil.copytree(ROOT / name, target, ignore=shutil.ignore_patterns("*.so"))
         rocksdb = self.run(
             *("env", f"CMAKE_BUILD_PARALLEL_LEVEL={jobs}"),
-            *("python3", "/work/scripts/build_rocksdb.py"),
+            *("python3", "/src/scripts/build_rocksdb.py"),
         )
         packages = [f"{v}={self.bring(path, f'tensorflow-{v}')}" for v, path in tensorflows.items()]
         headers = [self.bring(path, f"python3.{python_minor(path)}") for path in includes]
-        configure = ["cmake", "-S", "/work/tf_ops", "-B", "/work/build", "-G", "Ninja"]
+        configure = ["cmake", "-S", "/src/tf_ops", "-B", "/src/build", "-G", "Ninja"]
         configure += [f"-DSOK_TENSORFLOW={';'.join(packages)}"]
         configure += [f"-DSOK_PYTHON_INCLUDE={';'.join(headers)}"]
         configure += [f"-DSOK_NANOBIND={self.bring(Path(nanobind.__file__).parent, 'nanobind')}"]
         configure += [f"-DSOK_ROCKSDB_ROOT={rocksdb}"]
         self.run(*configure)
-        self.run("cmake", "--build", "/work/build", "--parallel", jobs, "--target", "_ops", "_core")
-        shutil.rmtree(self.root / "work" / "installed", ignore_errors=True)
-        self.run("cmake", "--install", "/work/build", "--prefix", "/work/installed", "--strip")
-        return self.root / "work" / "installed"
+        self.run("cmake", "--build", "/src/build", "--parallel", jobs, "--target", "_ops", "_core")
+        shutil.rmtree(self.root / "src" / "installed", ignore_errors=True)
+        self.run("cmake", "--install", "/src/build", "--prefix", "/src/installed", "--strip")
+        return self.root / "src" / "installed"
 
 
 # --- the wheel ------------------------------------------------------------------------------

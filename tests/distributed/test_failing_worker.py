@@ -1,4 +1,4 @@
-"""A worker that fails is heard by all of them; nobody waits for it for ever."""
+"""A worker that fails is heard by all of them; nobody waits for it without end."""
 
 from __future__ import annotations
 
