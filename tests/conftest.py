@@ -76,14 +76,14 @@ class _FirstOfTwo(sok_embed.communicators.LocalCommunicator):
         return 2
 
 
-# In these files TensorFlow rewrites the graphs of traced functions before it runs them, as it does
-# for users. That takes a third of the time of a test that traces, so that in all other files
-# `make test` runs graphs as they were traced. `make test-all` has all of them rewritten.
-REWRITTEN = frozenset(
+# TensorFlow rewrites the graphs of traced functions before it runs them, which takes a third of the
+# time of a test that traces. In these files, of many such tests, `make test` runs graphs as they
+# were traced; `make test-all` has all of them rewritten.
+AS_TRACED = frozenset(
     """
-    test_layer_contract test_training_equals_keras test_steps_equal_keras test_saved_model_rows
-    test_exporting_subclasses test_dense_features test_adaptive_equals_others test_graph_casts
-    test_adaptive_gather_gradient
+    test_adaptive_inputs test_cast_ids test_clipped_gradients test_counted_keys test_dense_alone
+    test_export_forms test_hashed_layer_contract test_kept_moments test_loss_scales test_padding
+    test_pooled_training test_random_training
     """.split()
 )
 
@@ -91,7 +91,7 @@ REWRITTEN = frozenset(
 @pytest.fixture(autouse=True, scope="module")
 def _graphs_as_traced(request):
     all_tests = os.environ.get("SOK_TEST_FRESH", "0") != "0"
-    as_traced = not all_tests and request.path.stem not in REWRITTEN
+    as_traced = not all_tests and request.path.stem in AS_TRACED
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": as_traced})
 
 
