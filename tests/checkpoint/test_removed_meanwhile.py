@@ -143,6 +143,26 @@ def test_a_checkpoint_that_goes_before_it_is_open_changes_nothing(two, monkeypat
     assert len(table) == 2
 
 
+@pytest.mark.parametrize("replaced", [1, 3])
+def test_a_checkpoint_that_is_replaced_while_it_is_listed_is_listed_anew(
+    tmp_path, monkeypatch, replaced
+):
+    table = sok.DynamicEmbedding(2, name="rows", seed=1).table
+    manager = CheckpointManager(Checkpoint(table=table), tmp_path / "run", max_to_keep=1)
+    manager.save(0)
+    read_chain, steps = survey.manifests.read_chain, []
+
+    def replacing(folder, *arguments):
+        if len(steps) < replaced:
+            steps.append(len(steps) + 1)
+            manager.save(steps[-1])
+        return read_chain(folder, *arguments)
+
+    monkeypatch.setattr(survey.manifests, "read_chain", replacing)
+    found = survey.listed(str(tmp_path / "run"))
+    assert [(each["step"], each["state"]) for each in found] == [(replaced, "whole")]
+
+
 def test_a_checkpoint_whose_parent_is_compacted_meanwhile_is_restored(tmp_path, monkeypatch):
     table = sok.DynamicEmbedding(2, name="rows", seed=1).table
     manager = CheckpointManager(Checkpoint(table=table), tmp_path / "run")

@@ -18,9 +18,15 @@ from sok_embed.checkpoint.files.step_folders import StepFolders
 from sok_embed.checkpoint.tools.difference import Difference
 from sok_embed.checkpoint.tools.saved import Saved, SavedTable, bytes_of, rows_of
 
+# A trainer that keeps one checkpoint may replace it while a directory is read. Of so many readings
+# one finds what is there, unless saves follow each other as fast as they are read.
+_READINGS = 20
+
 
 def listed(directory: str) -> list[dict[str, Any]]:
     """Returns a directory's checkpoints: those that are not whole, then the others as saved.
+
+    A directory of which a checkpoint is removed meanwhile is read again.
 
     Each has `path`, `step` and `state`: `"whole"`, `"no manifest"`, `"damaged"` or `"unknown"`,
     which a later version has written. A whole one also has `serial`, `saved`, `workers`, `tables`,
@@ -28,6 +34,16 @@ def listed(directory: str) -> list[dict[str, Any]]:
     those of its own files.
     """
     folders = StepFolders(local_path(directory))
+    for _ in range(_READINGS):
+        found, removed = _read(folders)
+        if not removed:
+            break
+    return found
+
+
+def _read(folders: StepFolders) -> tuple[list[dict[str, Any]], bool]:
+    """Returns the checkpoints as `listed` does, and whether one was removed meanwhile."""
+    removed = False
     found: list[dict[str, Any]] = [
         {"path": folders._folder(step), "step": step, "state": "no manifest"}
         for step in folders._steps()
@@ -39,15 +55,17 @@ def listed(directory: str) -> list[dict[str, Any]]:
         try:
             about |= _about(folder, manifests.read_chain(folder)[0].manifest)
         except FileNotFoundError:
-            continue  # it was removed meanwhile
+            removed = True
+            continue
         except OSError as error:
             if not folders._is_whole(step):
-                continue  # it was removed meanwhile, after those that it has the changes since
+                removed = True  # after those that it has the changes since
+                continue
             about |= {"state": "damaged", "error": str(error)}
         except ValueError as error:
             about |= {"state": "unknown", "error": str(error)}
         found.append(about)
-    return found
+    return found, removed
 
 
 def _about(folder: str, manifest: Manifest) -> dict[str, Any]:
