@@ -37,7 +37,7 @@ PACKAGE_DIR = {
     "sok_embed.feature_column": "feature_column",
 }
 
-# Where CMake installs libraries, and where they lie in the package.
+# Maps a folder that CMake installs libraries into to their folder in the package.
 INSTALLED = {"tf_ops": "sok_embed/tf_ops", "sok_embed/binding": "sok_embed/binding"}
 
 

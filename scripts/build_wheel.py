@@ -111,7 +111,7 @@ def minor_version(version: str) -> str:
 
 
 def include_folder(python: str) -> Path | None:
-    """Returns the folder of Python.h; None if there is no such Python or it has no headers."""
+    """Returns the folder of Python.h; None if this Python or its headers are not installed."""
     if Path(python).is_dir():
         return Path(python)
     if (path := shutil.which(python)) is None:

@@ -22,8 +22,8 @@ BAG_A_KEY, BAG_A_ROW, BAG_BY_SPLITS = range(3)
 
 COMBINERS = ("sum", "mean", "sqrtn", "max")
 
-# Where the rows of a table lie: spread by a hash of the key, all on one worker, all on every one,
-# spread by the key itself, or by its `adaptive_buckets`.
+# Placements of the rows of a table: spread by a hash of the key, all on one worker, all on every
+# one, spread by the key itself, or by its `adaptive_buckets`.
 BY_KEY, ON_WORKER, ON_ALL, BY_MODULO, BY_BUCKET = range(5)
 
 

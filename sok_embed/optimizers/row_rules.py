@@ -77,8 +77,8 @@ def row_rule(optimizer: Any) -> RowRule:
         The `RowRule`. `weight_decay=None` is 0.0.
 
     Raises:
-        ValueError: If there is no such rule, with the list of the classes that have one; and for
-            `use_ema`, which does not reach rows.
+        ValueError: If no rule computes the same, with the list of the classes that have one; and
+            for `use_ema`, which does not reach rows.
     """
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         known = _known(optimizer, v1_optimizers.TWINS, v1_optimizers.FORMULA, "Train the model")

@@ -14,7 +14,7 @@ from sok_embed.tables.table import Table
 
 READS = Call(None, False)
 NAMES = ["sok_embed.many.keys", "sok_embed.many.rows"]
-# Of each table the dim, whether requests say a number of each key, and the shape of the keys.
+# The dim of each table, whether requests say a number of each key, and the shape of the keys.
 TABLES = ((3, False, (7,)), (1, True, (2, 5)), (4, True, (0,)), (2, False, (6, 1)))
 
 
@@ -48,7 +48,7 @@ def batches(workers: int, seed: int = 5) -> list[list[Any]]:
 
 
 def vector_of(keys: Any, dim: int) -> Any:
-    """What a table has, and each has something else."""
+    """Returns a vector for each key, which depends on the key and on the dim of its table."""
     return (np.asarray(keys)[..., None] * (np.arange(dim) + 1) + dim).astype(np.float32)
 
 

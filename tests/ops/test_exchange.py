@@ -53,7 +53,7 @@ def request_of(plan: tf_ops.CollectionPlan, *keys: Any, **options: Any) -> Any:
 
 
 def segments(request: Any) -> list[np.ndarray]:
-    """What each worker is asked, behind the header of one table."""
+    """Returns the request that each worker gets, without the header of one table."""
     split = np.split(request.message.numpy(), np.cumsum(request.splits)[:-1])
     for segment in split:
         assert segment[0] == 0 and segment[2] == len(segment) - 3
@@ -61,7 +61,7 @@ def segments(request: Any) -> list[np.ndarray]:
 
 
 def all_to_all(messages: Any, splits: Any) -> list[tuple[tf.Tensor, tf.Tensor]]:
-    """What each worker receives, and the sizes of it."""
+    """Returns the message that each worker receives, and its sizes."""
     parts = [np.split(m.numpy(), np.cumsum(s)[:-1]) for m, s in zip(messages, splits, strict=True)]
     received = list(zip(*parts, strict=True))
     return [(np.concatenate(each), np.array([len(p) for p in each], np.int32)) for each in received]

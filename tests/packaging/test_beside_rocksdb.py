@@ -45,7 +45,7 @@ class Rocksdict:
 
 class System:
     def __init__(self):
-        self.library = ctypes.CDLL(name)
+        self.functions = ctypes.CDLL(name)
         pointer = ctypes.c_void_p
         for call, result, arguments in (
             ("rocksdb_options_create", pointer, []),
@@ -60,33 +60,33 @@ class System:
             ("rocksdb_free", None, [pointer]),
             ("rocksdb_close", None, [pointer]),
         ):
-            function = getattr(self.library, call)
+            function = getattr(self.functions, call)
             function.restype, function.argtypes = result, arguments
         self.error = ctypes.c_char_p()
-        options = self.library.rocksdb_options_create()
-        self.library.rocksdb_options_set_create_if_missing(options, 1)
+        options = self.functions.rocksdb_options_create()
+        self.functions.rocksdb_options_set_create_if_missing(options, 1)
         path = os.path.join(folder, "system").encode()
-        self.rows = self.library.rocksdb_open(options, path, ctypes.byref(self.error))
+        self.rows = self.functions.rocksdb_open(options, path, ctypes.byref(self.error))
         assert not self.error.value, self.error.value
-        self.writing = self.library.rocksdb_writeoptions_create()
-        self.reading = self.library.rocksdb_readoptions_create()
+        self.writing = self.functions.rocksdb_writeoptions_create()
+        self.reading = self.functions.rocksdb_readoptions_create()
     def write(self, part):
         for key in part.tolist():
             text, value = b"%d" % key, b"%d" % (key + 2)
-            self.library.rocksdb_put(self.rows, self.writing, text, len(text), value, len(value),
-                                     ctypes.byref(self.error))
+            self.functions.rocksdb_put(self.rows, self.writing, text, len(text), value, len(value),
+                                       ctypes.byref(self.error))
             assert not self.error.value, self.error.value
     def check(self):
         size = ctypes.c_size_t()
         for key in keys.tolist():
             text = b"%d" % key
-            value = self.library.rocksdb_get(self.rows, self.reading, text, len(text),
-                                             ctypes.byref(size), ctypes.byref(self.error))
+            value = self.functions.rocksdb_get(self.rows, self.reading, text, len(text),
+                                               ctypes.byref(size), ctypes.byref(self.error))
             assert not self.error.value, self.error.value
             assert ctypes.string_at(value, size.value) == b"%d" % (key + 2)
-            self.library.rocksdb_free(value)
+            self.functions.rocksdb_free(value)
     def close(self):
-        self.library.rocksdb_close(self.rows)
+        self.functions.rocksdb_close(self.rows)
 
 kinds = [Core, Rocksdict] + ([System] if name else [])
 kinds.sort(key=lambda kind: kind.__name__ != first)

@@ -49,7 +49,7 @@ def test_the_core_shows_its_own_namespace_alone():
     lines = printed_by("nm", "--dynamic", "--defined-only", CORE).splitlines()
     names = [line.split()[-1] for line in lines]
     assert len(names) > 100
-    # What is left beside names of ours: types of functions, and constants of libstdc++'s headers.
+    # Names that are not ours may be types of functions, and constants of libstdc++'s headers.
     foreign = [name for name in names if "3sok" not in name]
     assert all(name.startswith(("_ZTI", "_ZTS", "_ZZNSt")) for name in foreign), foreign
     assert not any("nlohmann" in name for name in names)

@@ -31,9 +31,9 @@ Result<KeyMessage> WriteKeys(const CollectionRequest& request);
 // Tells all workers that this one has failed before it could ask for anything. Long texts are cut.
 KeyMessage WriteFailure(const CollectionPlan& plan, const Status& failure);
 
-// Where rows of tables lie in a message: each segment has the rows of table 0, of table 1, … "By
-// table" is the other order: all rows of table 0, whichever worker they belong to, then those of
-// table 1.
+// The places of the rows of tables in a message: each segment has the rows of table 0, of table 1,
+// … "By table" is the other order: all rows of table 0, whichever worker they belong to, then those
+// of table 1.
 class RowSegments {
  public:
   // counts (workers, tables): how many rows of each table the segment of each worker has.

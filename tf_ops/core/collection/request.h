@@ -69,7 +69,7 @@ struct FeatureBags {
   size_t end(size_t bag) const { return begin(bag + 1); }
 };
 
-// Where rows of tables lie, in floats.
+// The places of the rows of tables, in floats.
 struct RowPlaces {
   std::vector<size_t> starts;               // (tables) of the first row
   std::vector<std::vector<size_t>> places;  // (tables) of each row; none: one lies after another
