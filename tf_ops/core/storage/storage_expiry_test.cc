@@ -266,7 +266,7 @@ TEST_CASE("a journal from before a clock was set back is counted when it is take
   CHECK(table->size() == 300);
   const auto copy = [&](const std::string& name) {
     // A killed process would leave the same files.
-    std::filesystem::copy(folder / "storage", folder / name);
+    CopyOfOneMoment(folder / "storage", folder / name);
     return name;
   };
   for (const bool read_only : {true, false}) {
@@ -398,7 +398,7 @@ TEST_CASE("an open with another TTL that fails anywhere leaves counts by the fol
     CAPTURE(failed);
     StorageOptions other = options;
     other.path = folder / ("killed " + std::to_string(failed));
-    std::filesystem::copy(folder / "storage", other.path);
+    CopyOfOneMoment(folder / "storage", other.path);
     const auto faults = std::make_shared<PlantedFaults>();
     faults->first = failed;
     other.ttl = 10 * kTtl;
