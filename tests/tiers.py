@@ -13,14 +13,19 @@ STRENGTHS = {"values": 1, "pairs": 2}
 Combination = frozenset[tuple[str, int]]
 
 
-def chosen_of(cases: Iterable[Mapping[str, object]], strength: str) -> list[int]:
-    """Returns the numbers of a few cases that have every combination that all cases have.
+def chosen_of(cases: Iterable[Mapping[str, object]], strength: str | int) -> list[int]:
+    """Returns the numbers of a few cases, which are the same in each process.
 
     Args:
         cases: Parameters of each case, by name. Values are told apart by their identity: they may
             be functions or arrays.
-        strength: What is combined: `"values"`, each one, or `"pairs"` of values.
+        strength: Which combinations that all cases have the few have too: `"values"`, each one, or
+            `"pairs"` of values. Or how many cases, of which the first is one; the others lie as far
+            from one another as can be.
     """
+    if isinstance(strength, int):
+        count = len(list(cases))
+        return sorted({number * count // strength for number in range(strength)})
     combinations = [_combinations(case, STRENGTHS[strength]) for case in cases]
     missing = set().union(*combinations)
     chosen: list[int] = []

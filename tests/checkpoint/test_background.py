@@ -106,6 +106,7 @@ def test_one_save_of_a_table_goes_on_at_a_time(tmp_path, held_back):
     assert manager.checkpoints == [folder]
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("by", ["BackupAndRestore", "checkpoint.fit"])
 def test_a_fit_after_one_that_was_interrupted_waits_for_what_that_one_writes(
     tmp_path, monkeypatch, by

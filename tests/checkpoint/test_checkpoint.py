@@ -26,6 +26,7 @@ def test_everything_comes_back_bit_for_bit(saved):
     held_state.assert_same(held_state.held_by(other), held_state.held_by(model))
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_training_goes_on_as_if_it_had_never_stopped(tmp_path, optimizer):
     model = held_state.every_kind(optimizer=optimizer)

@@ -81,6 +81,7 @@ def test_early_stopping_that_would_restore_dense_weights_alone_is_refused(kind):
         fit(MODELS[kind](), kind, epochs=2, callbacks=[stop])
 
 
+@pytest.mark.cover(2)
 def test_early_stopping_itself_stops(kind):
     stop = keras.callbacks.EarlyStopping(monitor="loss", patience=1, min_delta=1e9)
     model = fit(MODELS[kind](), kind, epochs=5, callbacks=[stop])
@@ -99,6 +100,7 @@ def test_early_stopping_may_restore_beside_a_frozen_table():
     )
 
 
+@pytest.mark.cover(2)
 def test_the_best_model_comes_back_by_the_advice(kind):
     class Worsening(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -192,6 +194,7 @@ def test_callbacks_that_lack_rows_are_refused_before_the_first_step(
     fit(model, kind)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("name", ["model.keras", "model.weights.h5"])
 def test_checkpoints_in_formats_that_have_rows_are_written(kind, name, tmp_path):
     weights = name.endswith(".weights.h5")
@@ -209,6 +212,7 @@ def test_an_old_hdf5_file_without_rows_is_not_loaded(tmp_path):
         MODELS["dynamic"]().load_weights(tmp_path / "model.h5")
 
 
+@pytest.mark.cover(2)
 def test_set_weights_is_refused_but_where_the_rows_are_the_same(kind):
     model = fit(MODELS[kind](), kind)
     before = predict(model, kind)
@@ -284,6 +288,7 @@ def test_orbax_is_refused(tmp_path, monkeypatch, kind):
     assert not saved
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize(
     "copied",
     [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))],

@@ -68,6 +68,7 @@ def one_fault(url, after, done):
     return asked, failed
 
 
+@pytest.mark.cover(1)
 @pytest.mark.filterwarnings("ignore:Expected to remove")
 @pytest.mark.parametrize("done", [False, True], ids=["refused", "answer_lost"])
 def test_whatever_request_fails_the_newest_whole_checkpoint_is_right(done):

@@ -185,6 +185,7 @@ def run(folder, optimizer, eager, kinds, arguments, dataset, stops):
     raise AssertionError("a fit without a stop has not ended")
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("seed", range(2))
 def test_random_runs_with_random_stops_end_as_if_they_had_not_been_stopped(tmp_path, seed):
     draw = random.Random(seed)

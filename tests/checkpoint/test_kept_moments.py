@@ -239,6 +239,7 @@ LATER_ROWS = ("model.save", "save_model", "save_weights", "export", "saved_model
 WARNING = LATER_ROWS[:3]
 
 
+@pytest.mark.cover(3)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_what_is_saved_predicts_as_at_its_moment(kind, tmp_path):
     place = Place(kind, tmp_path)

@@ -235,6 +235,7 @@ FULL_DISK = """
 """
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize(
     ("floats", "rows"), [(10, 50_000), (50_000, 10)], ids=["rows", "dense_weights"]
 )

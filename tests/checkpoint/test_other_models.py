@@ -17,6 +17,7 @@ def small(dim=4, optimizer="adam", **arguments):
     return model
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize(
     ("make", "text"),
     [

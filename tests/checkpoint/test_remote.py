@@ -25,6 +25,7 @@ from sok_embed.files.scratch import locked_folder, remove_leftovers
 pytestmark = pytest.mark.usefixtures("scratch")
 
 
+@pytest.mark.cover(1)
 def test_everything_comes_back_bit_for_bit(url, tmp_path):
     model = held_state.every_kind(tmp_path / "rows")
     held_state.train(model, 2)

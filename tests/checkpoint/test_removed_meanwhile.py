@@ -43,6 +43,7 @@ def saving(folder, kind, stop):
     assert saves > 3
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("kind", ["whole", "changes", "in_place"])
 def test_every_restore_of_the_latest_has_one_save(tmp_path, kind):
     """With SOK_CHECKPOINT_RESTORES=1000 so many."""
@@ -63,6 +64,7 @@ def test_every_restore_of_the_latest_has_one_save(tmp_path, kind):
     assert not list((tmp_path / "run").glob("*.converting-*"))
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("kind", ["whole", "changes"])
 def test_tools_tell_the_whole_of_a_checkpoint_or_that_it_went(tmp_path, kind):
     saved = tmp_path / "run"

@@ -101,6 +101,7 @@ def test_an_export_is_hardly_larger_than_its_vectors(name, tmp_path):
     assert size < 40_000 * (4 * DIM + 8) + 20_000
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("name", ["dynamic", "adaptive", "collection"])
 def test_checkpoints_and_files_of_keras_have_everything(name, tmp_path):
     model, keys = trained(name)
@@ -126,6 +127,7 @@ def test_a_whole_saved_model_has_slots_too(name, tmp_path):
         assert any(each.endswith("rule") for each in names)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("name", ["dynamic", "adaptive", "collection"])
 def test_a_training_step_in_a_whole_saved_model_trains_the_rows(name, tmp_path):
     model, keys = trained(name)

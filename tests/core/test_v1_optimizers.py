@@ -144,6 +144,7 @@ def model(*arguments, **keywords):
             yield made
 
 
+@pytest.mark.cover(12)
 @each
 @pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
 def test_rows_in_a_graph_equal_a_variable_under_the_same_optimizer(make_optimizer, use_resource):

@@ -65,6 +65,7 @@ def assert_same_rows(found: list[Held], expected: list[Held], count: int = 9) ->
                 np.testing.assert_array_equal(shard[name], expected[0][name], err_msg=name)
 
 
+@pytest.mark.cover(3)
 @pytest.mark.parametrize("way", ["loaded", "weights"])
 @pytest.mark.parametrize("reads", WORKERS)
 @pytest.mark.parametrize("wrote", WROTE)

@@ -93,6 +93,7 @@ def convert_some(folder: Path) -> None:
     base.rename(folder / "converted")
 
 
+@pytest.mark.cover(3)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("reads", WORKERS)
 @pytest.mark.parametrize("wrote", WROTE)

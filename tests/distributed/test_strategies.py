@@ -86,6 +86,7 @@ def assert_equal_predictions(one: Results, many: Results, scenario: str) -> None
         np.testing.assert_allclose(worker["predictions"], expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.cover(3)
 @pytest.mark.parametrize("name", SUMMED)
 def test_workers_of_a_multi_worker_strategy_train_as_one(
     alone: Results, multi_worker: Results, name: str
@@ -102,6 +103,7 @@ def test_a_norm_of_rows_that_is_clipped_is_that_of_all_workers(alone: Results) -
     assert np.linalg.norm(rows - untrained) < 5 * 0.05 + 1e-5
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("name", [*AVERAGED, *FITTED])
 def test_replicas_of_several_workers_train_as_one(
     alone: Results, mirrored: Results, name: str

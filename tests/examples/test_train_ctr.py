@@ -35,6 +35,7 @@ def write_ratings(tmp_path: Path, ratings: int = 600) -> Path:
     return tmp_path / "ua.base"
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("embedding", ["static", pytest.param("hash", marks=needs_sok_embed)])
 def test_generated_clicks_leave_a_picture_and_a_json_line(tmp_path: Path, embedding: str) -> None:
     status, out, err = run(

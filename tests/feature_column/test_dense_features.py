@@ -46,6 +46,7 @@ def fit(model, mask, ids=IDS, epochs=2):
     model.fit(features, TARGETS, batch_size=8, epochs=epochs, shuffle=False, verbose=0)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_with_every_mask_0_it_trains_as_tensorflows_column(optimizer):
     """Each batch has equal buckets: their gradients must be summed before they are squared."""

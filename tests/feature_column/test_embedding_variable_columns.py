@@ -233,6 +233,7 @@ emb = tf.feature_column.input_layer(ids, [W])
 """  # noqa: E501
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("script", [VARIABLE, COLUMN], ids=["get_embedding_variable", "column"])
 def test_a_documented_example_of_deeprec_gives_what_numpy_gives(script, tmp_path):
     result = subprocess.run(

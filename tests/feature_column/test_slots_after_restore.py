@@ -25,6 +25,7 @@ def test_in_a_graph(optimizer, tmp_path):
         np.testing.assert_array_equal(other.own_rows()[key], row)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("optimizer", ["adagrad", "adam", "momentum", "ftrl"])
 def test_in_a_loaded_model(optimizer, tmp_path):
     model = make_model(make_layer(), optimizer)

@@ -293,6 +293,7 @@ print("parent", table.size(), flush=True)
 """
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("how", ["writes", "reads"])
 def test_each_call_of_a_forked_child_is_told_and_none_hangs(tmp_path, how):
     result = run_python(START + IN_EACH_CALL, tmp_path / "rows", how)

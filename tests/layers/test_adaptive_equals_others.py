@@ -73,6 +73,7 @@ def test_without_promotions_it_trains_like_a_keras_embedding_of_buckets(optimize
     )
 
 
+@pytest.mark.cover(3)
 @pytest.mark.parametrize("slots", ["copy", "zero"])
 def test_with_every_key_promoted_it_trains_like_a_dynamic_embedding(optimizer, slots):
     keys, targets = data()
@@ -89,6 +90,7 @@ def test_with_every_key_promoted_it_trains_like_a_dynamic_embedding(optimizer, s
     np.testing.assert_array_equal(ours.table.lookup_static(every), static)
 
 
+@pytest.mark.cover(1)
 def test_two_replicas_train_like_one(optimizer):
     keys, targets = data()
     tables = []
@@ -110,6 +112,7 @@ def test_two_replicas_train_like_one(optimizer):
     assert one.stats()["lookups"] == two.stats()["lookups"] == keys.size
 
 
+@pytest.mark.cover(2)
 def test_a_graph_trains_like_eager_execution(optimizer):
     keys, targets = data()
     snapshots = []

@@ -78,6 +78,7 @@ def assert_same_training(one, two):
     np.testing.assert_array_equal(one.predict(BATCHES, verbose=0), two.predict(BATCHES, verbose=0))
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize(
     "make_optimizer",
     [lambda: ko.SGD(0.1), lambda: ko.Adam(0.05), lambda: ko.Ftrl(0.1)],
@@ -193,6 +194,7 @@ LOAD = """
 """
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize(
     "save",
     [lambda model, path: tf.saved_model.save(model, path), lambda model, path: model.export(path)],

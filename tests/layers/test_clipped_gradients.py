@@ -170,6 +170,7 @@ def replicated(layer: Any) -> keras.Model:
     return made
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("clip", ["clipnorm", "global_clipnorm"])
 def test_replicas_clip_as_with_a_weight(clip):
     """Keras clips what each replica has, and sums it then."""

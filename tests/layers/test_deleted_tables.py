@@ -42,6 +42,7 @@ def owned() -> list[OwnedResource]:
     return [each for each in gc.get_objects() if isinstance(each, OwnedResource)]
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize(
     "kind",
     [kind if kind in IN_PROCESSES else long(kind) for kind in trained_models.KINDS],

@@ -203,6 +203,7 @@ def test_a_loss_scale_is_divided_out_and_an_overflow_leaves_rows_alone():
         np.testing.assert_allclose(model.rows()[name], rows, rtol=0, atol=1e-6)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("rule", ["sgd", "adam"])
 def test_two_replicas_train_like_static_layers_under_the_same_strategy(rule):
     # fit splits dense batches alone, and knows the dtypes of a functional model.

@@ -40,6 +40,7 @@ def metadata_of(layer: DistributedEmbedding, table: str) -> Any:
     return layer.tables[table].metadata(KEYS[table])
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("rule", RULES)
 def test_fit_trains_all_tables_like_static_layers(rule):
     start = start_of()
@@ -76,6 +77,7 @@ def epoch_in_a_function(model: Any, optimizer: Any, data: Any) -> None:
     epoch()
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize(
     "train",
     [fit_few, loop_of(lambda f: f), loop_of(tf.function), epoch_in_a_function],
@@ -107,6 +109,7 @@ def test_gradients_are_accumulated_as_those_of_static_layers_are():
     assert [table.stats()["steps"] for table in ours.layer.tables.values()] == [2] * 3
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize(
     "clip", [{"global_clipnorm": 0.3}, {"clipvalue": 0.02}], ids=["global_clipnorm", "clipvalue"]
 )

@@ -101,6 +101,7 @@ def served(path, parts):
 REFUSED = "expected (ragged|sparse) ids, as the model was called with. Received: a dense signature"
 
 
+@pytest.mark.cover(7)
 @pytest.mark.parametrize("name, form, weighted", list(cases()))
 def test_what_is_served_is_what_the_model_answers_or_the_export_is_refused(
     name, form, weighted, tmp_path
@@ -290,6 +291,7 @@ def test_ragged_vectors_of_single_keys_are_exported_by_parts_alone(make, tmp_pat
     np.testing.assert_allclose(found, model(ids), rtol=1e-6)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("padding", [None, -3])
 @pytest.mark.parametrize("form", ["ragged", "sparse"])
 def test_feature_columns_are_exported_by_parts_or_padded(padding, form, tmp_path):

@@ -139,6 +139,7 @@ def cases():
     return [pytest.param(*case, id=f"{case[0]}-{case[1].__name__}") for case in (*ways, *layers)]
 
 
+@pytest.mark.cover(5)
 @pytest.mark.parametrize("name, way", cases())
 def test_an_export_serves_what_the_model_answers(name, way, tmp_path):
     ids = SMALL if name in ("hashed", "bag") else IDS
@@ -188,6 +189,7 @@ def test_the_bound_is_that_of_the_dtype_keras_took(policy, limit, tmp_path):
         loaded.serve(tf.constant([[limit, 1]], dtype))
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("name", list(MODELS))
 def test_a_signature_of_floats_that_the_user_gives_is_refused(name, tmp_path):
     model = trained(name, SMALL)

@@ -121,6 +121,7 @@ MOVES = {
 }
 
 
+@pytest.mark.cover(5)
 @pytest.mark.parametrize("name", list(MOVES))
 def test_casts_are_found_behind_ops_that_move_values(name):
     layer = LAYERS["dynamic"]()
@@ -180,6 +181,7 @@ COMPUTED = {
 }
 
 
+@pytest.mark.cover(4)
 @pytest.mark.parametrize("name", list(COMPUTED))
 def test_ids_that_are_computed_from_numbers_raise_no_alarm(name):
     layer = LAYERS["dynamic"]()

@@ -252,6 +252,7 @@ def test_a_dtype_policy_decides_the_weight_and_the_output(case, policy):
     np.testing.assert_allclose(tf.cast(layer(ids), tf.float64), exact(ids), rtol=0, atol=tolerance)
 
 
+@pytest.mark.cover(4)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_model_of_a_policy_trains(case, policy):
     keras.config.set_dtype_policy(policy)
@@ -272,6 +273,7 @@ def test_float64_goes_with_float64_only(case):
         case.make(dtype=policy)
 
 
+@pytest.mark.cover(1)
 def test_training_lowers_the_loss(case):
     model = case.model()
     model.compile(ko.Adam(0.05), "mse")

@@ -68,6 +68,7 @@ def train(layer: Any, make_optimizer: Callable[[], Any]) -> np.ndarray:
     return layer.get_weights()[0]
 
 
+@pytest.mark.cover(8)
 @each(OF_KERAS)
 def test_each_optimizer_trains_it_as_what_is_composed_of_ops(make_optimizer):
     expected = train(ComposedBag(), make_optimizer)

@@ -83,6 +83,7 @@ RULES = {
 }
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("interruptions", few_or_many(5, 50))
 @pytest.mark.parametrize(
     ("make", "rule"),

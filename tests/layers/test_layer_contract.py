@@ -133,6 +133,7 @@ def test_fit_makes_a_row_for_each_key_and_trains_it(case):
     assert (moved > 1e-4).all()
 
 
+@pytest.mark.cover(2)
 def test_training_lowers_the_loss(case):
     model, keys = case.model(), case.keys()
     model.compile(ko.Adam(0.05), "mse")
@@ -246,6 +247,7 @@ def test_inference_makes_no_rows(case, method):
     assert layer.table.stats()["pending_gradients"] == 0
 
 
+@pytest.mark.cover(4)
 @pytest.mark.parametrize("whole_model", [False, True])
 def test_a_frozen_layer_makes_no_rows_and_does_not_train(case, whole_model):
     layer = case.make()
@@ -323,6 +325,7 @@ def test_compiling_again_with_another_optimizer_restarts_slots_and_steps(case):
     assert (contents.slots >= 0.25).all()
 
 
+@pytest.mark.cover(6)
 @pytest.mark.parametrize(
     ("make", "rule"),
     [

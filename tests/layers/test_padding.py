@@ -169,6 +169,7 @@ def test_without_a_combiner_later_layers_mask_it(make, padding):
     assert getattr(layer(tf.ragged.constant([[5, value]], tf.int64)), "_keras_mask", None) is None
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("make", [dynamic, adaptive, collection])
 def test_a_model_of_padded_arrays_trains_as_one_of_ragged_bags(make, tmp_path):
     def model_of(layer, ragged):

@@ -76,6 +76,7 @@ SERVE = """
 """
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize(
     "save",
     [lambda model, path: tf.saved_model.save(model, path), lambda model, path: model.export(path)],

@@ -40,6 +40,7 @@ def test_rows_on_disk_train_to_the_bit_as_rows_in_memory(storage, make, optimize
     np.testing.assert_array_equal(ours.predict(keys, verbose=0), theirs.predict(keys, verbose=0))
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_in_a_graph_too_under_a_cache_that_is_too_small(tmp_path, policy):
     # There are 60 000 rows of 16 floats and Adam's two slots: more than ten times the cache.
@@ -113,6 +114,7 @@ def test_a_mirrored_strategy_of_two_devices_trains_as_in_memory(storage):
             np.testing.assert_array_equal(disk, memory)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
 def test_a_saved_model_goes_on_as_if_it_had_never_stopped(tmp_path, optimizer):
     with kv.Storage(tmp_path / "whole") as storage:

@@ -32,6 +32,7 @@ def test_fit_trains_rows_like_a_static_layer(make_optimizer):
 
 
 # The other rules square the gradients of equal keys one by one: see the next test.
+@pytest.mark.cover(2)
 @each(("sgd", "momentum", "nesterov", "lion"))
 def test_a_table_trains_like_the_plain_keras_layer_where_a_rule_is_linear_in_slices(make_optimizer):
     trained = train_both(make_optimizer, reference=keras.layers.Embedding)
@@ -154,6 +155,7 @@ def test_a_loss_scale_factor_is_divided_out():
     train_both(lambda: ko.SGD(0.1, loss_scale_factor=8.0)).assert_equal()
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("by", ["variable", "name"])
 def test_rows_that_are_excluded_from_weight_decay_do_not_decay(by):
     def exclude(optimizer, weight):
@@ -184,6 +186,7 @@ def test_mixed_bfloat16_trains_float32_rows():
     assert trained.ours.dtype == np.float32
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize(
     ("first", "second"),
     [("adam", "adagrad"), ("adagrad", "adam"), ("adam", "adam"), ("sgd", "momentum")],

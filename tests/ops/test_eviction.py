@@ -228,6 +228,7 @@ def call(embedding, which, keys):
         embedding.apply_gradients(keys, zeros)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("kind", ["lru", "lfu"])
 @pytest.mark.parametrize(
     "dimension, max_rows, operations", [(2, 90, OPERATIONS), (300, 2500, OPERATIONS // 60)]

@@ -60,12 +60,14 @@ def run_tests(device, arguments, device_type):
     assert " passed" in run.stdout
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("device_type", ["GUARDED", "GPU"])
 def test_ops_run_where_they_are_placed(device, device_type):
     run_tests(device, [str(HERE / "cases_on_guarded_device.py")], device_type)
 
 
 # Tests that go on past sok_embed's ops to some of TensorFlow's have nothing to run them on.
+@pytest.mark.cover(2)
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -53,6 +53,7 @@ def test_narrow_floats_are_summed_in_float32_and_rounded_once(mode, out, of_weig
         )
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_variable_in_a_function_gives_what_a_tensor_gives(mode):
     for bags in cases("mixed", mode):

@@ -1,4 +1,4 @@
-"""`make test` leaves cases out, and `make test-all` runs them; what is left has every value."""
+"""`make test` leaves cases out, and `make test-all` runs them: those left have what `cover` says."""
 
 import itertools
 import subprocess
@@ -17,6 +17,11 @@ from tiers import few_or_many, long
 @pytest.mark.parametrize("second", ["x", "y"])
 def test_of_two_parameters(first, second):
     print("ran", first, second)
+
+@pytest.mark.cover(2)
+@pytest.mark.parametrize("one", range(10, 15))
+def test_of_one_parameter(one):
+    print("ran", one)
 
 @pytest.mark.parametrize("rounds", few_or_many(2, 30))
 def test_of_rounds(rounds):
@@ -52,6 +57,9 @@ def test_the_first_tier_has_each_value_and_the_second_has_all_cases(pytestconfig
     (tmp_path / "tiers.py").write_text((tests / "tiers.py").read_text())
     (tmp_path / "test_tiers.py").write_text(TESTS)
     options = ["-c", str(pytestconfig.rootpath / "pyproject.toml"), "--rootdir", str(tmp_path)]
-    assert sorted(ran(*options, folder=tmp_path)) == sorted(["a x", "b y", "c x", "2", "1 2"])
-    every = ["a x", "b x", "c x", "a y", "b y", "c y", "2", "30", "1 2", "3 4"]
+    assert sorted(ran(*options, folder=tmp_path)) == sorted(
+        ["a x", "b y", "c x", "10", "12", "2", "1 2"]
+    )
+    every = ["a x", "b x", "c x", "a y", "b y", "c y", *map(str, range(10, 15)), "2", "30"]
+    every += ["1 2", "3 4"]
     assert sorted(ran(*options, "-m", "", folder=tmp_path)) == sorted(every)

@@ -10,6 +10,7 @@ from seeded_program import assert_succeeds
 PROGRAM = Path(__file__).with_name("failing_call.py")
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("durability", DURABILITIES)
 def test_a_failed_system_call_is_told_or_does_no_harm(durability):
     if shutil.which("gcc") is None:

@@ -10,6 +10,7 @@ from broken_disk import faulty, run_python
 WORKER = Path(__file__).with_name("failing_checkpoint_worker.py")
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("who", ["writer", "reader"])
 def test_a_checkpoint_that_fails_leaves_nothing(tmp_path, who):
     if shutil.which("gcc") is None:

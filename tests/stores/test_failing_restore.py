@@ -14,6 +14,7 @@ from kill_storage import DURABILITIES
 PLACES = int(os.environ.get("SOK_RESTORE_PLACES", "8"))
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("durability", DURABILITIES)
 def test_a_failed_restore_leaves_the_rows_of_one(tmp_path, durability):
     if shutil.which("gcc") is None:

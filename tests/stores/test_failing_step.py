@@ -13,6 +13,7 @@ WORKER = Path(__file__).with_name("failing_step_worker.py")
 BURIALS = Path(__file__).with_name("failing_burial_worker.py")
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize(
     ("kind", "durability"),
     [*((kind, way) for kind in ("load", "reset") for way in DURABILITIES), ("open", "update")],
@@ -27,6 +28,7 @@ def test_an_error_of_a_call_with_one_step_means_that_it_has_not_happened(
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("way", ["assign", "look_up", "update"])
 def test_rows_that_expired_and_live_again_are_counted_though_the_disk_fails(tmp_path, way):
     if shutil.which("gcc") is None:

@@ -166,6 +166,7 @@ def assert_same_bytes(clients: dict[bytes, bytes], dumped: dict[int, DumpedRows]
             assert value[HEADER.itemsize :] == floats.tobytes()
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("kills", few_or_many(3, 30))
 @pytest.mark.parametrize("durability", ["checkpoint", "update"])
 def test_a_killed_process_leaves_the_last_durable_step_or_the_one_under_way(

@@ -66,6 +66,7 @@ def assert_rows(folder: Path, dump: Path, seed: int, numbers: set[int]) -> int:
     return number
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("durability", ["checkpoint", "update"])
 def test_a_kill_leaves_the_rows_of_one_restore(tmp_path, durability):
     seed = seed_of_test()
