@@ -3,7 +3,7 @@
 #
 # Variables: PYTHON=python3.12    the interpreter that .venv is made with
 #            HOROVOD=0            leaves Horovod out (one-process use does not need it)
-#            ARGS='...'           passed on by demo, wheel, test, test-all and bench
+#            ARGS='...'           passed on by demo, wheel, matrix, test, test-all and bench
 #            DATA=path WORKERS=2  for demo
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -22,6 +22,7 @@ STAMPS := $(VENV)/stamps
 NATIVE := build/native
 # Runs a command with its output in a log, and prints a line now and then.
 PROGRESS = $(BIN)/python scripts/progress.py --log
+PIP_INSTALL = $(BIN)/python -m pip install --progress-bar off --upgrade
 # Nothing to build where CMAKE_ARGS says which RocksDB to take.
 ROCKSDB = $(if $(findstring -DSOK_ROCKSDB_,$(CMAKE_ARGS)),true,$(BIN)/python scripts/build_rocksdb.py)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -30,24 +31,36 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 CPP_FILES = $(shell find tf_ops -name '*.h' -o -name '*.cc' -o -name '*.cu')
 PYTHON_FILES = $(wildcard setup.py sok_embed feature_column tf_ops tests benchmarks examples scripts)
 
-.PHONY: setup native demo wheel test test-all check format bench sanitize clean help
+.PHONY: setup native demo wheel matrix test test-all check format bench sanitize clean help
 
 # horovodrun is found, and the python that it starts is ours.
 demo test test-all bench: export PATH := $(BIN):$(PATH)
 
-setup: native  ## .venv with Horovod and sok_embed, which is built and installed editable
+setup: native $(STAMPS)/development $(STAMPS)/horovod  ## all that the other targets need
+	@cmake -DSOK_BUILD_TESTS=ON $(NATIVE) > /dev/null
 
 # --- set-up, one stamp a step ---------------------------------------------------------------
 
+# The packages of Python come while RocksDB is compiled. What compiles starts a job for each core
+# by itself, and is not told of these two.
+MAKEFLAGS += --jobs=2
+unexport MAKEFLAGS
+
 $(STAMPS)/venv: scripts/install_system_packages.sh
-	@scripts/install_system_packages.sh "$(PYTHON)"
-	@[ -x $(BIN)/python ] || "$(PYTHON)" -m venv $(VENV)
+	@SECONDS=0; scripts/install_system_packages.sh "$(PYTHON)" build; \
+	[ -x $(BIN)/python ] || "$(PYTHON)" -m venv $(VENV); \
+	echo "  System packages and .venv: done after $$SECONDS s"
 	@mkdir -p $(STAMPS) && touch $@
 
-$(STAMPS)/requirements: requirements-dev.txt $(STAMPS)/venv
-	@echo "Installing requirements-dev.txt into .venv: TensorFlow and more, 1 GB, about 2 minutes"
-	@$(PROGRESS) build/setup/requirements.log Python -- $(BIN)/python -m pip install \
-	  --progress-bar off --upgrade --requirement requirements-dev.txt
+$(STAMPS)/requirements: requirements.txt $(STAMPS)/venv
+	@echo "Installing requirements.txt into .venv: TensorFlow and more, 1 GB, about 1 minute"
+	@$(PROGRESS) build/setup/requirements.log Python -- $(PIP_INSTALL) --requirement $<
+	@touch $@
+
+$(STAMPS)/development: requirements-dev.txt $(STAMPS)/requirements | $(STAMPS)/editable
+	@scripts/install_system_packages.sh "$(PYTHON)" development
+	@echo "Installing requirements-dev.txt into .venv: tools for tests and checks"
+	@$(PROGRESS) build/setup/development.log Tools -- $(PIP_INSTALL) --requirement $<
 	@touch $@
 
 $(STAMPS)/rocksdb: scripts/build_rocksdb.py $(STAMPS)/venv
@@ -64,13 +77,13 @@ endif
 
 # The editable install configures and builds $(NATIVE); from then on cmake alone keeps it fresh.
 $(STAMPS)/editable: setup.py pyproject.toml $(STAMPS)/requirements $(STAMPS)/rocksdb
-	@echo "Building the native libraries, installing sok_embed editable: about 5 core-minutes"
-	@SOK_BUILD_DIR=$(NATIVE) CMAKE_ARGS="-DSOK_BUILD_TESTS=ON -DSOK_WERROR=ON $${CMAKE_ARGS:-}" \
+	@echo "Building the native libraries, installing sok_embed editable: about 4 core-minutes"
+	@SOK_BUILD_DIR=$(NATIVE) CMAKE_ARGS="-DSOK_WERROR=ON $${CMAKE_ARGS:-}" \
 	  $(PROGRESS) build/setup/editable.log sok_embed -- $(BIN)/python -m pip install \
 	  --verbose --no-build-isolation --no-deps --editable .
 	@touch $@
 
-native: $(STAMPS)/editable $(STAMPS)/horovod  ## only bring the native libraries up to date
+native: $(STAMPS)/editable  ## only bring the native libraries up to date
 	@$(ROCKSDB) > /dev/null  # should its cache have been emptied
 	@$(PROGRESS) $(NATIVE)/build.log sok_embed -- \
 	  cmake --build $(NATIVE) --target sok_core _ops _core
@@ -78,13 +91,16 @@ native: $(STAMPS)/editable $(STAMPS)/horovod  ## only bring the native libraries
 
 # --- use ------------------------------------------------------------------------------------
 
-demo: setup  ## train the example model; DATA=, WORKERS= and ARGS= are passed on
+demo: native  ## train the example model; DATA=, WORKERS= and ARGS= are passed on
 	$(BIN)/python examples/train_ctr.py $(if $(DATA),--data "$(DATA)") \
 	  $(if $(WORKERS),--workers $(WORKERS)) $(ARGS)
 
-wheel: setup  ## one wheel for all Pythons and TensorFlows, in dist/; ARGS=--bullseye: for old systems
+wheel: native  ## one wheel for all Pythons and TensorFlows, in dist/; ARGS=--bullseye: for old systems
 	@$(BIN)/python -m pip install --quiet auditwheel==6.8.2
 	$(BIN)/python scripts/build_wheel.py $(ARGS)
+
+matrix: native  ## test the wheel in dist/ with each TensorFlow that it is for
+	$(BIN)/python scripts/matrix.py $(ARGS)
 
 bench: setup  ## the benchmarks
 	$(BIN)/python benchmarks/lookup.py $(ARGS)

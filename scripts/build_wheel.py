@@ -10,7 +10,7 @@ With --bullseye, as root, the libraries are compiled in a Debian 11 that deboots
 glibc 2.31 and its GCC 10 are older than those of most systems, so that the wheel runs on these.
 
 What `auditwheel show` finds names the wheel, such as manylinux_2_31; without auditwheel it stays
-linux. The interpreter that runs this has what the build needs: requirements-dev.txt.
+linux. The interpreter that runs this has what the build needs: requirements.txt.
 """
 
 from __future__ import annotations

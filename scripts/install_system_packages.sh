@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Installs what the build needs from the system's packages, if anything is missing.
-# Usage: scripts/install_system_packages.sh PYTHON
+# Installs what the build needs from the system's packages, if anything is missing; with
+# `development`, what tests and checks need as well.
+# Usage: scripts/install_system_packages.sh PYTHON build|development
 set -euo pipefail
 
 python=${1:-python3}
+purpose=${2:-development}
 
 has_header() {
   echo "#include <$1>" | cpp -x c++ - >/dev/null 2>&1
@@ -17,11 +19,13 @@ missing_packages() {
   done
   command -v cmake >/dev/null || echo cmake
   command -v ninja >/dev/null || echo ninja-build
-  command -v clang-format >/dev/null || echo clang-format
-  has_header doctest/doctest.h || echo doctest-dev
   has_header nlohmann/json.hpp || echo nlohmann-json3-dev
   has_header xxhash.h || echo libxxhash-dev
-  command -v ldb >/dev/null || echo rocksdb-tools # the tests read our files with it
+  if [ "$purpose" = development ]; then
+    command -v clang-format >/dev/null || echo clang-format
+    has_header doctest/doctest.h || echo doctest-dev
+    command -v ldb >/dev/null || echo rocksdb-tools # the tests read our files with it
+  fi
   if ! command -v "$python" >/dev/null; then
     echo python3 python3-venv python3-dev
     return

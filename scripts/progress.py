@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Run a long command: its output goes to a log, and a line now and then says how far it is.
+"""Run a long command: its output goes to a log, and a line now and then says how far it is,
+and at the end how long it took.
 
 From a shell: `python scripts/progress.py --log FILE WHAT -- COMMAND ARGUMENT ...`. The exit status
 is that of the command; where that is not 0, the end of the log follows.
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TextIO
 
 SECONDS_BETWEEN_LINES = 15.0
+SECONDS_WORTH_A_LINE = 5.0
 
 # Ninja counts steps, "[12/340] Building"; Make says percent, "[ 45%] Building".
 STEPS = re.compile(r"\[ *(\d+)/(\d+)\]")
@@ -100,6 +102,8 @@ def run(
         raise
     if status != 0:
         raise subprocess.CalledProcessError(status, command)
+    if (seconds := time.monotonic() - start) >= SECONDS_WORTH_A_LINE:
+        print(f"  {what}: done after {elapsed(seconds)}", file=to or sys.stdout, flush=True)
 
 
 def main() -> int:
