@@ -41,7 +41,14 @@ from sok_embed.tf_ops.collections import (
     collection_request,
     collection_serve,
 )
-from sok_embed.tf_ops.commits import Redemption, RuleStep, RuleSteps, commit, drop_deposits
+from sok_embed.tf_ops.commits import (
+    Redemption,
+    RuleStep,
+    RuleSteps,
+    commit,
+    commit_listing_keys,
+    drop_deposits,
+)
 from sok_embed.tf_ops.exchange import (
     Exchanged,
     all_to_all,
@@ -128,6 +135,7 @@ __all__ = [
     "collection_request",
     "collection_serve",
     "commit",
+    "commit_listing_keys",
     "deposit",
     "drop_deposits",
     "evict",

@@ -71,6 +71,20 @@ RuleSteps = Sequence[RuleStep | None]
 _ALL_DEPOSITS = Redemption()
 
 
+class Committed(NamedTuple):
+    """The result of a commit that lists keys.
+
+    Attributes:
+        anchor: Zeros of the shape of the anchor.
+        keys: The distinct keys that had gradients, int64 `[n]`, of each listed table in turn: one
+            list for a table, two for an adaptive table, of the keys of own rows and of the buckets
+            of static rows. A key has no row if it was left out, not admitted or evicted.
+    """
+
+    anchor: tf.Tensor
+    keys: list[tf.Tensor]
+
+
 def commit(
     tables: tf.Tensor | CollectionTables,
     anchor: tf.Tensor,
@@ -97,8 +111,29 @@ def commit(
             `plain` gradient that has other elements than the sum of deposits that it names, and for
             a sum of so many that the anchor's gradient has not got its norm.
     """
+    return commit_listing_keys(tables, anchor, steps, redemption, [], 0).anchor
+
+
+def commit_listing_keys(
+    tables: tf.Tensor | CollectionTables,
+    anchor: tf.Tensor,
+    steps: RuleSteps,
+    redemption: Redemption,
+    listed: Sequence[int],
+    lists: int,
+) -> Committed:
+    """Commits as `commit` does, and lists the keys of rows that may have changed.
+
+    Args:
+        tables: The tables, as in `commit`.
+        anchor: A float32 that was computed after the deposits.
+        steps: The step of each table; `None` for a table that is not trained.
+        redemption: The deposits.
+        listed: The numbers of trained tables.
+        lists: The number of lists: one for a table, two for an adaptive table.
+    """
     distinct = list(dict.fromkeys(step for step in steps if step is not None))
-    return ops.sok_embed_commit(
+    made = ops.sok_embed_commit(
         **_inputs(tables),
         anchor=anchor,
         hypers=[_scalar(value, tf.float64) for step in distinct for value in step.hyper.values()],
@@ -115,7 +150,10 @@ def commit(
         clip_values=[step.clip_value for step in distinct],
         plain=redemption.plain,
         clipped_to=redemption.clipped_to,
+        listed=listed,
+        num_lists=lists,
     )
+    return Committed(made.committed_anchor, list(made.keys))
 
 
 def drop_deposits(tables: tf.Tensor | CollectionTables) -> tf.Tensor:

@@ -22,6 +22,7 @@ from sok_embed.planning.tables import KEY, REPLICATED
 from sok_embed.tables import group_holders
 from sok_embed.tables.owned_resource import OwnedResource
 from sok_embed.tables.owners import EveryWorkerRule, MixedRule, OneWorkerRule, OwnerRule, salt_of
+from sok_embed.tables.row_constraints import commit_constrained
 from sok_embed.tables.table import Table
 from sok_embed.training.commit import Commit, TrainedTable
 
@@ -132,6 +133,7 @@ class TableCollection(Mapping[str, Table]):
             eviction=config.eviction,
             name=config.name,
         )
+        table.constraint = config.constraint
         self.seeded[config.name] = replace(config, seed=seed)
         if config.storage is not None:
             group_holders.hold(config.storage, config.group or 0, table, self._holder(config))
@@ -225,8 +227,13 @@ class TableCollection(Mapping[str, Table]):
     def commit(
         self, anchor: tf.Tensor, steps: tf_ops.RuleSteps, redemption: tf_ops.Redemption
     ) -> tf.Tensor:
-        """Applies deposited gradients: `tf_ops.commit` of all tables."""
-        return tf_ops.commit(self.handles, anchor, steps, redemption)
+        """Applies deposited gradients to all tables, and then the constraints of their rows."""
+        constraints = [
+            table.constrained(number, table.constraint)
+            for number, table in enumerate(self.values())
+            if table.constraint is not None
+        ]
+        return commit_constrained(self.handles, anchor, steps, redemption, constraints)
 
     def step_count(self) -> tf.Tensor:
         """Raises: tables count their own steps."""

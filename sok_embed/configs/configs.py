@@ -16,7 +16,7 @@ from sok_embed.arguments import check_flag, check_integer, check_positive, is_am
 from sok_embed.lookups import regularizers
 from sok_embed.lookups.padding import padding_key
 from sok_embed.optimizers import row_rules
-from sok_embed.tables import storage_copies
+from sok_embed.tables import row_constraints, storage_copies
 from sok_embed.tf_ops.collections import COMBINERS as POOLED
 
 COMBINERS = (*POOLED, None)
@@ -61,6 +61,8 @@ class TableConfig:
         regularizer: A Keras regularizer, as `embeddings_regularizer` of `DynamicEmbedding`. The
             features of the table are then pooled by the workers that asked for their rows. `None`:
             there is none.
+        constraint: A Keras constraint of rows, as `embeddings_constraint` of `DynamicEmbedding`.
+            `None`: there is none.
         trainable: True if training changes the table, and makes rows for keys that have none.
 
     Raises:
@@ -82,6 +84,7 @@ class TableConfig:
     admission: Any = field(default=None, kw_only=True)
     eviction: Any = field(default=None, kw_only=True)
     regularizer: Any = field(default=None, kw_only=True)
+    constraint: Any = field(default=None, kw_only=True)
     trainable: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -122,6 +125,7 @@ class TableConfig:
         self.admission = admissions.get(self.admission)
         self.eviction = evictions.get(self.eviction)
         self.regularizer = regularizers.get(self.regularizer)
+        self.constraint = row_constraints.get(self.constraint)
         self.trainable = check_flag("trainable", self.trainable)
         self._check_replicated(what)
 
@@ -163,6 +167,7 @@ class TableConfig:
             "admission": None if self.admission is None else self.admission.get_config(),
             "eviction": None if self.eviction is None else self.eviction.get_config(),
             "regularizer": keras.regularizers.serialize(self.regularizer),
+            "constraint": keras.constraints.serialize(self.constraint),
             "trainable": self.trainable,
         }
 

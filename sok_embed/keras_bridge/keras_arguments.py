@@ -18,7 +18,6 @@ _SECOND_LAYER = (
 _REMEDIES = {
     "input_dim": "Any integer is a key: leave it out.",
     "input_length": "Keras 3 has none either: give the shape to keras.Input(shape, dtype='int64').",
-    "embeddings_constraint": "Constrain the outputs, as with keras.layers.UnitNormalization().",
     "weights": "Make the layer, and put rows in with layer.table.assign(keys, embeddings).",
     "lora_rank": _SECOND_LAYER,
     "lora_alpha": _SECOND_LAYER,

@@ -78,6 +78,8 @@ class AdaptiveEmbedding(KeyLayer):
         optimizer: A name, a Keras optimizer or its config. `None`: that of the model.
         embeddings_regularizer: A Keras regularizer, as `DynamicEmbedding` has it. A static row
             counts once for each of its keys in a call. `None`: there is none.
+        embeddings_constraint: A Keras constraint of rows, as `DynamicEmbedding` has it, for own and
+            for static rows. `None`: there is none.
         mask_zero: True if key 0 is padding, as Keras spells `padding_value=0`.
         padding_value: The key that is padding, as `DynamicEmbedding` has it: with a combiner it is
             neither looked up nor counted, whatever its mask is; without one it has a vector,
@@ -132,6 +134,7 @@ class AdaptiveEmbedding(KeyLayer):
         optimizer: Any = None,
         *,
         embeddings_regularizer: Any = None,
+        embeddings_constraint: Any = None,
         mask_zero: bool = False,
         padding_value: int | str | None = None,
         mask: int | None = None,
@@ -170,6 +173,7 @@ class AdaptiveEmbedding(KeyLayer):
             embeddings_initializer,
             optimizer=optimizer,
             regularizer=embeddings_regularizer,
+            constraint=embeddings_constraint,
             **kwargs,
         )
         self.supports_masking = True
@@ -208,6 +212,7 @@ class AdaptiveEmbedding(KeyLayer):
             owner=communicator.rank,
             name=self.name,
         )
+        self.table.constraint = self.embeddings_constraint
         self._table_lookup = AdaptiveLookup(self.table, f"Layer '{self.name}'")
 
     def _route(self, mask: Any, inputs: Any) -> Any:

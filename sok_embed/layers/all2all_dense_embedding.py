@@ -52,6 +52,8 @@ class All2AllDenseEmbedding(TableLayer):
         optimizer: A name, a Keras optimizer or its config. `None`: that of the model.
         embeddings_regularizer: A Keras regularizer, as `DynamicEmbedding` has it. `None`: there is
             none.
+        embeddings_constraint: A Keras constraint of rows, as `DynamicEmbedding` has it. `None`:
+            there is none.
         on_full: `"error"`: a batch that would exceed the limit, and that no eviction makes room
             for, raises and makes no rows.
         seed: The seed of the initializer; `None`: from the layer's name and Keras' global seed.
@@ -93,6 +95,7 @@ class All2AllDenseEmbedding(TableLayer):
         optimizer: Any = None,
         *,
         embeddings_regularizer: Any = None,
+        embeddings_constraint: Any = None,
         on_full: str = "error",
         seed: int | None = None,
         storage: Any = None,
@@ -124,6 +127,7 @@ class All2AllDenseEmbedding(TableLayer):
             embedding_initializer,
             optimizer=optimizer,
             regularizer=embeddings_regularizer,
+            constraint=embeddings_constraint,
             seed=seed,
             max_rows=max_vocabulary_size_per_gpu,
             direct=not check_flag("use_hashtable", use_hashtable),

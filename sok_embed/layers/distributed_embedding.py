@@ -56,6 +56,7 @@ _REMEDIES = {
     ),
     "eviction": _OF_TABLES,
     "embeddings_regularizer": "Give regularizer= to a TableConfig.",
+    "embeddings_constraint": "Give constraint= to a TableConfig.",
 }
 
 

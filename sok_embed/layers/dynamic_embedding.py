@@ -75,6 +75,9 @@ class DynamicEmbedding(TableLayer):
         embeddings_regularizer: A Keras regularizer, its name, its config, or a function of rows
             `[n, output_dim]`, float32. Its loss of the distinct rows of each call is added to the
             losses of the model. `None`: there is none.
+        embeddings_constraint: A Keras constraint that acts on each row by itself, its name, its
+            config, or a function of rows `[n, output_dim]`, float32. After each step it replaces
+            the rows that the step has changed. `None`: there is none.
         padding_value: The key that is padding, an int64 or a uint64, or the string that is, such as
             `""`, which stands for a missing one. With a combiner, bags are
             pooled without it, in every form of input: it is not looked up, counts for no admission
@@ -144,6 +147,7 @@ class DynamicEmbedding(TableLayer):
         *,
         combiner: str | None = None,
         embeddings_regularizer: Any = None,
+        embeddings_constraint: Any = None,
         padding_value: int | str | None = None,
         weights: Any = None,
         seed: int | None = None,
@@ -176,6 +180,7 @@ class DynamicEmbedding(TableLayer):
             embeddings_initializer,
             optimizer=optimizer,
             regularizer=embeddings_regularizer,
+            constraint=embeddings_constraint,
             seed=seed,
             max_rows=max_rows,
             storage=storage,

@@ -40,6 +40,7 @@ _REMEDIES = {
     "mask_zero": "Use padding_idx=0.",
     "embeddings_regularizer": "Use an optimizer with weight_decay, such as "
     "keras.optimizers.AdamW, or activity_regularizer=, which sees the outputs.",
+    "embeddings_constraint": "Constrain the outputs, as with keras.layers.UnitNormalization().",
     "quantization_config": "A smaller compression= saves memory; dtype='mixed_bfloat16' makes the "
     "outputs smaller.",
 }

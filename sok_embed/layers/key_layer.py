@@ -19,6 +19,7 @@ from sok_embed.layers.rows_layer import LayerWithAnchor
 from sok_embed.lookups import regularizers
 from sok_embed.lookups.lookup import Call, TableLookup
 from sok_embed.optimizers import row_rules
+from sok_embed.tables import row_constraints
 from sok_embed.tables.adaptive_table import AdaptiveTable
 from sok_embed.tables.table import Table
 from sok_embed.tables.tensors import as_keys
@@ -35,7 +36,14 @@ class KeyLayer(LayerWithAnchor):
     _table_lookup: TableLookup
 
     def __init__(
-        self, dim: int, initializer: Any, *, optimizer: Any, regularizer: Any, **kwargs: Any
+        self,
+        dim: int,
+        initializer: Any,
+        *,
+        optimizer: Any,
+        regularizer: Any,
+        constraint: Any,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self._compute_type = activation_type(self.compute_dtype)
@@ -43,6 +51,7 @@ class KeyLayer(LayerWithAnchor):
         self.optimizer = row_rules.get(optimizer)
         row_rules.check_own(self.optimizer, self.name)
         self.embeddings_regularizer = regularizers.get(regularizer)
+        self.embeddings_constraint = row_constraints.get(constraint)
         # A regularizer sees rows as they are, whatever the dtype of their vectors.
         regularized = self.embeddings_regularizer is not None
         self._row_type = tf.float32 if regularized else self._compute_type
@@ -103,6 +112,7 @@ class KeyLayer(LayerWithAnchor):
             **super().get_config(),
             "optimizer": row_rules.serialize(self.optimizer),
             "embeddings_regularizer": keras.regularizers.serialize(self.embeddings_regularizer),
+            "embeddings_constraint": keras.constraints.serialize(self.embeddings_constraint),
             "seed": self.seed,
         }
 

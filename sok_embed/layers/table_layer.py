@@ -34,6 +34,7 @@ class TableLayer(KeyLayer):
         *,
         optimizer: Any = None,
         regularizer: Any = None,
+        constraint: Any = None,
         seed: int | None = None,
         max_rows: int | None = None,
         direct: bool = False,
@@ -43,7 +44,14 @@ class TableLayer(KeyLayer):
         eviction: Eviction | str | Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(dim, initializer, optimizer=optimizer, regularizer=regularizer, **kwargs)
+        super().__init__(
+            dim,
+            initializer,
+            optimizer=optimizer,
+            regularizer=regularizer,
+            constraint=constraint,
+            **kwargs,
+        )
         self.storage = (
             storage_copies.storage_of(storage) if isinstance(storage, Mapping) else storage
         )
@@ -83,6 +91,7 @@ class TableLayer(KeyLayer):
             eviction=self.eviction,
             name=self.name,
         )
+        self.table.constraint = self.embeddings_constraint
         self._table_lookup = TableLookup(
             self.table, f"Layer '{self.name}'", key_limit=self.table.key_limit
         )

@@ -17,7 +17,7 @@ CACHE_BYTES = 256 << 20  # of a storage whose config does not say it
 _TABLE = {
     *("name", "vocabulary_size", "embedding_dim", "initializer", "optimizer", "combiner"),
     *("placement", "seed", "worker", "max_rows", "storage", "group", "admission", "eviction"),
-    *("trainable", "regularizer", "rows", "distinct"),
+    *("trainable", "regularizer", "constraint", "rows", "distinct"),
 }
 _FEATURE = {
     *("name", "table", "input_shape", "output_shape", "combiner", "max_length"),

@@ -13,6 +13,7 @@ import tensorflow as tf
 from sok_embed import kv, tf_ops
 from sok_embed.tables.counts import SketchPlace
 from sok_embed.tables.owned_resource import OwnedResource
+from sok_embed.tables.row_constraints import Constrained, Constraint, commit_constrained
 from sok_embed.tables.tensors import eager
 from sok_embed.tables.worker_record import WorkerRecord
 
@@ -66,11 +67,14 @@ class BaseTable(OwnedResource):
         kind: The kind of table, as manifests say it.
         fixed: The names of further attributes that a checkpoint and a table must have in common.
         storage: The folder that rows live in; `None`: they live in memory.
+        constraint: A function of rows `[n, dim]`, float32, that replaces those that a commit has
+            changed; `None`: they stay as the commit leaves them.
     """
 
     kind: ClassVar[str]
     fixed: ClassVar[tuple[str, ...]] = ()
     storage: kv.Storage | None = None
+    constraint: Constraint | None = None
     _attributes: dict[str, Any]
     # The advice of errors: the way to export a model, and the way to copy a table.
     _join_parts: ClassVar[str]
@@ -158,7 +162,7 @@ class BaseTable(OwnedResource):
     def commit(
         self, anchor: tf.Tensor, steps: tf_ops.RuleSteps, redemption: tf_ops.Redemption
     ) -> tf.Tensor:
-        """Applies gradients that an optimizer was given: `tf_ops.commit` with its handle.
+        """Applies gradients that an optimizer was given, and then the constraint of rows.
 
         Args:
             anchor: A float32 that was computed after the gradients were deposited.
@@ -168,4 +172,10 @@ class BaseTable(OwnedResource):
         Returns:
             Zeros of the shape of `anchor`.
         """
-        return tf_ops.commit(self.resource_handle, anchor, steps, redemption)
+        constraints = [] if self.constraint is None else [self.constrained(0, self.constraint)]
+        return commit_constrained(self.resource_handle, anchor, steps, redemption, constraints)
+
+    def constrained(self, number: int, constraint: Constraint) -> Constrained:
+        """Returns the constraint with the rows that it acts on, as the table of this number."""
+        handles = [part.handle for part in self.parts]
+        return Constrained(number, self.name, handles, self.dim, constraint)

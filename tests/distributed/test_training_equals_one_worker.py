@@ -54,9 +54,12 @@ def test_training_can_be_repeated_bit_by_bit(one: Results, many: Results) -> Non
                 np.testing.assert_array_equal(worker[f"{number}.{name}"], value)
 
 
-def test_regularized_rows_train_alike(one: Results, many: Results) -> None:
+def test_regularized_and_constrained_rows_train_alike(one: Results, many: Results) -> None:
     assert_equal_tables(one, many, "regularized", "dynamic", "rows")
     assert_equal_weights(one, many, "regularized")
+    for table in ("dynamic", "rows"):
+        rows = np.concatenate([each[f"{table}.rows"] for each in many.of("regularized")])
+        assert np.linalg.norm(rows, axis=1).max() == pytest.approx(0.1, rel=1e-4)
 
 
 @pytest.mark.parametrize("scenario", CLIPPED)

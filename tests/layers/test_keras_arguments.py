@@ -25,14 +25,16 @@ ARGUMENTS = {
 }
 
 
+# Arguments that some of the layers have.
+THEIR_OWN = {("weights", "DynamicEmbedding")} | {
+    ("embeddings_constraint", layer)
+    for layer in ("DynamicEmbedding", "All2AllDenseEmbedding", "AdaptiveEmbedding")
+}
+
+
 @pytest.mark.parametrize(
     ("name", "layer"),
-    [
-        (name, layer)
-        for name in ARGUMENTS
-        for layer in MAKERS
-        if (name, layer) != ("weights", "DynamicEmbedding")  # it has this one
-    ],
+    [(name, layer) for name in ARGUMENTS for layer in MAKERS if (name, layer) not in THEIR_OWN],
 )
 def test_an_argument_of_keras_is_refused_with_a_remedy(layer, name):
     with pytest.raises(ValueError) as caught:

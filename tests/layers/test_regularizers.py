@@ -4,104 +4,16 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from static_twins import IDS, LABELS, LAYERS, Static, dynamic, train
 
 import sok_embed as sok
 
-ROWS, DIM, STEPS = 12, 4, 50
 REGULARIZERS = {
     "l1": lambda: keras.regularizers.L1(0.01),
     "l2": lambda: keras.regularizers.L2(0.02),
     "l1l2": lambda: keras.regularizers.L1L2(0.01, 0.02),
     "function": lambda: lambda rows: 0.01 * tf.reduce_sum(tf.abs(rows) ** 3),
 }
-START = np.random.default_rng(5).normal(size=(ROWS, DIM)).astype(np.float32)
-# Every batch has every row, some of them twice, since Keras regularizes all rows of the matrix.
-IDS = np.stack(
-    [np.random.default_rng(n).permutation(np.tile(np.arange(ROWS), 2)) for n in range(STEPS)]
-).reshape(STEPS, 8, 3)
-LABELS = np.random.default_rng(6).normal(size=(STEPS, 8, 1)).astype(np.float32)
-
-
-def _pooled(vectors):
-    return tf.reduce_mean(vectors, 1)
-
-
-class _Static(keras.layers.Layer):
-    def __init__(self, regularizer):
-        super().__init__()
-        start = keras.initializers.Constant(START)
-        self.rows = keras.layers.Embedding(ROWS, DIM, start, embeddings_regularizer=regularizer)
-
-    def call(self, ids):
-        return _pooled(self.rows(ids))
-
-    def trained(self):
-        return self.rows.embeddings.numpy()
-
-
-class _Table(keras.layers.Layer):
-    """Pools the vectors of a layer with rows, where the layer does not."""
-
-    def __init__(self, layer, table, given=lambda ids: ids, taken=lambda vectors: vectors):
-        super().__init__()
-        self.layer, self.table, self.given, self.taken = layer, table, given, taken
-        table.assign(np.arange(ROWS), START)
-
-    def call(self, ids, training=None):
-        return self.taken(self.layer(self.given(ids), training=training))
-
-    def trained(self):
-        return self.table.lookup(np.arange(ROWS))
-
-
-def _dynamic(regularizer, combiner):
-    layer = sok.DynamicEmbedding(DIM, combiner=combiner, embeddings_regularizer=regularizer)
-    return _Table(layer, layer.table, taken=_pooled if combiner is None else lambda it: it)
-
-
-def _all2all(regularizer):
-    layer = sok.All2AllDenseEmbedding(20, DIM, 3, 1, embeddings_regularizer=regularizer)
-    return _Table(
-        layer, layer.table, lambda ids: ids[..., tf.newaxis], lambda it: _pooled(it[:, :, 0])
-    )
-
-
-def _collection(regularizer, combiner, form="structure"):
-    table = sok.TableConfig("t", None, DIM, combiner=combiner, regularizer=regularizer)
-    features = {"a": sok.FeatureConfig("a", table), "b": sok.FeatureConfig("b", table)}
-    layer = sok.DistributedEmbedding(features, output=form)
-
-    def taken(vectors):
-        if form == "concat":
-            one, two = vectors[:, :DIM], vectors[:, DIM:]
-        else:
-            one, two = vectors["a"], vectors["b"]
-            if combiner is None:
-                two = _pooled(two)
-        return (one + 2 * two) / 3
-
-    return _Table(layer, layer.tables["t"], lambda ids: {"a": ids[:, 0], "b": ids[:, 1:]}, taken)
-
-
-LAYERS = {
-    "dynamic": lambda it: _dynamic(it, None),
-    "pooled": lambda it: _dynamic(it, "mean"),
-    "all2all": _all2all,
-    "collection": lambda it: _collection(it, "mean"),
-    "collection of keys": lambda it: _collection(it, None),
-    "concat": lambda it: _collection(it, "mean", "concat"),
-}
-
-
-def _train(embedding, run_eagerly=False, steps=STEPS):
-    inputs = keras.Input((3,), dtype="int64")
-    dense = keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(seed=1))
-    model = keras.Model(inputs, dense(embedding(inputs)))
-    model.compile(keras.optimizers.Adam(0.05), "mse", run_eagerly=run_eagerly)
-    losses = [
-        model.train_on_batch(ids, labels) for ids, labels in zip(IDS[:steps], LABELS, strict=False)
-    ]
-    return np.array(losses), model
 
 
 @pytest.mark.parametrize("regularizer", REGULARIZERS)
@@ -109,9 +21,9 @@ def _train(embedding, run_eagerly=False, steps=STEPS):
 @pytest.mark.cover("values")
 def test_rows_are_regularized_as_keras_regularizes_a_matrix(kind, regularizer):
     """After 50 steps of Adam losses and rows differ by float32's rounding of sums: 1e-5."""
-    expected = _Static(REGULARIZERS[regularizer]())
-    embedding = LAYERS[kind](REGULARIZERS[regularizer]())
-    (losses, model), (got, ours) = _train(expected), _train(embedding)
+    expected = Static(regularizer=REGULARIZERS[regularizer]())
+    embedding = LAYERS[kind](regularizer=REGULARIZERS[regularizer]())
+    (losses, model), (got, ours) = train(expected), train(embedding)
     np.testing.assert_allclose(got, losses, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(embedding.trained(), expected.trained(), rtol=1e-5, atol=1e-5)
     evaluated = [each.evaluate(IDS[0], LABELS[0], verbose=0) for each in (model, ours)]
@@ -119,8 +31,8 @@ def test_rows_are_regularized_as_keras_regularizes_a_matrix(kind, regularizer):
 
 
 def test_rows_are_regularized_eagerly_too():
-    expected, embedding = _Static("l2"), _dynamic("l2", "mean")
-    losses = [_train(each, run_eagerly=True, steps=3)[0] for each in (expected, embedding)]
+    expected, embedding = Static(regularizer="l2"), dynamic("mean", regularizer="l2")
+    losses = [train(each, run_eagerly=True, steps=3)[0] for each in (expected, embedding)]
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
 
 

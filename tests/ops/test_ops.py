@@ -150,6 +150,8 @@ def test_commit_wants_one_value_for_each_parameter(wrap):
         ({"table_rules": [1]}, "number of a rule, got 1"),
         ({"table_rules": [0, 0]}, "one value a rule, a name and a table"),
         ({"hyper_counts": [2]}, "one value a rule, a name and a table"),
+        ({"listed": [1]}, "number of a table, got 1"),
+        ({"listed": [0]}, "num_lists of 1, got 0"),
         ({"clip_values": []}, "one value a rule, a name and a table"),
         ({"queue": [None, None]}, "one table, or tables with one queue, got 1 tables and 2 queues"),
         ({"redeemed": [tf.zeros(3)]}, r"gradient of an anchor, a vector of 192, got shape \[3\]"),
@@ -174,6 +176,8 @@ def test_commit_refuses_inputs_that_do_not_fit_each_other(change, text):
         "clip_values": [0.0],
         "plain": True,
         "clipped_to": 0.0,
+        "listed": [],
+        "num_lists": 0,
     }
     ops.sok_embed_commit(**given)
     if "queue" in change:

@@ -86,6 +86,7 @@ REGISTER_OP("SokEmbed>Commit")
     .Input("redeemed: num_redeemed * float")
     .Input("slot_sources: num_slot_sources * resource")
     .Output("committed_anchor: float")
+    .Output("keys: num_lists * int64")
     .Attr("num_hypers: int >= 0")
     .Attr("num_rules: int >= 1")
     .Attr("num_redeemed: int >= 0")  // 1, or 0: all gradients that wait are applied
@@ -99,10 +100,15 @@ REGISTER_OP("SokEmbed>Commit")
     .Attr("clip_values: list(float)")
     .Attr("plain: bool")
     .Attr("clipped_to: float")
+    // The tables whose changed keys are listed, and how many lists they have together: an adaptive
+    // table has two, of own rows and of static rows.
+    .Attr("listed: list(int) = []")
+    .Attr("num_lists: int >= 0 = 0")
     .SetShapeFn([](InferenceContext* c) {
       std::vector<ShapeHandle> anchor;
       TF_RETURN_IF_ERROR(c->input("anchor", &anchor));
       c->set_output(0, anchor[0]);
+      for (int i = 1; i < c->num_outputs(); ++i) c->set_output(i, c->UnknownShapeOfRank(1));
       return absl::OkStatus();
     });
 
@@ -127,6 +133,12 @@ class CommitOp : public tf::OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("clip_values", &clip_values));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("plain", &plain));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("clipped_to", &clipped_to));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("listed", &listed_));
+    for (int64_t table : listed_) {
+      OP_REQUIRES(ctx, table >= 0 && table < num_tables,
+                  absl::InvalidArgumentError("expected the number of a table, got " +
+                                             std::to_string(table)));
+    }
     const auto n = static_cast<size_t>(num_rules);
     int64_t all = 0;
     for (int64_t count : counts) all += count;
@@ -176,6 +188,7 @@ class CommitOp : public tf::OpKernel {
       of_tables.push_back(of_rules[static_cast<size_t>(std::max<int64_t>(rule, 0))]);
       if (rule < 0) of_tables.back().rule.clear();
     }
+    for (int64_t table : listed_) of_tables[static_cast<size_t>(table)].lists_keys = true;
     const auto outcomes = trained.commit(of_tables, IntraOpPool(ctx));
     OP_REQUIRES_OK(ctx, ToAbsl(outcomes.status(), trained.name));
     // The new value is zero, whatever the optimizer has made of the anchor: Ftrl without an initial
@@ -185,6 +198,7 @@ class CommitOp : public tf::OpKernel {
     OP_REQUIRES_OK(ctx, ctx->input("anchor", &anchor));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, anchor->shape(), &committed));
     committed->flat<float>().setZero();
+    OP_REQUIRES_OK(ctx, PutKeys(ctx, outcomes.value()));
     for (size_t table = 0; table < outcomes.value().size(); ++table) {
       const CommitOutcome& outcome = outcomes.value()[table];
       LogLeftOut(outcome, trained.names[table]);
@@ -228,7 +242,29 @@ class CommitOp : public tf::OpKernel {
     return absl::OkStatus();
   }
 
-  std::vector<int64_t> table_rules_;
+  // Sets the lists of keys of the tables in listed_.
+  absl::Status PutKeys(tf::OpKernelContext* ctx, const std::vector<CommitOutcome>& outcomes) const {
+    std::vector<const std::vector<Key>*> made;
+    for (int64_t table : listed_) {
+      for (const auto& keys : outcomes[static_cast<size_t>(table)].keys) made.push_back(&keys);
+    }
+    tf::OpOutputList lists;
+    TF_RETURN_IF_ERROR(ctx->output_list("keys", &lists));
+    if (static_cast<size_t>(lists.size()) != made.size()) {
+      return absl::InvalidArgumentError("expected num_lists of " + std::to_string(made.size()) +
+                                        ", got " + std::to_string(lists.size()));
+    }
+    for (int i = 0; i < lists.size(); ++i) {
+      const std::vector<Key>& keys = *made[static_cast<size_t>(i)];
+      tf::Tensor* list = nullptr;
+      TF_RETURN_IF_ERROR(lists.allocate(i, {static_cast<int64_t>(keys.size())}, &list));
+      std::transform(keys.begin(), keys.end(), list->flat<int64_t>().data(),
+                     [](Key key) { return static_cast<int64_t>(key); });
+    }
+    return absl::OkStatus();
+  }
+
+  std::vector<int64_t> table_rules_, listed_;
   std::vector<CommitOptions> of_rules_;
 };
 

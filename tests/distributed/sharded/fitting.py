@@ -150,12 +150,14 @@ def a_small_loss_scale_and_a_norm(here: Here) -> dict[str, Any]:
 
 @scenario
 def regularized(here: Here) -> dict[str, Any]:
-    """Every example has every row, so the rows of each worker's batch are those of all batches."""
+    """Rows are constrained too. Every example has every row, as the whole batch has."""
     _, targets = keys_and_targets()
     keys = np.random.default_rng(2).permuted(np.tile(np.arange(3), (len(targets), 1)), axis=1)
-    table = sok_embed.TableConfig("rows", None, 4, combiner=None, regularizer="l2", seed=1)
+    of_row = {"regularizer": "l2", "constraint": keras.constraints.MaxNorm(0.1, axis=1)}
+    table = sok_embed.TableConfig("rows", None, 4, combiner=None, seed=1, **of_row)
+    of_layer = {f"embeddings_{name}": value for name, value in of_row.items()}
     layers = [
-        sok_embed.DynamicEmbedding(4, embeddings_regularizer="l2", name="dynamic"),
+        sok_embed.DynamicEmbedding(4, name="dynamic", **of_layer),
         sok_embed.DistributedEmbedding(sok_embed.FeatureConfig("keys", table), name="collection"),
     ]
     inputs = keras.Input((3,), dtype="int64")

@@ -129,6 +129,7 @@ Result<CommitOutcome> AdaptiveTable::Commit(const CommitOptions& options,
   if (own.value().stepped) SOK_RETURN_IF_ERROR(AfterStep(parallel_for));
   CommitOutcome outcome = own.value();
   outcome.rows += statics.value().rows;
+  for (auto& keys : statics.value().keys) outcome.keys.push_back(std::move(keys));
   return outcome;
 }
 

@@ -131,6 +131,18 @@ TEST_CASE("the scale multiplies the gradients of both kinds of rows") {
   CHECK(SeeStatic(*table, 2) == Moved(statics, -0.125f));
 }
 
+TEST_CASE("a commit lists the keys of own rows, and the buckets of static rows") {
+  const auto table = MakeTable(1);
+  Look(*table, Times(1, 1), true);
+  DepositOnes(*table, {{1, 2}, {}, {-1, 0}});
+  CommitOptions options = Options("sgd");
+  options.lists_keys = true;
+  const auto keys = CommitOn(*table, options).keys;
+  REQUIRE(keys.size() == 2);
+  CHECK(keys[0] == std::vector<Key>{1});
+  CHECK(keys[1] == std::vector<Key>{AdaptiveBucket(2, kBuckets)});
+}
+
 TEST_CASE("a commit without deposits does nothing and counts no step") {
   const auto table = MakeTable(1);
   Look(*table, Times(1, 1), true);

@@ -103,6 +103,7 @@ struct CommitOptions {
   // DepositQueue::Redeem.
   bool plain = true;
   float clipped_to = 0.0f;
+  bool lists_keys = false;  // see CommitOutcome::keys
 };
 
 struct CommitOutcome {
@@ -112,6 +113,10 @@ struct CommitOutcome {
   uint64_t left_out = 0;        // keys that got no row, and no step, since the table is full
   bool first_left_out = false;  // whether the table has left out none before
   std::string previous;         // the rule before, empty if there was none
+  // With lists_keys, the distinct keys that had gradients, ascending, in one list for a table, and
+  // in two for an adaptive table: of its own rows, and the buckets of its static rows. A key may
+  // have no row: one that was left out, not admitted or evicted.
+  std::vector<std::vector<Key>> keys;
 };
 
 struct TableStats {

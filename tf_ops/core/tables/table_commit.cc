@@ -53,6 +53,17 @@ void ApplySmallFactor(int dim, const ParallelFor& parallel_for, Deposit* deposit
   keys.summed = nullptr;  // of the gradients as they were
 }
 
+// Returns the distinct keys of batches, ascending.
+std::vector<Key> DistinctKeys(const std::vector<GradientBatch>& batches) {
+  std::vector<Key> keys;
+  for (const GradientBatch& batch : batches) {
+    keys.insert(keys.end(), batch.keys, batch.keys + batch.n);
+  }
+  std::sort(keys.begin(), keys.end());
+  keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+  return keys;
+}
+
 }  // namespace
 
 std::shared_ptr<SummedGradients> Table::SumByKey(const LookupKeys& keys, const float* gradients,
@@ -143,6 +154,7 @@ Result<CommitOutcome> Table::CommitLocked(const CommitOptions& options,
   const Committer who{options.optimizer, options.step, options.first_step};
   history_.Meet(who, state_.steps);
   CommitOutcome outcome;
+  if (options.lists_keys) outcome.keys.resize(1);
   SOK_ASSIGN_OR_RETURN(auto optimizer, MakeRowOptimizer(options.rule, options.hypers));
   if (deposits.empty()) return outcome;
 
@@ -168,6 +180,7 @@ Result<CommitOutcome> Table::CommitLocked(const CommitOptions& options,
   after.steps = after.next_step();
 
   std::vector<GradientBatch> batches = BatchesOf(deposits, parallel_for);
+  if (options.lists_keys) outcome.keys[0] = DistinctKeys(batches);
   CommitStep step;
   step.number = history_.StepOf(who, after.steps);
   step.scale = options.scale * TakeCommonFactor(&batches);

@@ -163,6 +163,21 @@ TEST_CASE("a commit without deposits does nothing and counts no step") {
   CHECK(Value(table->Freeze()).state().rule.empty());
 }
 
+TEST_CASE("a commit lists the distinct keys that had gradients, if it is asked to") {
+  const auto table = MakeTable();
+  CommitOptions options;
+  options.rule = "sgd";
+  DepositOnes(*table, {9, 4, 9});
+  DepositOnes(*table, {~Key{0}, 4});
+  CHECK(Value(table->Commit(options, SerialFor)).keys.empty());
+  options.lists_keys = true;
+  CHECK(Value(table->Commit(options, SerialFor)).keys == std::vector<std::vector<Key>>{{}});
+  DepositOnes(*table, {9, 4, 9});
+  DepositOnes(*table, {~Key{0}, 4});
+  CHECK(Value(table->Commit(options, SerialFor)).keys ==
+        std::vector<std::vector<Key>>{{4, 9, ~Key{0}}});
+}
+
 TEST_CASE("a commit makes rows for keys that were looked up without any") {
   const auto table = MakeTable();
   const auto start = Embedding(*table, 7);
