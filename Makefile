@@ -167,7 +167,7 @@ sanitize:  ## the core's tests under address and undefined, then thread sanitize
 	done
 
 clean:  ## remove everything that make made, .venv included; the caches of RocksDB and Horovod stay
-	rm -rf .venv build dist runs *.egg-info tf_ops/*.so sok_embed/binding/*.so \
+	rm -rf .venv build dist runs *.egg-info tf_ops/*.so sok_embed/binding/{*.so,march.txt} \
 	  .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -22,6 +22,7 @@ if _util.find_spec("sok_embed.tf_ops") is None:
         "Python in another folder; or run `make` there, and use its .venv/bin/python."
     )
 
+from sok_embed import binding as _binding  # noqa: F401  (it looks whether the processor will do)
 from sok_embed import import_watch as _import_watch
 
 if TYPE_CHECKING:

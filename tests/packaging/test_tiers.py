@@ -1,4 +1,4 @@
-"""`make test` leaves cases out, and `make test-all` runs them: those left have what `cover` says."""
+"""`make test` leaves cases out, which `make test-all` runs; those left have what `cover` says."""
 
 import itertools
 import subprocess
