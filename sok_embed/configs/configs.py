@@ -13,7 +13,7 @@ from sok_embed import admission as admissions
 from sok_embed import eviction as evictions
 from sok_embed import kv
 from sok_embed.arguments import check_flag, check_integer, check_positive, is_among, shown
-from sok_embed.lookups import regularizers
+from sok_embed.keras_bridge.keras_arguments import function_of_rows
 from sok_embed.lookups.padding import padding_key
 from sok_embed.optimizers import row_rules
 from sok_embed.tables import row_constraints, storage_copies
@@ -124,7 +124,7 @@ class TableConfig:
         self.optimizer = row_rules.get(self.optimizer)
         self.admission = admissions.get(self.admission)
         self.eviction = evictions.get(self.eviction)
-        self.regularizer = regularizers.get(self.regularizer)
+        self.regularizer = function_of_rows("Regularizer", keras.regularizers.get, self.regularizer)
         self.constraint = row_constraints.get(self.constraint)
         self.trainable = check_flag("trainable", self.trainable)
         self._check_replicated(what)

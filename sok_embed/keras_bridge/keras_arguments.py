@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -61,6 +61,33 @@ def refuse_unknown_arguments(
             f"Expected {layer.__name__} without {name}, an argument that it does not have. "
             f"Received: {name}={shown(value)}. {remedy}"
         )
+
+
+def function_of_rows(kind: str, get: Callable[[Any], Any], identifier: Any) -> Any:
+    """Returns the function of rows `[n, dim]` that a user writes, or `None`.
+
+    Args:
+        kind: `"Regularizer"` or `"Constraint"`, the class of Keras.
+        get: The function of Keras that makes one.
+        identifier: An object of the class, its name or config, a function of rows, or `None`.
+
+    Raises:
+        ValueError: For anything else, the config of a lambda among it, which Keras does not read.
+    """
+    try:
+        return get(identifier)
+    except (TypeError, ValueError) as error:
+        low = kind.lower()
+        reason = ""
+        if isinstance(identifier, Mapping) and identifier.get("class_name") == "__lambda__":
+            reason = (
+                " Use a named function, with @keras.saving.register_keras_serializable(), in place "
+                "of a lambda."
+            )
+        raise ValueError(
+            f"Expected a {low}: None, a keras.{low}s.{kind}, its name or config, or a function of "
+            f"rows. Received: {shown(identifier)} (of type {type(identifier).__name__}).{reason}"
+        ) from error
 
 
 def _names_of(layer: type) -> list[str]:

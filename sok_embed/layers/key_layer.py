@@ -13,6 +13,7 @@ from sok_embed.fingerprints import keys_of_strings
 from sok_embed.initializers import derive_seed, row_initializer
 from sok_embed.keras_bridge.cast_ids import refuse_casts
 from sok_embed.keras_bridge.graph_casts import checked_ids
+from sok_embed.keras_bridge.keras_arguments import function_of_rows
 from sok_embed.keras_bridge.rebuilding import plain_errors, true_ids
 from sok_embed.layers.arguments import check_training
 from sok_embed.layers.rows_layer import LayerWithAnchor
@@ -50,7 +51,9 @@ class KeyLayer(LayerWithAnchor):
         self._row_initializer = row_initializer(initializer, dim)
         self.optimizer = row_rules.get(optimizer)
         row_rules.check_own(self.optimizer, self.name)
-        self.embeddings_regularizer = regularizers.get(regularizer)
+        self.embeddings_regularizer = function_of_rows(
+            "Regularizer", keras.regularizers.get, regularizer
+        )
         self.embeddings_constraint = row_constraints.get(constraint)
         # A regularizer sees rows as they are, whatever the dtype of their vectors.
         regularized = self.embeddings_regularizer is not None

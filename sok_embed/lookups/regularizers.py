@@ -2,31 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import keras
 import tensorflow as tf
-
-from sok_embed.arguments import shown
-
-
-def get(identifier: Any) -> Any:
-    """Returns the regularizer of what a user writes: a function of rows `[n, dim]`, or `None`.
-
-    Args:
-        identifier: A Keras regularizer, its name or config, a function of rows, or `None`.
-
-    Raises:
-        ValueError: For anything else.
-    """
-    try:
-        return keras.regularizers.get(identifier)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            "Expected a regularizer: None, a keras.regularizers.Regularizer, its name or config, "
-            f"or a function of rows. Received: {shown(identifier)} (of type "
-            f"{type(identifier).__name__})."
-        ) from error
 
 
 def distinct_rows(keys: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from sok_embed import tf_ops
-from sok_embed.arguments import shown
+from sok_embed.keras_bridge.keras_arguments import function_of_rows
 
 Constraint = Callable[[tf.Tensor], Any]
 
@@ -29,14 +29,7 @@ def get(identifier: Any) -> Any:
     Raises:
         ValueError: For anything else, and for a constraint that needs more than one row.
     """
-    try:
-        constraint = keras.constraints.get(identifier)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            "Expected a constraint: None, a keras.constraints.Constraint, its name or config, or "
-            f"a function of rows. Received: {shown(identifier)} (of type "
-            f"{type(identifier).__name__})."
-        ) from error
+    constraint = function_of_rows("Constraint", keras.constraints.get, identifier)
     name = type(constraint).__name__
     if isinstance(constraint, _BY_AXIS) and not _is_of_rows(constraint.axis):
         raise ValueError(

@@ -302,6 +302,8 @@ def test_copies_have_the_rows(kind, copied):
     fit(other, kind)  # on its own
     np.testing.assert_array_equal(predict(model, kind), expected)
     assert (predict(other, kind) != expected).any()
+    fit(model, kind)  # and as the copy, with the slots of rows
+    np.testing.assert_allclose(predict(other, kind), predict(model, kind), rtol=1e-5, atol=1e-6)
 
 
 def test_a_clone_starts_anew_as_all_of_it_does():
@@ -309,6 +311,30 @@ def test_a_clone_starts_anew_as_all_of_it_does():
     clone = keras.models.clone_model(model)
     assert clone.get_layer("emb").table.size() == 0
     assert clone.get_layer("emb").table is not model.get_layer("emb").table
+
+
+def test_a_clone_is_compiled_as_the_model_was():
+    model = MODELS["dynamic"]()
+    model.compile(keras.optimizers.Adagrad(0.25), "mae")
+    clone = keras.models.clone_model(model)
+    clone.compile_from_config(model.get_compile_config())
+    with sok.dense_only():
+        clone.set_weights(model.get_weights())
+    np.testing.assert_allclose(predict(fit(clone)), predict(fit(model)), rtol=1e-5, atol=1e-6)
+
+
+def test_averages_swap_dense_weights_beside_rows_of_their_own_optimizer():
+    swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+    averaging = keras.optimizers.Adam(use_ema=True)
+    model = MODELS["dynamic"]()
+    with pytest.raises(ValueError, match="'emb'.*without use_ema.*optimizer of its own"):
+        model.compile(averaging, "mse")
+    model = sequential(sok.DynamicEmbedding(4, optimizer="sgd", name="emb"))
+    model.compile(averaging, "mse")
+    fit(model, callbacks=[swap])
+    assert model.get_layer("emb").table.size() == len(np.unique(IDS))
+    with sok.dense_only():
+        assert not np.any(model.get_layer("emb").get_weights()[0])
 
 
 def test_backup_and_restore_carries_the_rows(tmp_path):

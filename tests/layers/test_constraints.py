@@ -135,6 +135,14 @@ def test_what_is_not_a_constraint_is_refused(given):
         sok.DynamicEmbedding(2, embeddings_constraint=given)
 
 
+@pytest.mark.filterwarnings("ignore:The object being serialized includes a `lambda`")
+def test_a_config_of_a_lambda_is_refused_with_what_to_use():
+    for name in ("constraint", "regularizer"):
+        layer = dynamic(None, **{name: lambda rows: rows}).layer
+        with pytest.raises(ValueError, match="(?s)^Expected a .*Use a named function"):
+            type(layer).from_config(layer.get_config())
+
+
 def test_a_constraint_that_changes_the_shape_is_refused():
     layer = sok.DynamicEmbedding(2, embeddings_constraint=lambda rows: rows[:, :1])
     with pytest.raises(ValueError, match="expected a constraint to return rows of the shape"):

@@ -106,6 +106,15 @@ def test_arguments_of_keras_layers_are_taken(layer):
     assert made.compute_dtype == "bfloat16"
 
 
+def test_an_activity_regularizer_sees_the_outputs():
+    keys = np.array([[1, 2], [3, 1]])
+    for make in (MAKERS["DynamicEmbedding"], MAKERS["AdaptiveEmbedding"], distributed):
+        layer = make(activity_regularizer=keras.regularizers.L2(0.5))
+        vectors = layer(keys)
+        expected = 0.5 * np.sum(np.square(vectors)) / len(keys)
+        assert float(layer.losses[0]) == pytest.approx(expected, rel=1e-5)
+
+
 def test_a_subclass_hands_its_arguments_on():
     class Named(sok.DynamicEmbedding):
         def __init__(self, width, colour="red", **kwargs):
