@@ -46,7 +46,7 @@ FLOORS = (
     ("layers", "serving"),
     ("feature_column",),
     ("callbacks",),
-    ("cli",),
+    ("cli", "tfra"),
     ("sok_embed",),  # the root: `sok_embed/__init__.py` and `sok_embed/__main__.py`
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

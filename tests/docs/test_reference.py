@@ -26,6 +26,11 @@ MODULES = [
     "sok_embed.layers",
     "sok_embed.optimizers",
     "sok_embed.planning",
+    "sok_embed.tfra",
+    "sok_embed.tfra.dynamic_embedding",
+    "sok_embed.tfra.dynamic_embedding.keras",
+    "sok_embed.tfra.dynamic_embedding.keras.callbacks",
+    "sok_embed.tfra.dynamic_embedding.keras.layers",
     "sok_embed.tf_ops",
 ]
 

@@ -1,0 +1,82 @@
+"""Keras layers of TFRA's names."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from sok_embed import tfra
+
+layers = tfra.dynamic_embedding.keras.layers
+IDS = tf.constant([[23, 12, 0], [9, 13, 10]], tf.int64)
+
+
+@keras.saving.register_keras_serializable(package="tests")
+def field_of(ids):
+    return tf.math.mod(ids, 3)
+
+
+def filled(layer):
+    """Gives keys 0 to 99 rows of their own number, and its negative."""
+    keys = tf.range(100, dtype=tf.int64)
+    numbers = tf.cast(keys, tf.float32)
+    layer.params.upsert(keys, tf.stack([numbers, -numbers], 1))
+    return layer
+
+
+def test_each_key_has_a_vector():
+    layer = filled(layers.Embedding(2, name="plain"))
+    assert layers.BasicEmbedding is layers.Embedding
+    assert layer(IDS).numpy()[..., 0].tolist() == IDS.numpy().tolist()
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "max", "std"])
+def test_the_keys_of_an_example_become_one_vector(combiner):
+    layer = filled(layers.SquashedEmbedding(2, combiner=combiner, name="squashed"))
+    reduce = getattr(np, combiner)
+    np.testing.assert_allclose(layer(IDS)[:, 0], reduce(IDS.numpy(), 1), rtol=1e-6)
+    np.testing.assert_allclose(layer(IDS[0])[0], reduce(IDS.numpy()[0]), rtol=1e-6)
+    deep = tf.reshape(IDS, [1, 2, 3])
+    expected = reduce(reduce(IDS.numpy(), 0), 0)
+    np.testing.assert_allclose(layer(deep)[0, 0], expected, rtol=1e-6)
+
+
+def test_the_keys_of_a_field_become_one_vector():
+    layer = filled(layers.FieldWiseEmbedding(2, 3, field_of, name="fields"))
+    assert layer(IDS)[..., 0].numpy().tolist() == [[12, 0, 23], [9, 23, 0]]
+    mean = filled(layers.FieldWiseEmbedding(2, 3, field_of, combiner="mean", name="means"))
+    assert mean(IDS)[..., 0].numpy().tolist() == [[6, 0, 23], [9, 11.5, 0]]
+
+
+def test_workers_are_counted():
+    layer = layers.HvdAllToAllEmbedding(True, True, 1, None, 2, name="spread")
+    assert layer(IDS).shape == (2, 3, 2)
+    with pytest.raises(ValueError, match=r"sok_embed\.init"):
+        layers.HvdAllToAllEmbedding(mpi_size=2, embedding_size=2)
+
+
+def test_arguments_are_checked():
+    with pytest.raises(ValueError, match="sqrt_n"):
+        layers.FieldWiseEmbedding(2, 3, field_of, combiner="max")
+    with pytest.raises(ValueError, match="slot_map_fn"):
+        layers.FieldWiseEmbedding(2, 3)
+    with pytest.raises(ValueError, match="std"):
+        layers.SquashedEmbedding(2, combiner="nothing")
+
+
+def test_a_model_trains_and_comes_back_from_a_file(tmp_path):
+    keys = keras.Input((3,), dtype="int64")
+    squashed = layers.SquashedEmbedding(4, name="squashed", max_norm=2.0)(keys)
+    fields = layers.FieldWiseEmbedding(4, 3, field_of, name="fields")(keys)
+    joined = keras.layers.Concatenate()([squashed, keras.layers.Flatten()(fields)])
+    model = keras.Model(keys, keras.layers.Dense(1)(joined))
+    assert model.output_shape == (None, 1)
+    optimizer = tfra.dynamic_embedding.DynamicEmbeddingOptimizer(keras.optimizers.Adam(0.05))
+    model.compile(optimizer, "mse")
+    targets = np.array([1.0, -1.0])
+    losses = model.fit(IDS.numpy(), targets, epochs=20, verbose=0).history["loss"]
+    assert losses[-1] < 0.1 * losses[0]
+    assert int(model.get_layer("fields").params.size()) == 6
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(again(IDS), model(IDS), rtol=1e-6)
