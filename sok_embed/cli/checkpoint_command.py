@@ -350,32 +350,34 @@ def compact(path: str, as_json: bool) -> None:
     print_result(as_json, text, path=path, built_on=built_on)
 
 
-@checkpoint.command()
-@click.argument("source", type=_MountedPath(exists=True))
-@click.argument("target", type=_MountedPath())
-@click.option(
-    "--to",
-    "form",
-    type=click.Choice(_FORMS),
-    help="What TARGET is to be; without it, as its name ends: .parquet or .npz.",
-)
-@click.option(
-    "--table",
-    "tables",
-    metavar="TABLE",
-    multiple=True,
-    help="Of SOURCE: a path, a name, or the number of a group; again for more.",
-)
-@click.option("--group", type=click.IntRange(0, 255), help="Of the table in a dump or a storage.")
-@click.option(
-    "--base",
-    metavar="CHECKPOINT",
-    type=_MountedPath(exists=True, file_okay=False),
-    help="With --to checkpoint: what TARGET is like, but for the rows of a table.",
-)
-@click.option("--base-table", metavar="TABLE", help="Whose rows are replaced; default: as --table.")
-@as_json_option
-def convert(
+def target_options(command: Any) -> Any:
+    """Adds the target of a conversion, and the options that say what it is to be."""
+    for option in (
+        click.option(
+            "--base-table", metavar="TABLE", help="Whose rows are replaced; default: as --table."
+        ),
+        click.option(
+            "--base",
+            metavar="CHECKPOINT",
+            type=_MountedPath(exists=True, file_okay=False),
+            help="With --to checkpoint: what TARGET is like, but for the rows of a table.",
+        ),
+        click.option(
+            "--group", type=click.IntRange(0, 255), help="Of the table in a dump or a storage."
+        ),
+        click.option(
+            "--to",
+            "form",
+            type=click.Choice(_FORMS),
+            help="What TARGET is to be; without it, as its name ends: .parquet or .npz.",
+        ),
+        click.argument("target", type=_MountedPath()),
+    ):
+        command = option(command)
+    return command
+
+
+def convert_into(
     source: str,
     target: str,
     form: str | None,
@@ -384,12 +386,9 @@ def convert(
     base: str | None,
     base_table: str | None,
     as_json: bool,
+    read: Any = None,
 ) -> None:
-    """Write rows of SOURCE in another form into TARGET, where nothing is yet.
-
-    SOURCE is a checkpoint, a storage, a dump, a Parquet file, an .npz, or a .keras file of Keras.
-    Rows of an adaptive table are two tables, TABLE:own and TABLE:static.
-    """
+    """Converts, and prints what came of it; arguments are those of the command."""
     from sok_embed.checkpoint.tools.conversion.convert import Base, form_of_target
     from sok_embed.checkpoint.tools.conversion.convert import convert as convert_rows
 
@@ -404,6 +403,7 @@ def convert(
             group=group,
             base=None if base is None else Base(base, base_table),
             watch=progress,
+            read=read,
         )
     text = f"{found.rows:,} rows in {target}"
     if found.left_out:
@@ -417,3 +417,23 @@ def convert(
         target=target,
         tables=[head.label for head in found.tables],
     )
+
+
+@checkpoint.command()
+@click.argument("source", type=_MountedPath(exists=True))
+@target_options
+@click.option(
+    "--table",
+    "tables",
+    metavar="TABLE",
+    multiple=True,
+    help="Of SOURCE: a path, a name, or the number of a group; again for more.",
+)
+@as_json_option
+def convert(**options: Any) -> None:
+    """Write rows of SOURCE in another form into TARGET, where nothing is yet.
+
+    SOURCE is a checkpoint, a storage, a dump, a Parquet file, an .npz, or a .keras file of Keras.
+    Rows of an adaptive table are two tables, TABLE:own and TABLE:static.
+    """
+    convert_into(**options)

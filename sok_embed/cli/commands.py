@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from sok_embed.cli.checkpoint_command import checkpoint
+from sok_embed.cli.convert_command import convert
 from sok_embed.cli.terminal import (
     Group,
     as_json_option,
@@ -416,6 +417,7 @@ def run(
 
 
 main.add_command(checkpoint)
+main.add_command(convert)
 
 
 def _shown_ttl(ttl: int | None) -> str:

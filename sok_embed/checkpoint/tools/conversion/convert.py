@@ -42,6 +42,8 @@ _MAGIC = {b"PAR1": "parquet", b"PK\x03\x04": "npz", b"SOKD": "dump", HDF5_MAGIC:
 _SUFFIXES = {".parquet": "parquet", ".npz": "npz"}
 
 Watch = Callable[[int, int], None]  # gets the rows so far, and how many there will be
+# Returns the tables of a source that are asked for. Gets a folder for work, and their names.
+Read = Callable[[str, str, Sequence[str]], list[Moving]]
 
 
 class Converted(NamedTuple):
@@ -126,6 +128,7 @@ def convert(
     group: int | None = None,
     base: Base | None = None,
     watch: Watch | None = None,
+    read: Read | None = None,
 ) -> Converted:
     """Writes rows in another form; the target is there as a whole or not at all.
 
@@ -138,6 +141,8 @@ def convert(
         group: The group of the table in a dump or a storage.
         base: The checkpoint into which rows go.
         watch: The function that is called with the progress.
+        read: The function that finds the tables of a source of another library. `None`: the source
+            is one of those above.
 
     Raises:
         FileExistsError: If there is something at the target.
@@ -157,7 +162,7 @@ def convert(
     with TemporaryDirectory(
         prefix=f"{name}.converting-", dir=parent, ignore_cleanup_errors=True
     ) as work:
-        moving = _source_tables(source, tables, work)
+        moving = (read or _source_tables)(source, work, tables)
         if not moving:
             raise ValueError(f"Expected tables with rows in '{source}'. Received: none.")
         seen = _Seen(sum(table.head.rows for table in moving), watch)
@@ -183,7 +188,7 @@ def _check_arguments(form: str, group: int | None, base: Base | None) -> None:
         )
 
 
-def _source_tables(source: str, names: Sequence[str], work: str) -> list[Moving]:
+def _source_tables(source: str, work: str, names: Sequence[str]) -> list[Moving]:
     """Returns the tables of a source that are asked for."""
     form = form_of_source(source)
     if form == "checkpoint":

@@ -1,0 +1,98 @@
+"""Unpacks the tables of TFRA that lie in a checkpoint of TensorFlow, by TensorFlow."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from sok_embed.checkpoint.files.records import damaged
+
+CHECKPOINT_FOLDER = "TFRADynamicEmbedding"  # where a FileSystemSaver puts files
+STATUS_SUFFIXES = ("_frequency", "_timestamp")  # tables of restrict policies, of int32
+_TABLE = re.compile(r"(?:.*/)?tables_of_([^/]+)/(\d+)/\.ATTRIBUTES/table-keys")
+_STEPS = re.compile(r"(?:.*/)?(?:_iterations|iter)/\.ATTRIBUTES/VARIABLE_VALUE")
+
+
+def checkpoint_prefix(path: str) -> str | None:
+    """Returns the checkpoint of TensorFlow that a path names; `None`: it names none.
+
+    Args:
+        path: A checkpoint without `.index`, or the folder of a SavedModel.
+    """
+    for prefix in (path.removesuffix(".index"), os.path.join(path, "variables", "variables")):
+        if os.path.isfile(f"{prefix}.index"):
+            return prefix
+    return None
+
+
+def unpacked_checkpoint(prefix: str, work: str, asked: Sequence[str]) -> tuple[str, int | None]:
+    """Writes the tables of a checkpoint into files of keys and values.
+
+    A table is in memory meanwhile.
+
+    Args:
+        prefix: The checkpoint, without `.index`.
+        work: The folder for the files.
+        asked: The tables that are asked for. Empty: all of them.
+
+    Returns:
+        The folder of the files: that beside the checkpoint, if a `FileSystemSaver` has written
+        them. The steps of its optimizer, or `None` if it has none or several.
+
+    Raises:
+        CorruptionError: For a checkpoint that TensorFlow cannot read, and keys and values that do
+            not fit together.
+        ValueError: For keys that are not integers, and values that are not floats of at most 32
+            bits, of tables that are asked for.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    import tensorflow as tf
+
+    try:
+        reader = tf.train.load_checkpoint(prefix)
+        names = reader.get_variable_to_shape_map()
+        steps = {int(reader.get_tensor(name)) for name in names if _STEPS.fullmatch(name)}
+        step = steps.pop() if len(steps) == 1 else None
+        found = [match for match in map(_TABLE.fullmatch, sorted(names)) if match is not None]
+        shards: dict[str, int] = {}
+        for match in found:
+            shards[match[1]] = shards.get(match[1], 0) + 1
+        if not found:
+            return os.path.join(os.path.dirname(prefix), CHECKPOINT_FOLDER), step
+        for match in found:
+            name, number = match[1].replace(".S", "_"), int(match[2]) + 1
+            keys = reader.get_tensor(match[0])
+            values = reader.get_tensor(match[0].removesuffix("keys") + "values")
+            if _fit(prefix, name, keys, values, asked):
+                file = f"{name}_mht_{number}of{shards[match[1]]}_rank0_size1"
+                _write(os.path.join(work, file), keys, values)
+    except (tf.errors.OpError, RuntimeError) as error:
+        raise damaged(prefix, "a checkpoint of TensorFlow", str(error)) from None
+    return work, step
+
+
+def _fit(prefix: str, name: str, keys: Any, values: Any, asked: Sequence[str]) -> bool:
+    """Returns whether a table is converted; raises if it should be and cannot."""
+    integers = values.dtype == np.int32 and name.endswith(STATUS_SUFFIXES)
+    floats = values.dtype.kind in "fV" and values.dtype.itemsize <= 4  # V: bfloat16
+    if keys.dtype.kind != "i" or not (integers or floats):
+        if asked and name not in asked:
+            return False
+        raise ValueError(
+            f"Expected keys of int64 or int32 and values of float32 or float16 in table '{name}' "
+            f"of '{prefix}'. Received: {keys.dtype} and {values.dtype}. Name the other tables with "
+            "--table, and read this one with tf.train.load_checkpoint."
+        )
+    if keys.ndim != 1 or values.ndim != 2 or len(keys) != len(values):
+        received = f"values of shape {values.shape}"
+        raise damaged(prefix, f"a vector for each of {len(keys)} keys of '{name}'", received)
+    return True
+
+
+def _write(file: str, keys: Any, values: Any) -> None:
+    keys.astype("<i8").tofile(f"{file}-keys")
+    values.astype("<i4" if values.dtype == np.int32 else "<f4").tofile(f"{file}-values")
