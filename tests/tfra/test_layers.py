@@ -64,6 +64,19 @@ def test_arguments_are_checked():
         layers.SquashedEmbedding(2, combiner="nothing")
 
 
+def test_ids_are_not_rounded_on_their_way():
+    ids = np.array([[2**40 + 1], [1]])
+    sequential = keras.Sequential([layers.Embedding(2, name="first"), keras.layers.Flatten()])
+    sequential(ids)
+    assert sequential.inputs[0].dtype == "int64"
+    narrow = keras.Input((1,), dtype="int32")
+    model = keras.Model(narrow, layers.SquashedEmbedding(2, name="cast")(narrow))
+    with pytest.raises(ValueError, match="int32"):
+        model(ids)
+    with pytest.raises(ValueError, match="dtype='int64'"):
+        layers.Embedding(2, name="floats")(keras.Input((1,)))
+
+
 def test_a_model_trains_and_comes_back_from_a_file(tmp_path):
     keys = keras.Input((3,), dtype="int64")
     squashed = layers.SquashedEmbedding(4, name="squashed", max_norm=2.0)(keys)

@@ -123,6 +123,7 @@ def test_nothing_is_trained_in_inference_mode(variable):
             "sqrtn",
         ),
         (lambda v: de.embedding_lookup_sparse(v, tf.constant([1]), None), TypeError, "dense"),
+        (lambda v: de.safe_embedding_lookup_sparse(v, [[1]]), TypeError, "from_dense"),
     ],
 )
 def test_what_cannot_be_looked_up_is_refused(variable, call, error, text):

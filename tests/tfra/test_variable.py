@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_embed import eviction, tfra
+from sok_embed import eviction, kv, tfra
 
 de = tfra.dynamic_embedding
 
@@ -139,12 +139,22 @@ def test_files_of_keys_and_values_come_back(tmp_path):
     other = de.get_variable("scope/kept", dim=3)
     other.load_from_file_system(tmp_path)
     assert other.lookup(ids(2**62, 5)).numpy().tolist() == [[3, 4, 5], [0, 1, 2]]
-    with pytest.raises(FileNotFoundError, match="other_mht"):
-        de.get_variable("other", dim=3).load_from_file_system(tmp_path)
-    (values,) = tmp_path.glob("*-values")
-    values.write_bytes(values.read_bytes()[:-4])
-    with pytest.raises(ValueError, match="torn"):
-        other.load_from_file_system(tmp_path)
+    for wrong in (de.get_variable("other", dim=3), de.get_variable("scope/kept", dim=2)):
+        with pytest.raises((ValueError, kv.CorruptionError), match="scope_kept"):
+            wrong.load_from_file_system(tmp_path)
+    with pytest.raises(ValueError, match=r"sok_embed\.init"):
+        other.save_to_file_system(tmp_path, proc_size=2, proc_rank=1)
+
+
+def test_each_worker_has_its_own_rows(first_of_two, tmp_path):
+    variable = de.get_variable("shared", dim=1)
+    variable.upsert(ids(1, 2, 3, -4), [[1.0], [2.0], [3.0], [-4.0]])
+    variable.remove(ids(2, 3))
+    assert variable.export()[0].numpy().tolist() == [-4]
+    variable.save_to_file_system(tmp_path)
+    assert len([*tmp_path.glob("shared_mht_1of1_rank0_size2-*")]) == 2
+    with pytest.raises(ValueError, match="return_exists"):
+        variable.lookup(ids(1), return_exists=True)
 
 
 def test_a_config_makes_the_variable_again():

@@ -142,10 +142,15 @@ def safe_embedding_lookup_sparse(
         `[..., dim]`; with `return_trainable` a pair with the weight.
 
     Raises:
-        TypeError: As `embedding_lookup_sparse`.
+        TypeError: For weights that are not a `Variable`, and keys that are not a sparse tensor.
         ValueError: For another combiner.
     """
     variable = _variable(embedding_weights)
+    if not isinstance(sparse_ids, tf.SparseTensor):
+        raise TypeError(
+            f"Expected a sparse tensor of keys. Received: {type(sparse_ids).__name__}. Make it one "
+            "by tf.sparse.from_dense, or by to_sparse() of a ragged one."
+        )
     shape = sparse_ids.dense_shape
     bags = [tf.reduce_prod(shape[:-1]), shape[-1]]
     ids = tf.sparse.reshape(sparse_ids, bags)
@@ -165,7 +170,8 @@ def safe_embedding_lookup_sparse(
         return_trainable=True,
     )  # fmt: skip
     vectors = tf.reshape(vectors, tf.concat([shape[:-1], [variable.dim]], 0))
-    vectors.set_shape([*sparse_ids.shape[:-1], variable.dim])
+    if sparse_ids.shape.rank is not None:
+        vectors.set_shape([*sparse_ids.shape[:-1], variable.dim])
     return (vectors, anchor) if return_trainable else vectors
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import Any
 
 import keras
@@ -12,6 +11,7 @@ import tensorflow as tf
 
 from sok_embed import tf_ops
 from sok_embed.arguments import shown
+from sok_embed.checkpoint.tools.conversion.tfra import Slots, tfra_tables
 from sok_embed.layers import DynamicEmbedding
 from sok_embed.layers.arguments import serialize_initializer
 from sok_embed.lookups.bags import bags_of, check_weights, shaped
@@ -213,16 +213,16 @@ class Variable(DynamicEmbedding):
         Raises:
             ValueError: For `return_exists` with several workers.
         """
-        ids = self._to_keys(keys)
-        vectors = self._table_lookup.vectors(Call(None, False), ids, dtype=self._compute_type)
-        if not return_exists:
-            return vectors
-        if self.table.owners > 1:
+        if return_exists and self.table.owners > 1:
             raise ValueError(
                 "Expected return_exists=False with several workers, of which each knows its own "
                 f"rows. Received: True on {self.table.owners} workers. Call table.contains(keys) "
                 "on the owner."
             )
+        ids = self._to_keys(keys)
+        vectors = self._table_lookup.vectors(Call(None, False), ids, dtype=self._compute_type)
+        if not return_exists:
+            return vectors
         return vectors, tf_ops.metadata(self.table.resource_handle, ids).exists
 
     def upsert(self, keys: Any, values: Any, name: str | None = None) -> tf.Operation | None:
@@ -299,26 +299,40 @@ class Variable(DynamicEmbedding):
         return int(self.restrict_policy.apply_restriction(num_reserved, **kwargs))
 
     def save_to_file_system(
-        self, dirpath: str, proc_size: int = 1, proc_rank: int = 0, **kwargs: Any
+        self,
+        dirpath: str,
+        proc_size: int | None = None,
+        proc_rank: int | None = None,
+        **kwargs: Any,
     ) -> None:
-        """Writes keys and vectors into two files, as TFRA does. To be called eagerly.
+        """Writes keys and vectors of this worker into two files, as TFRA does, eagerly.
 
         The files have neither slots nor counters; `sok_embed.checkpoint` saves everything.
 
         Args:
             dirpath: A folder, which is made if it is not there.
-            proc_size: The number of workers, for the names of the files.
-            proc_rank: The number of this worker, for the names of the files.
+            proc_size: The number of workers, which is not needed.
+            proc_rank: The number of this worker, which is not needed.
             **kwargs: Not used: other arguments of TFRA's method.
+
+        Raises:
+            ValueError: For another number of workers, or of this one, than there is.
         """
+        rank, size = self.table.owner, self.table.owners
+        if proc_rank not in (None, rank) or proc_size not in (None, size):
+            raise ValueError(
+                f"Expected proc_rank={rank} and proc_size={size}, as the table has them. Received: "
+                f"{proc_rank} and {proc_size}. Leave them out, and call sok_embed.init() before "
+                "variables are made."
+            )
         keys, embeddings = self.table.export()
         os.makedirs(dirpath, exist_ok=True)
-        name = f"{self.name}_mht_1of1_rank{proc_rank}_size{proc_size}"
-        keys.astype("<i8").tofile(os.path.join(dirpath, f"{name}-keys"))
-        embeddings.astype("<f4").tofile(os.path.join(dirpath, f"{name}-values"))
+        name = os.path.join(dirpath, f"{self.name}_mht_1of1_rank{rank}_size{size}")
+        keys.astype("<i8").tofile(f"{name}-keys")
+        embeddings.astype("<f4").tofile(f"{name}-values")
 
     def load_from_file_system(self, dirpath: str, **kwargs: Any) -> None:
-        """Adds the rows of all files of this variable in a folder, of this package or of TFRA.
+        """Adds the vectors of all files of this variable in a folder, of this package or of TFRA.
 
         Each of several workers takes its own keys. To be called eagerly.
 
@@ -327,25 +341,13 @@ class Variable(DynamicEmbedding):
             **kwargs: Not used: other arguments of TFRA's method.
 
         Raises:
-            FileNotFoundError: If there are no files of the variable.
-            ValueError: For files whose numbers of keys and values differ.
+            FileNotFoundError: If there are no files.
+            CorruptionError: For files that do not fit together, and vectors of another dim.
+            ValueError: If there are no files of the variable.
         """
-        pattern = re.compile(re.escape(self.name) + r"_mht_\d+of\d+_rank\d+_size\d+-keys")
-        found = sorted(each for each in os.listdir(dirpath) if pattern.fullmatch(each))
-        if not found:
-            raise FileNotFoundError(
-                f"Expected files {self.name}_mht_…-keys in '{dirpath}'. Received: none."
-            )
-        for each in found:
-            path = os.path.join(dirpath, each)
-            keys = np.fromfile(path, "<i8")
-            values = np.fromfile(f"{path.removesuffix('keys')}values", "<f4")
-            if os.path.getsize(path) != keys.nbytes or values.size != keys.size * self.dim:
-                raise ValueError(
-                    f"Expected {keys.size} vectors of {self.dim} floats beside '{path}'. Received: "
-                    f"{values.size} floats. The files are torn, or of another dim."
-                )
-            self.upsert(tf.constant(keys), tf.constant(values.reshape(-1, self.dim)))
+        (found,) = tfra_tables(os.fspath(dirpath), "", [self.name], Slots("none"), self.dim)
+        for rows in found.pieces():
+            self.upsert(tf.constant(rows.keys), tf.constant(rows.embeddings))
 
     def _own(self, ids: tf.Tensor) -> tf.Tensor | None:
         """Returns which keys live on this worker; `None`: all of them do."""

@@ -10,7 +10,9 @@ import tensorflow as tf
 
 from sok_embed import communicators
 from sok_embed.arguments import check_positive, shown
-from sok_embed.layers.arguments import serialize_initializer
+from sok_embed.keras_bridge.cast_ids import refuse_casts
+from sok_embed.keras_bridge.layer_of_ids import LayerOfIds
+from sok_embed.layers.arguments import check_key_type, serialize_initializer
 from sok_embed.tfra.dynamic_embedding.variable import Variable, row_start
 
 __all__ = [
@@ -23,7 +25,7 @@ __all__ = [
 
 
 @keras.saving.register_keras_serializable(package="sok_embed")
-class Embedding(keras.layers.Layer):
+class Embedding(LayerOfIds):
     """Turns keys into vectors, by a `Variable` that grows.
 
     Example:
@@ -39,7 +41,7 @@ class Embedding(keras.layers.Layer):
         initializer: The start of rows. `None`: a normal distribution of the standard deviation
             0.05.
         devices: Not used.
-        name: The name of the layer.
+        name: The name of the layer. `None`: Keras chooses one.
         with_unique: Not used: equal keys are read once anyway.
         short_file_name: Not used.
         **kwargs: `trainable`, `restrict_policy`, `kv_creator`, `max_norm`, and what is not used:
@@ -67,7 +69,7 @@ class Embedding(keras.layers.Layer):
         combiner: str = "sum",
         initializer: Any = None,
         devices: Any = None,
-        name: str = "DynamicEmbeddingLayer",
+        name: str | None = "DynamicEmbeddingLayer",
         with_unique: bool = True,
         short_file_name: bool = False,
         **kwargs: Any,
@@ -86,7 +88,7 @@ class Embedding(keras.layers.Layer):
             key_dtype,
             value_dtype,
             self.embedding_size,
-            name=f"{name}-parameter",
+            name=f"{self.name}-parameter",
             initializer=initializer,
             trainable=trainable,
             init_size=kwargs.pop("init_capacity", 0),
@@ -98,6 +100,7 @@ class Embedding(keras.layers.Layer):
         """Does nothing: the variable is made at once."""
 
     def _vectors(self, ids: Any, training: bool | None) -> Any:
+        refuse_casts(self)
         return self.params(ids, training=training, max_norm=self.max_norm)
 
     def call(self, ids: Any, training: bool | None = None) -> Any:
@@ -110,6 +113,7 @@ class Embedding(keras.layers.Layer):
 
     def compute_output_spec(self, ids: Any, training: bool | None = None) -> Any:
         """Returns the shape and the dtype of the output."""
+        check_key_type(f"Layer '{self.name}'", ids.dtype)
         return keras.KerasTensor(self.compute_output_shape(ids.shape), dtype=self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:
