@@ -145,6 +145,24 @@ def include_folders(pythons: Sequence[str] | None) -> list[Path]:
 # --- Debian 11 ------------------------------------------------------------------------------
 
 
+def update_copy(source: Path, target: Path) -> None:
+    """Makes a copy of a folder, without libraries, or brings one up to date.
+
+    A file that has changed gets the time of the copy, and no other file gets another time: a build
+    compares times, and a change may be older than what was compiled before it came into the copy.
+    """
+    files = [path for path in source.rglob("*") if path.is_file() and path.suffix != ".so"]
+    names = {path.relative_to(source) for path in files}
+    for path in [path for path in target.rglob("*") if not path.is_dir()]:
+        if path.relative_to(target) not in names:
+            path.unlink()
+    for name in names:
+        made = target / name
+        if not (made.is_file() and made.read_bytes() == (source / name).read_bytes()):
+            made.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source / name, made)
+
+
 class Bullseye:
     """A Debian 11 in a folder, in which the libraries are compiled."""
 
@@ -198,11 +216,8 @@ class Bullseye:
         import nanobind
 
         self.make()
-        # Sources are copied, not linked: those that are the same are not compiled again.
         for name in ("scripts", "tf_ops"):
-            target = self.root / "src" / name
-            shutil.rmtree(target, ignore_errors=True)
-            shutil.copytree(ROOT / name, target, ignore=shutil.ignore_patterns("*.so"))
+            update_copy(ROOT / name, self.root / "src" / name)
         rocksdb = self.run(
             *("env", f"CMAKE_BUILD_PARALLEL_LEVEL={jobs}"),
             *("python3", "/src/scripts/build_rocksdb.py"),

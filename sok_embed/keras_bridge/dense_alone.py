@@ -230,7 +230,7 @@ class LayerWithRows(LayerOfIds):
                 self._check_rows_stay("ModelCheckpoint")
             old = callback.filepath.endswith(".h5") and not callback.save_weights_only
             files = {"legacy_h5_format.py"} if old else files
-        elif isinstance(callback, keras.callbacks.OrbaxCheckpoint):
+        elif isinstance(callback, getattr(keras.callbacks, "OrbaxCheckpoint", ())):
             files = {"orbax_checkpoint.py"}
         elif isinstance(callback, keras.callbacks.BackupAndRestore):
             self._check_rows_stay("BackupAndRestore")

@@ -39,7 +39,7 @@ def run_tests(device, arguments, device_type):
         **os.environ,
         "SOK_GUARDED_DEVICE": str(device),
         "SOK_GUARDED_DEVICE_TYPE": device_type,
-        "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")])),
         # Its pytest is not one of pytest-xdist's workers.
         "PYTEST_ADDOPTS": "",
     }

@@ -1,0 +1,33 @@
+"""The sources that a wheel is compiled from are those of the tree, and builds see what changed."""
+
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+from build_wheel import update_copy  # noqa: E402
+
+
+def contents(folder):
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_text() for path in files}
+
+
+def test_a_copy_is_brought_up_to_date(tmp_path):
+    source, target = tmp_path / "source", tmp_path / "target"
+    (source / "deep").mkdir(parents=True)
+    for name in ("same.cc", "changed.cc", "deep/gone.cc", "libold.so"):
+        (source / name).write_text(name)
+    update_copy(source, target)
+    compiled = {"same.cc": "same.cc", "changed.cc": "changed.cc", "deep/gone.cc": "deep/gone.cc"}
+    assert contents(target) == compiled
+    for name in compiled:
+        os.utime(target / name, (1000, 1000))
+    (source / "changed.cc").write_text("new")
+    os.utime(source / "changed.cc", (900, 900))  # changed before the copy was compiled
+    (source / "deep" / "gone.cc").unlink()
+    (source / "new.cc").write_text("new.cc")
+    update_copy(source, target)
+    assert contents(target) == {"same.cc": "same.cc", "changed.cc": "new", "new.cc": "new.cc"}
+    assert (target / "same.cc").stat().st_mtime == 1000
+    assert (target / "changed.cc").stat().st_mtime > 1000
