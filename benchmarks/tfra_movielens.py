@@ -152,7 +152,7 @@ def main() -> None:
             seconds = time.process_time() - begin
             shown = " ".join(f"{loss:.4f}" for loss in losses)
             print(
-                f"{name} seed {seed}: losses {shown}, held out {held_out:.4f}, {seconds:.0f} s of CPU"
+                f"{name} seed {seed}: losses {shown}, held out {held_out:.4f}, CPU {seconds:.0f} s"
             )
 
 

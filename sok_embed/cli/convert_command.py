@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # Rules as tools.conversion.tfra has them, which brings NumPy, and none of them.
 _RULES = (
-    *("adam", "adamw", "nadam", "adamax", "amsgrad", "adagrad", "ftrl", "momentum", "lion"),
+    *("adam", "adamw", "adamax", "amsgrad", "adagrad", "ftrl", "momentum", "lion"),
     *("rmsprop", "rmsprop_momentum", "rmsprop_centered", "rmsprop_centered_momentum"),
     *("adadelta", "none"),
 )

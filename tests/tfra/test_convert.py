@@ -182,14 +182,14 @@ def test_what_is_lacking_is_said(tmp_path):
 def test_tables_of_checkpoints_that_do_not_fit_are_refused(tmp_path):
     """Written as TFRA names them, by variables."""
 
-    def write(keys, values):
+    def write(keys, values, layers=("layer",)):
         prefix = str(tmp_path / "ckpt")
-        begin = "layer/tables_of_clicks/0/.ATTRIBUTES/table-"
+        begins = [f"{each}/tables_of_clicks/0/.ATTRIBUTES/table-" for each in layers]
         tf.raw_ops.SaveV2(
             prefix=prefix,
-            tensor_names=[f"{begin}keys", f"{begin}values"],
-            shape_and_slices=["", ""],
-            tensors=[tf.constant(keys), tf.constant(values)],
+            tensor_names=[f"{begin}{part}" for begin in begins for part in ("keys", "values")],
+            shape_and_slices=[""] * (2 * len(begins)),
+            tensors=[tf.constant(keys), tf.constant(values)] * len(begins),
         )
         return prefix
 
@@ -199,5 +199,7 @@ def test_tables_of_checkpoints_that_do_not_fit_are_refused(tmp_path):
     assert "int32" in run(whole, tmp_path / "a.npz", code=1)
     words = write(np.array([b"a", b"b"]), np.zeros((2, 4), np.float32))
     assert "keys of int64" in run(words, tmp_path / "a.npz", code=1)
+    twice = write(np.arange(3), np.zeros((3, 4), np.float32), ("one", "two"))
+    assert "'clicks' twice" in run(twice, tmp_path / "a.npz", code=1)
     (tmp_path / "ckpt.index").write_bytes(b"nothing")
     assert "a checkpoint of TensorFlow" in run(words, tmp_path / "a.npz", code=1)

@@ -30,7 +30,6 @@ _NAME = re.compile(
 _SLOTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "adam": (("m",), ("v",)),
     "adamw": (("m",), ("v",)),
-    "nadam": (("m",), ("v",)),
     "adamax": (("m",), ("v", "u")),
     "amsgrad": (("m",), ("v",), ("vhat", "velocity_hat")),
     "adagrad": (("accumulator",),),
@@ -47,7 +46,7 @@ _SLOTS: dict[str, tuple[tuple[str, ...], ...]] = {
 }  # fmt: skip
 RULES = tuple(_SLOTS)
 _SLOT_NAMES = {name for slots in _SLOTS.values() for names in slots for name in names}
-_COUNT_STEPS = ("adam", "adamw", "nadam", "adamax", "amsgrad")  # for the correction of their bias
+_COUNT_STEPS = ("adam", "adamw", "adamax", "amsgrad")  # for the correction of their bias
 # Tables of restrict policies, with the columns of rows that they have.
 _STATUS = {"frequency": "update_nums", "timestamp": "update_times"}
 
@@ -169,14 +168,14 @@ def _stored(folder: str) -> dict[str, _Stored]:
     found: dict[str, dict[tuple[int, ...], str]] = {}
     listed = os.listdir(folder)
     for each in sorted(listed):
-        match = _NAME.fullmatch(each)
-        values = each.removesuffix("-keys") + "-values"
+        match, values = _NAME.fullmatch(each), each.removesuffix("-keys") + "-values"
+        keys = each.removesuffix("-values") + "-keys"
         if match is not None:
             numbers = tuple(int(match[part]) for part in ("shards", "size", "rank", "shard"))
             found.setdefault(match["table"], {})[numbers] = os.path.join(folder, each)
             if values not in listed:
                 raise damaged(folder, f"'{values}' beside '{each}'", "none")
-        elif each.endswith("-values") and each.removesuffix("-values") + "-keys" not in listed:
+        elif _NAME.fullmatch(keys) and keys not in listed:
             raise damaged(folder, f"the file of keys beside '{each}'", "none")
     tables = {
         name: _whole(folder, name, files, "<i4" if _is_status(name, found) else "<f4")
@@ -191,8 +190,11 @@ def _stored(folder: str) -> dict[str, _Stored]:
 def _whole(folder: str, name: str, files: dict[tuple[int, ...], str], dtype: str) -> list[_Shard]:
     """Returns the shards of a table that have rows; raises unless all of one save are there."""
     shards, size = next(iter(files))[:2]
-    expected = {(shards, size, rank, shard + 1) for rank in range(size) for shard in range(shards)}
-    if set(files) != expected:
+    if len(files) != shards * size or any(
+        (shards, size, rank, shard + 1) not in files
+        for rank in range(size)
+        for shard in range(shards)
+    ):
         raise damaged(
             folder,
             f"files of {shards} shards on each of {size} workers of table '{name}'",

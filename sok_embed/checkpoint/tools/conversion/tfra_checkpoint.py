@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,7 +47,7 @@ def unpacked_checkpoint(prefix: str, work: str, asked: Sequence[str]) -> tuple[s
     Raises:
         CorruptionError: For a checkpoint that TensorFlow cannot read, and keys and values that do
             not fit together.
-        ValueError: For keys that are not integers, and values that are not floats of at most 32
+        ValueError: For two tables of one name, keys that are not integers, and values that are not floats of at most 32
             bits, of tables that are asked for.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -58,9 +59,14 @@ def unpacked_checkpoint(prefix: str, work: str, asked: Sequence[str]) -> tuple[s
         steps = {int(reader.get_tensor(name)) for name in names if _STEPS.fullmatch(name)}
         step = steps.pop() if len(steps) == 1 else None
         found = [match for match in map(_TABLE.fullmatch, sorted(names)) if match is not None]
-        shards: dict[str, int] = {}
-        for match in found:
-            shards[match[1]] = shards.get(match[1], 0) + 1
+        parts = [(match[1], match[2]) for match in found]
+        twice = [name for name, _ in parts if parts.count((name, "0")) > 1]
+        if twice:
+            raise ValueError(
+                f"Expected tables of different names in '{prefix}'. Received: '{twice[0]}' twice. "
+                "Give layers and variables names of their own in TFRA, and save again."
+            )
+        shards = Counter(name for name, _ in parts)
         if not found:
             return os.path.join(os.path.dirname(prefix), CHECKPOINT_FOLDER), step
         for match in found:
