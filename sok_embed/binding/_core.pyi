@@ -193,6 +193,7 @@ def admission_chunk_checksum(header: NDArray[np.uint8], payload: NDArray[np.uint
 class _MeshStats(TypedDict):
     exchanges: int
     bytes_sent: int
+    seconds: float
 
 class Mesh:
     """Connections of this worker to all others; a connection that fails is a ConnectionError.

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
 from sok_embed import communicators
-from sok_embed.communicators.agreement import Agreement, check_same, number_of_text
+from sok_embed.communicators.agreement import (
+    Agreement,
+    bits_of,
+    check_same,
+    floats_of,
+    number_of_text,
+)
 
 
 class AverageMetrics(keras.callbacks.Callback):
@@ -74,24 +80,25 @@ def averaged_logs(logs: Mapping[str, Any] | None) -> dict[str, Any]:
     if communicator.size == 1:
         return own
     agreement = Agreement(communicator)
-    scalars = {name: float(own[name]) for name in sorted(own) if _is_number(own[name])}
+    scalars = {name: float(own[name]) for name in sorted(own) if is_number(own[name])}
     # Sums of floats may depend on their order, so workers exchange their bits.
-    bits = np.array(list(scalars.values()), np.float64).view(np.int64).tolist()
+    bits = bits_of(list(scalars.values()))
     told = agreement.gather_lists([number_of_text(repr(list(scalars))), *bits], "logs")
     remedy = "Give all of them the same metrics, and data to validate on."
     check_same("numbers in the logs", [each[0] for each in told], remedy, texts=True)
-    values = np.array([each[1:] for each in told], np.int64).view(np.float64)
-    for name, column in zip(scalars, values.T.tolist(), strict=True):
+    columns = zip(*(floats_of(each[1:]) for each in told), strict=True)
+    for name, column in zip(scalars, columns, strict=True):
         own[name] = _average(column)
     return own
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Returns whether a value of logs is a number, or a tensor that holds one."""
     is_scalar = isinstance(value, numbers.Real) or getattr(value, "shape", None) == ()
     return is_scalar and not isinstance(value, (str, bytes))
 
 
-def _average(values: list[float]) -> float:
+def _average(values: Sequence[float]) -> float:
     if not all(map(math.isfinite, values)):
         return float(np.sum(values) / len(values))  # fsum raises for infinities of both signs
     return math.fsum(values) / len(values)

@@ -14,6 +14,7 @@ from sok_embed.binding import _core
 from sok_embed.communicators import Communicator
 
 _Result = TypeVar("_Result")
+_Number = TypeVar("_Number", int, float)
 
 # Numbers travel as int64.
 LARGEST = 2**63 - 1
@@ -170,7 +171,17 @@ class Agreement:
             raise failures[0]
 
 
-def add_lists(lists: Sequence[Sequence[int]]) -> list[int]:
+def bits_of(floats: Sequence[float]) -> list[int]:
+    """Returns the bits of float64 numbers as int64, in which they travel exactly."""
+    return np.array(floats, np.float64).view(np.int64).tolist()
+
+
+def floats_of(bits: Sequence[int]) -> list[float]:
+    """Returns the float64 numbers of `bits_of`."""
+    return np.array(bits, np.int64).view(np.float64).tolist()
+
+
+def add_lists(lists: Sequence[Sequence[_Number]]) -> list[_Number]:
     """Returns the sums of the first numbers of all lists, of the second ones, and so on."""
     return [sum(column) for column in zip(*lists, strict=True)]
 

@@ -127,10 +127,13 @@ class Connections(Communicator):
         rows, received_splits = exchanged(tensor)
         return rows, received_splits
 
-    def stats(self) -> dict[str, int]:
-        """Returns the number of exchanges, and of the bytes of rows that went to other workers."""
+    def stats(self) -> dict[str, float]:
+        """Returns `exchanges`, their number, `bytes_sent` to other workers, and `seconds`.
+
+        `seconds` is the time in which one exchange or more were under way.
+        """
         stats = self._mesh.stats()
-        return {"exchanges": stats["exchanges"], "bytes_sent": stats["bytes_sent"]}
+        return {name: stats[name] for name in ("exchanges", "bytes_sent", "seconds")}
 
 
 # Those of this process. Exchanges in graphs name their connections, so a second init has the same.

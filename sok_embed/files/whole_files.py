@@ -7,24 +7,28 @@ import os
 from collections.abc import Iterator
 
 
-def write_whole(path: str, data: bytes, temporary: str) -> None:
+def write_whole(path: str, data: bytes, temporary: str, *, synced: bool = True) -> None:
     """Writes a file that is there as a whole or not at all, and is on the device afterwards.
 
     Args:
         path: The path of the file.
         data: The content of the file.
         temporary: The name of the file, in the same folder, until it is whole.
+        synced: False for a file that may be lost, or empty, when the machine fails. A process that
+            is killed leaves it whole all the same.
     """
     try:
         with open(temporary, "wb") as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+            if synced:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         remove_if_there(temporary)
         raise
-    sync(os.path.dirname(path))
+    if synced:
+        sync(os.path.dirname(path))
 
 
 def sync(path: str) -> None:

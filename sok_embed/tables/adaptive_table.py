@@ -297,7 +297,9 @@ class AdaptiveTable(BaseTable):
             `own_lookups`, those that read an own row, and `own_share`, their quotient;
             `sketch_saturation`, the share of cells of the sketch that are full; `bytes`, the sum of
             `own_bytes`, `static_bytes` and `sketch_bytes`; `steps`, the commits so far;
-            `pending_gradients`, those that wait for the next commit.
+            `pending_gradients`, those that wait for the next commit; `looked_up`, the keys of
+            lookups since the table was made, in evaluation too, that did not ask for static rows,
+            and `found`, those of them that had an own row.
         """
         names, values = tf_ops.adaptive_stats(self.resource_handle)
         figures: dict[str, float] = {}

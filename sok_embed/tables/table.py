@@ -286,6 +286,11 @@ class Table(BaseTable):
         """Returns whether an admission counts the keys of lookups."""
         return "admission" in self._attributes
 
+    @property
+    def evicts_rows(self) -> bool:
+        """Returns whether rows go by an eviction."""
+        return "eviction" in self._attributes
+
     @eager
     def size(self) -> int:
         """Returns the number of rows."""
@@ -511,6 +516,11 @@ class Table(BaseTable):
             next commit; `evicted`, the rows that have gone by an eviction since the table was made
             or its group of a storage opened; `left_out`, the keys since then whose gradients a
             commit has dropped, since the table was full and not enough of its rows might go.
+            Likewise since then: `looked_up`, the keys of lookups, each as often as it stands in a
+            call, and `found`, those of them that had a row before; `refused`, how often the
+            admission counted a key in training and gave it no row; `made`, the rows that were made,
+            also by `assign` and `restore`; `cache_hits`, the keys of lookups whose row was in the
+            cache of the storage.
         """
         names, values = tf_ops.stats(self.resource_handle)
         return {

@@ -38,6 +38,15 @@ def test_logs_sum_the_rows_that_have_gone_over_workers(many: Results) -> None:
             assert worker[f"logs.{name}.evicted"].tolist() == [sum(evicted)]
             assert worker[f"logs.{name}.rows"].tolist() == [sum(rows)]
             assert worker[f"logs.{name}.left_out"].tolist() == [0]
+    hits = sum(int(worker["found"]) for worker in workers) / 96
+    for worker in workers:
+        assert worker["logs.spread.new_rows"].tolist() == [96]  # each row goes before its key comes
+        assert worker["logs.spread.hit_rate"].tolist() == [0]
+        assert worker["logs.whole.new_rows"].tolist() == [4]
+        np.testing.assert_allclose(worker["logs.whole.hit_rate"], hits)
+        sent, seconds = worker["exchange"]
+        assert sent == sum(int(each["bytes"]) for each in workers)
+        assert (seconds > 0) == (sent > 0) == (len(workers) > 1)
     gone = np.concatenate([worker["spread"] for worker in workers])
     held = np.concatenate([worker["spread.held"] for worker in workers])
     assert sorted(np.concatenate([gone, held]).tolist()) == list(range(48))

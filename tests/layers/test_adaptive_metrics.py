@@ -144,7 +144,7 @@ def test_a_sketch_that_is_too_small_is_full():
 
 def test_a_model_without_an_adaptive_layer_is_refused_before_the_first_step():
     model = model_of(DynamicEmbedding(DIM, name="plain"))
-    text = r"expected an AdaptiveEmbedding.*DynamicEmbedding 'plain'.*table\.stats"
+    text = r"expected an AdaptiveEmbedding.*DynamicEmbedding 'plain'"
     with pytest.raises(ValueError, match=text):
         fit(model, callbacks=[AdaptiveMetrics()])
     assert int(model.optimizer.iterations) == 0

@@ -30,6 +30,8 @@ def test_stats_are_those_that_are_named():
         "demoted",
         "lookups",
         "own_lookups",
+        "looked_up",
+        "found",
         "sketch_saturation",
         "own_bytes",
         "static_bytes",
@@ -41,6 +43,7 @@ def test_stats_are_those_that_are_named():
     assert found["rows"] == found["promoted"] == 1
     assert found["static_buckets"] == BUCKETS
     assert (found["lookups"], found["own_lookups"], found["steps"]) == (6, 1, 2)
+    assert (found["looked_up"], found["found"]) == (5, 1)  # one asked for a static row
     assert found["bytes"] == found["own_bytes"] + found["static_bytes"] + found["sketch_bytes"]
     assert found["sketch_saturation"] == 0
     look(table, [9], counts=[1000], mask=[-1])
@@ -63,11 +66,10 @@ def test_export_and_restore_carry_a_table_over(wrap, rule):
 
     saved = carry()
     assert own_keys(other) == own_keys(table) != []
-    assert stats(other) | {"own_bytes": 0, "static_bytes": 0, "bytes": 0} == stats(table) | {
-        "own_bytes": 0,
-        "static_bytes": 0,
-        "bytes": 0,
-    }
+    of_the_process = ("own_bytes", "static_bytes", "bytes", "looked_up", "found")
+    assert stats(other) | dict.fromkeys(of_the_process, 0) == stats(table) | dict.fromkeys(
+        of_the_process, 0
+    )
     np.testing.assert_array_equal(tf_ops.adaptive_export(other, DIM).cells, saved.cells)
     for _ in range(5):
         keys = random.integers(-5, 30, 20)

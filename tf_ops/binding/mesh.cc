@@ -35,6 +35,7 @@ class PyMesh {
     nb::dict dict;
     dict["exchanges"] = stats.exchanges;
     dict["bytes_sent"] = stats.bytes_sent;
+    dict["seconds"] = stats.seconds;
     return dict;
   }
   const std::string& address() const { return mesh_->address(); }

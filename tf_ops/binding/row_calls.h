@@ -45,6 +45,11 @@ inline nb::dict ToDict(const TableStats& stats) {
   dict["pending_gradients"] = stats.pending_gradients;
   dict["evicted"] = stats.evicted;
   dict["left_out"] = stats.left_out;
+  dict["looked_up"] = stats.looked_up;
+  dict["found"] = stats.found;
+  dict["refused"] = stats.refused;
+  dict["made"] = stats.made;
+  dict["cache_hits"] = stats.cache_hits;
   return dict;
 }
 

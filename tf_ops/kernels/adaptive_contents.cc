@@ -202,6 +202,8 @@ class AdaptiveStatsOp : public AdaptiveOp {
                                   {"demoted", number(stats.demoted)},
                                   {"lookups", number(stats.lookups)},
                                   {"own_lookups", number(stats.own_lookups)},
+                                  {"looked_up", number(stats.own.looked_up)},
+                                  {"found", number(stats.own.found)},
                                   {"sketch_saturation", stats.sketch_saturation},
                                   {"own_bytes", number(own)},
                                   {"static_bytes", number(statics)},

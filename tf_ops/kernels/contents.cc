@@ -323,7 +323,12 @@ absl::Status Stats(tf::OpKernelContext* ctx, OpenTable& resource) {
                                  {"steps", number(stats.steps)},
                                  {"pending_gradients", number(stats.pending_gradients)},
                                  {"evicted", number(stats.evicted)},
-                                 {"left_out", number(stats.left_out)}});
+                                 {"left_out", number(stats.left_out)},
+                                 {"looked_up", number(stats.looked_up)},
+                                 {"found", number(stats.found)},
+                                 {"refused", number(stats.refused)},
+                                 {"made", number(stats.made)},
+                                 {"cache_hits", number(stats.cache_hits)}});
 }
 SOK_REGISTER_KERNEL("Stats", FunctionKernel<OnTable<Stats>>);
 

@@ -40,6 +40,31 @@ def counted_by_gradients(here: Here) -> dict[str, Any]:
     return _train(here, False)
 
 
+class _Counted(keras.callbacks.Callback):
+    """Counts the keys of this worker that a table has before their batch, and the bytes it sends.
+
+    It comes before the callback whose sums are exchanged, too.
+    """
+
+    def __init__(self, table: sok_embed.Table, keys: Any) -> None:
+        super().__init__()
+        self.found, self.bytes = 0, 0
+        self._table, self._keys = table, keys
+
+    def _sent(self) -> int:
+        connections = getattr(sok_embed.communicators.current(), "connections", None)
+        return 0 if connections is None else connections.stats()["bytes_sent"]
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.bytes -= self._sent()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.found += int(self._table.contains(self._keys[batch]).sum())
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.bytes += self._sent()
+
+
 @scenario
 def evictions_in_logs(here: Here) -> dict[str, Any]:
     """Two tables of at most 6 rows a worker: one spread by key, one that lies on every worker."""
@@ -57,13 +82,14 @@ def evictions_in_logs(here: Here) -> dict[str, Any]:
     for table in tables.values():
         table.removed_keys()
     keys = share(np.arange(96)[:, None] % 48, here)
+    counted = _Counted(tables["whole"], keys // 12)
     history = model.fit(
         [keys, keys // 12],
         np.ones([len(keys), 1]),
         batch_size=1,
         verbose=0,
         shuffle=False,
-        callbacks=[sok_embed.callbacks.EvictionMetrics()],
+        callbacks=[counted, sok_embed.callbacks.TableMetrics()],
     ).history
     removed = {name: table.removed_keys() for name, table in tables.items()}
     assert all(one.complete for one in removed.values())
@@ -71,6 +97,7 @@ def evictions_in_logs(here: Here) -> dict[str, Any]:
     for name, table in tables.items():
         saved[f"{name}.held"] = table.export()[0]
         saved[f"{name}.evicted"] = table.stats()["evicted"]
-        for figure in ("rows", "evicted", "left_out"):
+        for figure in ("rows", "new_rows", "hit_rate", "evicted", "left_out"):
             saved[f"logs.{name}.{figure}"] = history[f"fields/{name}/{figure}"]
-    return saved
+    exchange = [history.get(f"exchange/{figure}", [0])[0] for figure in ("bytes", "seconds")]
+    return saved | {"found": counted.found, "bytes": counted.bytes, "exchange": exchange}

@@ -147,6 +147,7 @@ Status DiskStore::GatherAs(const Key* keys, size_t n, T* out, const GatherOption
   const std::vector<uint32_t> rest =
       FindCached(keys, n, options.given, dim_, now, parallel_for,
                  [&](size_t i, const float* row) { CopyRow(row, dim_, out + place(i) * dim_); });
+  cache_hits_.fetch_add(options.asked(n) - rest.size(), std::memory_order_relaxed);
   if (rest.empty()) return Status();
 
   std::mutex missing_mu;

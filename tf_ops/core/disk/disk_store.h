@@ -66,6 +66,8 @@ class DiskStore final : public DurableStore {
   // With a TTL, rows that have expired count until something comes upon them.
   uint64_t size() const override { return static_cast<uint64_t>(std::max<int64_t>(0, rows_)); }
   Status LeaveOutExpired(uint32_t now) override;
+  uint64_t made() const override { return made_; }
+  uint64_t cache_hits() const override { return cache_hits_; }
   // These two say what the cache takes.
   uint64_t index_bytes() const override;
   uint64_t row_bytes() const override;
@@ -229,7 +231,8 @@ class DiskStore final : public DurableStore {
   const int shard_bits_;
   const GroupMeta start_;  // the parts that do not change
   std::vector<std::unique_ptr<Shard>> shards_;
-  std::atomic<int64_t> rows_;              // wherever they are; a row that moves is counted once
+  std::atomic<int64_t> rows_;  // wherever they are; a row that moves is counted once
+  std::atomic<uint64_t> made_{0}, cache_hits_{0};
   std::atomic<uint32_t> counted_at_;       // when rows that had expired were last left out
   std::atomic<uint64_t> replacements_{0};  // changes while the gate is held alone
   std::atomic<uint32_t> layout_number_;

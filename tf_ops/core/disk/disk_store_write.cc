@@ -122,6 +122,7 @@ void DiskStore::WriteEntries(Shard& shard, const ShardEntry* entries, size_t n, 
                              const WriteRow& write, uint32_t* rows) {
   CacheRows& cached = shard.rows;
   const std::vector<float>& start = cached.layout().slot_start();
+  uint64_t made = 0;
   for (size_t i = 0; i < n; ++i) {
     const Key key = entries[i].key;
     bool is_new = false;
@@ -143,10 +144,12 @@ void DiskStore::WriteEntries(Shard& shard, const ShardEntry* entries, size_t n, 
     if (is_new) {
       std::copy(start.begin(), start.end(), cached.row(row) + dim_);
       *cached.meta(row) = RowMeta{0, now};
+      ++made;
     }
     write(entries[i].position, {cached.row(row), cached.meta(row)}, is_new);
     cached.MarkChanged(row);
   }
+  made_.fetch_add(made, std::memory_order_relaxed);
 }
 
 Status DiskStore::KeepAll(const ShardPartition& partition, uint32_t now,

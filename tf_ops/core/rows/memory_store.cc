@@ -175,6 +175,7 @@ Status MemoryStore<Index>::Upsert(const Key* keys, size_t n, uint64_t max_rows, 
         return;
       }
       const std::vector<float>& start = shard.rows.layout().slot_start();
+      uint64_t made = 0;
       for (size_t i = 0; i < m; ++i) {
         const Key key = entries[i].key;
         // An earlier entry of this call may have made the row.
@@ -186,10 +187,12 @@ Status MemoryStore<Index>::Upsert(const Key* keys, size_t n, uint64_t max_rows, 
           std::copy(start.begin(), start.end(), shard.rows.row(rows[i]) + dim_);
           *shard.rows.meta(rows[i]) = RowMeta{0, now};
           size_.fetch_add(1, std::memory_order_relaxed);
+          ++made;
         }
         if (shard.marks != nullptr) shard.marks->Changing(key, rows[i], shard.rows);
         write(entries[i].position, {shard.rows.row(rows[i]), shard.rows.meta(rows[i])}, is_new);
       }
+      made_.fetch_add(made, std::memory_order_relaxed);
     }
   });
   return failure;

@@ -47,6 +47,7 @@ class MemoryStore final : public RowStore {
                         const ParallelFor& parallel_for) override;
   std::shared_ptr<const RowLayout> layout() const override;
   uint64_t size() const override { return size_.load(std::memory_order_relaxed); }
+  uint64_t made() const override { return made_.load(std::memory_order_relaxed); }
   uint64_t index_bytes() const override;
   uint64_t row_bytes() const override;
   Result<std::unique_ptr<Frozen>> Freeze() override;
@@ -88,7 +89,7 @@ class MemoryStore final : public RowStore {
   const IndexConfig config_;
   const int dim_;
   std::vector<std::unique_ptr<Shard>> shards_;
-  std::atomic<uint64_t> size_{0};
+  std::atomic<uint64_t> size_{0}, made_{0};
   std::mutex limit_mu_;             // one Upsert at a time where there is a limit to keep
   ShardPartition apply_partition_;  // scratch of Apply
   std::atomic<bool> capturing_{false};

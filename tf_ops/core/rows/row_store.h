@@ -2,6 +2,7 @@
 // call costs nothing.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -75,6 +76,12 @@ struct GatherOptions {
   // (n) where not null, the row that is copied instead of the key's own. Such a key is not
   // looked up: it is never missing, and may be out of range. Null: every key is looked up.
   const float* const* given = nullptr;
+
+  // Returns how many of n keys are looked up.
+  size_t asked(size_t n) const {
+    if (given == nullptr) return n;
+    return static_cast<size_t>(std::count(given, given + n, nullptr));
+  }
 };
 
 // A store of rows. Thread-safe, except where a method says otherwise. Lookups run beside lookups;
@@ -173,6 +180,10 @@ class RowStore {
   virtual uint64_t size() const = 0;
   // Takes rows that have expired out of size(), if there may be any, and it is time to look.
   virtual Status LeaveOutExpired(uint32_t /*now*/) { return Status(); }
+  // Returns the number of rows that were made since the store was.
+  virtual uint64_t made() const = 0;
+  // Returns the number of keys of Gather whose row was in the cache of a storage.
+  virtual uint64_t cache_hits() const { return 0; }
   virtual uint64_t index_bytes() const = 0;
   virtual uint64_t row_bytes() const = 0;
 

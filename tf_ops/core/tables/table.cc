@@ -156,6 +156,7 @@ Status Table::Admit(const Key* keys, const int64_t* counts, bool observe,
   for (size_t i = 0; i < held.size(); ++i) {
     if (admitted[i] != 0) (*positions)[kept++] = (*positions)[i];
   }
+  if (observe) refused_.fetch_add(positions->size() - kept, std::memory_order_relaxed);
   positions->resize(kept);
   return Status();
 }
@@ -189,13 +190,14 @@ Status Table::Lookup(const Key* keys, size_t n, bool make_rows, T* out,
   std::vector<uint32_t> missing;
   SOK_RETURN_IF_ERROR(store_->Gather(
       keys, n, out, /*options=*/{},
-      [&](Key key, float* row) { initializer_.Fill(key, row, config_.dim); },
-      make_rows || exists != nullptr ? &missing : nullptr, parallel_for));
+      [&](Key key, float* row) { initializer_.Fill(key, row, config_.dim); }, &missing,
+      parallel_for));
+  CountLookup(n, missing.size());
   if (exists != nullptr) {
     std::fill_n(exists, n, uint8_t{1});
     for (uint32_t i : missing) exists[i] = 0;
-    if (!make_rows) return Status();
   }
+  if (!make_rows) return Status();
   Status status = Admit(keys, counts, /*observe=*/true, &missing);
   if (!status.ok() || missing.empty()) return status;
   std::unique_lock<std::mutex> commit(commit_mu_, std::defer_lock);
@@ -244,7 +246,13 @@ Status Table::Find(const Key* keys, size_t n, const GatherOptions& options, T* o
   if (missing == nullptr) {
     fill = [this](Key key, float* row) { initializer_.Fill(key, row, config_.dim); };
   }
-  return store_->Gather(keys, n, out, options, fill, missing, parallel_for);
+  const size_t before = missing == nullptr ? 0 : missing->size();
+  Status status = store_->Gather(keys, n, out, options, fill, missing, parallel_for);
+  // Without `missing` nobody knows which keys had a row.
+  if (status.ok() && missing != nullptr) {
+    CountLookup(options.asked(n), missing->size() - before);
+  }
+  return status;
 }
 
 template Status Table::Find(const Key*, size_t, const GatherOptions&, float*,
@@ -426,6 +434,11 @@ TableStats Table::Stats() {
   stats.pending_gradients = deposits_.gradients();
   stats.left_out = left_out_;
   stats.evicted = evicted_ + (evictor_ == nullptr ? 0 : evictor_->evicted());
+  stats.looked_up = looked_up_;
+  stats.found = found_;
+  stats.refused = refused_;
+  stats.made = store_->made();
+  stats.cache_hits = store_->cache_hits();
   return stats;
 }
 

@@ -125,6 +125,12 @@ struct TableStats {
   // Keys whose gradients a commit has dropped since there was no room for a row of theirs,
   // likewise.
   uint64_t left_out;
+  // These count since then too, and each occurrence of a key in a call counts.
+  uint64_t looked_up;   // keys of lookups
+  uint64_t found;       // those of them that had a row before the lookup
+  uint64_t refused;     // times that the admission counted a key and gave it no row
+  uint64_t made;        // rows that were made, also by an assignment, a restore or a load
+  uint64_t cache_hits;  // keys of lookups whose row was in the cache of a storage
 };
 
 // Rows that a table has no more.
@@ -391,6 +397,11 @@ class Table {
 
   Table(const TableConfig& config, const Initializer& initializer, std::unique_ptr<RowStore> store);
   static Status CheckDim(int dim);
+  // Counts a lookup of n keys, `missing` of which had no row.
+  void CountLookup(size_t n, size_t missing) const {
+    looked_up_.fetch_add(n, std::memory_order_relaxed);
+    found_.fetch_add(n - missing, std::memory_order_relaxed);
+  }
   Status CheckRange(const Key* keys, size_t n) const;
   // `now` is the update_time of new rows.
   Status MakeRows(const std::vector<Key>& keys, uint32_t now, const ParallelFor& parallel_for);
@@ -448,7 +459,9 @@ class Table {
   std::optional<KeptSlots> kept_;
   OptimizerHistory history_;
   std::atomic<uint64_t> removals_{0};
-  std::atomic<uint64_t> evicted_{0}, left_out_{0};
+  // Figures of TableStats. Each call adds to them once, not once a key.
+  std::atomic<uint64_t> evicted_{0}, left_out_{0}, refused_{0};
+  mutable std::atomic<uint64_t> looked_up_{0}, found_{0};
 };
 
 }  // namespace sok

@@ -34,7 +34,9 @@ Result<EvictedRows> Table::Evict(const Key* keys, size_t n, const ParallelFor& p
   return EvictChosen(
       [&](EvictedRows* evicted) {
         std::vector<uint32_t> missing;
-        SOK_RETURN_IF_ERROR(Find(keys, n, {}, embeddings.data(), &missing, parallel_for));
+        SOK_RETURN_IF_ERROR(CheckRange(keys, n));
+        SOK_RETURN_IF_ERROR(store_->Gather(keys, n, embeddings.data(), {}, /*fill=*/nullptr,
+                                           &missing, parallel_for));
         std::vector<uint8_t> absent(n, 0);
         for (uint32_t i : missing) absent[i] = 1;
         for (size_t i = 0; i < n; ++i) {

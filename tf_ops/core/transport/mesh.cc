@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cmath>
 #include <new>
 #include <system_error>
@@ -146,6 +147,7 @@ Status Mesh::Work::Begin(ExchangeRequest* request, uint64_t* turn, Pending* begu
   exchange->last_sign = NowMilliseconds();
   exchange->Hold();
   *begun = exchange;
+  if (under_way_++ == 0) under_way_since_ = std::chrono::steady_clock::now();
   Status status = exchange->Begin(std::move(*request), *turn);
   if (!status.ok()) exchange->Fail(status);
   return Status();
@@ -253,6 +255,11 @@ void Mesh::Work::Settle(const Pending& exchange) {
                                  [&exchange](const auto& each) { return each.second == exchange; });
     if (at != last) pending_.erase(at);
     if (status.ok()) ++stats_.exchanges;
+    if (--under_way_ == 0) {
+      const std::chrono::duration<double> past =
+          std::chrono::steady_clock::now() - under_way_since_;
+      stats_.seconds += past.count();
+    }
   }
   exchange->request().done(status, exchange->turn());
 }

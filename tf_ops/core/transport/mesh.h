@@ -67,6 +67,9 @@ struct ExchangeRequest {
 struct MeshStats {
   uint64_t exchanges = 0;   // that are done
   uint64_t bytes_sent = 0;  // of rows, to other workers
+  // The time in which one exchange or more were under way, from their beginning here to their end
+  // here: the others' delays are part of it.
+  double seconds = 0;
 };
 
 class Mesh {

@@ -10,6 +10,7 @@
 
 #include <unistd.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -147,6 +148,8 @@ class Mesh::Work {
   // the first begins the second while others are still at the first.
   std::multimap<ExchangeTag, Pending> pending_;
   MeshStats stats_;
+  size_t under_way_ = 0;  // exchanges that have begun and not ended
+  std::chrono::steady_clock::time_point under_way_since_;
 };
 
 }  // namespace sok

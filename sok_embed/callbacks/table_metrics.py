@@ -1,0 +1,265 @@
+"""Logs how tables stand and what happened in them, in the logs of `fit` and `evaluate`."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import keras
+
+from sok_embed import communicators
+from sok_embed.callbacks import table_figures
+from sok_embed.callbacks.averaged_logs import is_number
+from sok_embed.callbacks.table_figures import (
+    AnyTable,
+    Figures,
+    counters_of,
+    exchange_counters,
+    figure,
+    tables_of,
+)
+from sok_embed.communicators import Communicator
+from sok_embed.files.whole_files import write_whole
+from sok_embed.keras_bridge.private_state import all_layers
+
+# The file that `sok-embed top` reads.
+STATUS_FILE = "tables.json"
+
+# The counters of each table by its name, and those of exchanges by this one.
+_Counters = dict[str, Figures]
+_EXCHANGE = "exchange"
+
+
+class TableMetrics(keras.callbacks.Callback):
+    """Adds figures of every table of the model to the logs, for all callbacks that read logs.
+
+    A figure is `<layer>/<figure>`, of a layer with several tables `<layer>/<table>/<figure>`. Each
+    table has those that say something of it:
+
+    | Figure | Unit |
+    |---|---|
+    | `rows` | rows at the end; of an `AdaptiveEmbedding` own rows, here and below |
+    | `new_rows` | rows that were made in the epoch |
+    | `hit_rate` | share, in [0, 1], of the keys looked up in the epoch that had a row before |
+    | `memory_bytes` | bytes in memory, with slots and index; of a storage those of its cache |
+    | `disk_bytes` | bytes of the storage's files of rows, which its tables share |
+    | `cache_hit_rate` | share, in [0, 1], of the rows found that were in the cache of the storage |
+    | `evicted` | rows that have gone by an eviction in the epoch |
+    | `left_out` | keys whose gradients were dropped in the epoch, as a full table had no room |
+    | `refused` | keys that the admission counted in the epoch, without giving them a row |
+    | `sketch_saturation` | share, in [0, 1], of the cells of an `AdaptiveEmbedding`'s sketch |
+
+    With several workers there are `exchange/bytes`, the bytes of rows and gradients that went to
+    other workers in the epoch, and `exchange/seconds`, the time that exchanges were under way.
+    Validations add `val_<layer>/hit_rate` and `val_<layer>/cache_hit_rate`. An `evaluate` by itself
+    logs rates and how the tables stand.
+
+    Figures are sums over all workers, seconds are averages, and the callback is collective: all
+    workers have it. `hit_rate`, `cache_hit_rate` and `refused` count the keys that tables are asked
+    for: each id of the batch with one worker; the distinct ids of each worker's batch with several,
+    and in a `DistributedEmbedding`.
+
+    `History` and the progress bar have the figures. `keras.callbacks.TensorBoard`, `CSVLogger` and
+    other callbacks must come after this one in the list.
+
+    Example:
+    >>> callbacks = [TableMetrics(), keras.callbacks.CSVLogger("epochs.csv")]
+
+    Args:
+        update_freq: `"epoch"`: figures at the end of each epoch. A number of batches: also after
+            every so many, for the epoch so far, and the batches between have the last figures.
+        figures: The names of the figures of all tables, such as `["rows", "hit_rate"]`; exchanges
+            are left out then. `None`: those of the table above.
+        path: A folder, made if need be, for `sok-embed top`: worker 0 writes the logs into a small
+            file there when there are new figures. `None`: no file is written.
+
+    Raises:
+        ValueError: For another `update_freq`, an unknown figure; at the beginning of `fit` or
+            `evaluate`, for a model without tables; of a model that is not built by then, when
+            figures are due.
+    """
+
+    # The tables that have figures, and what a message calls them.
+    _kinds: ClassVar[Any] = AnyTable
+    _wanted: ClassVar[str] = "layers with tables"
+
+    def __init__(
+        self,
+        update_freq: int | str = "epoch",
+        *,
+        figures: Sequence[str] | None = None,
+        path: str | os.PathLike[str] | None = None,
+    ) -> None:
+        super().__init__()
+        every = 0 if update_freq == "epoch" else update_freq
+        if not isinstance(every, int) or (update_freq != "epoch" and every < 1):
+            raise ValueError(
+                "Expected update_freq to be 'epoch' or a number of batches of at least 1. "
+                f"Received: update_freq={update_freq!r}."
+            )
+        unknown = sorted(set(figures or ()) - set(table_figures.NAMES))
+        if unknown:
+            raise ValueError(
+                f"Expected figures among {', '.join(table_figures.NAMES)}. Received: "
+                f"{', '.join(unknown)}."
+            )
+        self._every = every
+        self._figures = figures
+        self._folder = path
+        # Keras then need not wait for each batch, whose end is only counted here.
+        self.async_safe = not every
+        self._fitting = False
+        self._epoch = self._batches = 0
+        self._began: _Counters = {}
+        self._test_began: _Counters = {}
+        self._tested: _Counters = {}
+        self._last: Figures = {}
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Refuses a model without tables."""
+        self._fitting = True
+        self._tables(may_lack=not self.model.built)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Remembers where the counters stand."""
+        self._epoch, self._batches = epoch, 0
+        self._began, self._tested, self._last = self._counters(may_lack=True), {}, {}
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Adds the figures of the epoch so far, where they are due after batches."""
+        self._batches += 1
+        if not self._every:
+            return
+        if self._batches % self._every == 0:
+            self._last = self._figures_of_epoch()
+            self._write(logs)
+        if logs is not None:
+            logs.update(self._last)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Adds the figures of the epoch."""
+        self._last = self._figures_of_epoch()
+        if logs is not None:
+            logs.update(self._last)
+        self._write(logs)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Says in the file that training has ended."""
+        self._fitting = False
+        self._write(logs, ended=True)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Remembers where the counters stand."""
+        self._test_began = self._counters(may_lack=self._fitting or not self.model.built)
+
+    def on_test_end(self, logs: Any = None) -> None:
+        """Adds the figures of an evaluation by itself; an epoch has those of its validation."""
+        now = self._counters()
+        risen = _risen(now, self._test_began)
+        if self._fitting:
+            self._tested = risen
+        elif logs is not None:
+            logs.update(self._computed(now, None, risen))
+
+    def _figures_of_epoch(self) -> Figures:
+        now = self._counters()
+        # What a validation has counted is not of the training.
+        trained = _risen(_risen(now, self._began), self._tested)
+        return self._computed(now, trained, self._tested)
+
+    def _computed(
+        self, now: _Counters, trained: _Counters | None, tested: _Counters
+    ) -> dict[str, float]:
+        """Returns the figures of all workers. Collective.
+
+        Args:
+            now: The counters of this worker as they stand.
+            trained: The rises of counters in training; `None` for an evaluation by itself.
+            tested: The rises of counters in an evaluation; empty without one.
+        """
+        windows = {"now": now, "trained": trained or {}, "tested": tested}
+        numbers = {
+            f"{window}/{table}/{counter}": value
+            for window, counters in windows.items()
+            for table, each in counters.items()
+            for counter, value in each.items()
+        }
+        sums = table_figures.sums_over_workers(numbers, self._communicator())
+
+        def of(window: str, table: str) -> Figures:
+            own = windows[window].get(table, {})
+            return {counter: sums[f"{window}/{table}/{counter}"] for counter in own}
+
+        figures: Figures = {}
+        for name, table in self._tables().items():
+            states, in_training, in_test = (of(window, name) for window in windows)
+            for each in self._figures or table_figures.usual_figures(table):
+                if trained is not None:
+                    figures[f"{name}/{each}"] = figure(each, states, in_training)
+                elif each in table_figures.EVALUATED or each in table_figures.STATES:
+                    figures[f"{name}/{each}"] = figure(each, states, in_test)
+                if trained is not None and tested and each in table_figures.EVALUATED:
+                    figures[f"val_{name}/{each}"] = figure(each, states, in_test)
+        if trained is not None and _EXCHANGE in now:
+            exchanged = of("trained", _EXCHANGE)
+            figures["exchange/bytes"] = int(exchanged["bytes"])
+            figures["exchange/seconds"] = exchanged["seconds"]
+        return figures
+
+    def _counters(self, may_lack: bool = False) -> _Counters:
+        """Returns the counters of this worker by table, and those of its exchanges."""
+        communicator = self._communicator()
+        counters = {
+            name: counters_of(table, communicator.rank)
+            for name, table in self._tables(may_lack).items()
+        }
+        if self._figures is None and (exchanged := exchange_counters(communicator)):
+            counters[_EXCHANGE] = exchanged
+        return counters
+
+    def _tables(self, may_lack: bool = False) -> dict[str, AnyTable]:
+        found = {
+            name: table for name, table in tables_of(self.model) if isinstance(table, self._kinds)
+        }
+        if not found and not may_lack:
+            layers = all_layers(self.model)
+            names = ", ".join(f"{type(layer).__name__} '{layer.name}'" for layer in layers)
+            raise ValueError(
+                f"Model '{self.model.name}': expected {self._wanted}, whose figures "
+                f"{type(self).__name__} adds to the logs. Received: {names or 'no layers'}. Leave "
+                "the callback out."
+            )
+        return found
+
+    def _communicator(self) -> Communicator:
+        """Returns the communicator of the workers whose figures are summed."""
+        return communicators.current()
+
+    def _write(self, logs: Mapping[str, Any] | None, ended: bool = False) -> None:
+        """Writes the logs into the folder, on worker 0."""
+        communicator = self._communicator()
+        if self._folder is None or communicator.rank:
+            return
+        os.makedirs(self._folder, exist_ok=True)
+        numbers = {name: float(value) for name, value in (logs or {}).items() if is_number(value)}
+        status = {
+            "time": time.time(),
+            "workers": communicator.size,
+            "epoch": self._epoch + 1,
+            "batches": self._batches,
+            "ended": ended,
+            "logs": numbers | self._last,
+        }
+        path = os.path.join(self._folder, STATUS_FILE)
+        write_whole(path, json.dumps(status).encode(), f"{path}.{os.getpid()}", synced=False)
+
+
+def _risen(after: _Counters, before: _Counters) -> _Counters:
+    """Returns how much counters have risen; what is missing before was 0."""
+    return {
+        table: {name: count - before.get(table, {}).get(name, 0) for name, count in each.items()}
+        for table, each in after.items()
+    }
