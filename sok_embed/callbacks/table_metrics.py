@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -22,11 +21,8 @@ from sok_embed.callbacks.table_figures import (
     tables_of,
 )
 from sok_embed.communicators import Communicator
-from sok_embed.files.whole_files import write_whole
+from sok_embed.files.table_status import write_status
 from sok_embed.keras_bridge.private_state import all_layers
-
-# The file that `sok-embed top` reads.
-STATUS_FILE = "tables.json"
 
 # The counters of each table by its name, and those of exchanges by this one.
 _Counters = dict[str, Figures]
@@ -243,7 +239,6 @@ class TableMetrics(keras.callbacks.Callback):
         communicator = self._communicator()
         if self._folder is None or communicator.rank:
             return
-        os.makedirs(self._folder, exist_ok=True)
         numbers = {name: float(value) for name, value in (logs or {}).items() if is_number(value)}
         status = {
             "time": time.time(),
@@ -253,8 +248,7 @@ class TableMetrics(keras.callbacks.Callback):
             "ended": ended,
             "logs": numbers | self._last,
         }
-        path = os.path.join(self._folder, STATUS_FILE)
-        write_whole(path, json.dumps(status).encode(), f"{path}.{os.getpid()}", synced=False)
+        write_status(self._folder, status)
 
 
 def _risen(after: _Counters, before: _Counters) -> _Counters:

@@ -25,6 +25,7 @@ from sok_embed.cli.terminal import (
     printable,
     table,
 )
+from sok_embed.cli.top_command import top
 
 # What brings NumPy and the core is imported by the commands that need it, so that --help and
 # completion in the shell answer at once.
@@ -418,6 +419,7 @@ def run(
 
 main.add_command(checkpoint)
 main.add_command(convert)
+main.add_command(top)
 
 
 def _shown_ttl(ttl: int | None) -> str:

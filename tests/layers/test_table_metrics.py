@@ -7,11 +7,13 @@ import keras
 import numpy as np
 import pytest
 from adaptive_reference import make
+from click.testing import CliRunner
 
 import sok_embed
 from sok_embed import DistributedEmbedding, DynamicEmbedding, FeatureConfig, TableConfig, kv
 from sok_embed.callbacks import TableMetrics
 from sok_embed.callbacks.table_figures import counters_of, tables_of
+from sok_embed.cli import main
 
 BATCHES, SIZE = 5, 8
 _RANDOM = np.random.default_rng(7)
@@ -184,6 +186,28 @@ def test_the_file_has_the_last_logs(run):
     assert status["ended"] and (status["epoch"], status["batches"]) == (2, BATCHES)
     assert status["logs"]["fields/a/rows"] == history["fields/a/rows"][1]
     assert status["logs"]["loss"] == pytest.approx(history["loss"][1])
+
+
+def test_the_command_shows_the_file(run, tmp_path):
+    _, history, *_, folder = run
+    result = CliRunner().invoke(main, ["top", str(folder)])  # not a terminal: it ends
+    assert result.exit_code == 0
+    first, metrics, _, head, *lines = result.output.splitlines()
+    assert first == f"epoch 2  batch {BATCHES}  workers 1  ended"
+    assert f"loss {history['loss'][1]:.4g}" in metrics and "val_loss" in metrics
+    shown = {
+        cells[0]: dict(zip(head.split(), cells, strict=True)) for cells in map(str.split, lines)
+    }
+    assert list(shown) == ["plain", "evicting", "admitting", "stored", "adaptive", "fields/a"]
+    assert shown["plain"]["rows"] == f"{history['plain/rows'][1]:,}"
+    assert shown["plain"]["val_hit_rate"] == f"{history['val_plain/hit_rate'][1]:.1%}"
+    assert shown["plain"]["evicted"] == "-" != shown["evicting"]["evicted"]
+    assert json.loads(CliRunner().invoke(main, ["top", str(folder), "--json"]).output)["ended"]
+    missing = CliRunner().invoke(main, ["top", str(tmp_path)])
+    assert missing.exit_code == 1 and "TableMetrics(path=" in missing.stderr
+    (tmp_path / "tables.json").write_text("{}")
+    damaged = CliRunner().invoke(main, ["top", str(tmp_path), "--once"])
+    assert damaged.exit_code == 1 and "figures of a training" in damaged.stderr
 
 
 def test_a_storage_counts_rows_that_were_in_its_cache_and_the_bytes_of_its_files(storage):

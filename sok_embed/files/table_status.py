@@ -1,0 +1,41 @@
+"""The file in which a training says how its tables stand, for `sok-embed top`."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from sok_embed.files.whole_files import write_whole
+
+_NAME = "tables.json"
+
+
+def write_status(folder: str | os.PathLike[str], status: dict[str, Any]) -> None:
+    """Replaces the file in a folder, which is made if need be; a kill leaves the old or the new."""
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, _NAME)
+    write_whole(path, json.dumps(status).encode(), f"{path}.{os.getpid()}", synced=False)
+
+
+def read_status(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Returns what was written last.
+
+    Raises:
+        FileNotFoundError: If the folder has no such file.
+        ValueError: If the file is damaged.
+    """
+    path = os.path.join(folder, _NAME)
+    try:
+        with open(path, encoding="utf-8") as file:
+            status = json.load(file)
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"Expected '{path}', which TableMetrics(path='{os.fspath(folder)}') writes. Received: "
+            "no such file. Wait for the first epoch, or give update_freq a number of batches."
+        ) from None
+    except ValueError:
+        raise ValueError(f"Expected JSON in '{path}'. Received: something else.") from None
+    if not isinstance(status, dict) or not isinstance(status.get("logs"), dict):
+        raise ValueError(f"Expected the figures of a training in '{path}'. Received: other JSON.")
+    return status
