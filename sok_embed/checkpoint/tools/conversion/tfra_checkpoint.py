@@ -47,8 +47,8 @@ def unpacked_checkpoint(prefix: str, work: str, asked: Sequence[str]) -> tuple[s
     Raises:
         CorruptionError: For a checkpoint that TensorFlow cannot read, and keys and values that do
             not fit together.
-        ValueError: For two tables of one name, keys that are not integers, and values that are not floats of at most 32
-            bits, of tables that are asked for.
+        ValueError: For two tables of one name, keys that are not integers, and values that are not
+            floats of at most 32 bits, of tables that are asked for.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
