@@ -162,7 +162,7 @@ class TableMetrics(keras.callbacks.Callback):
 
     def _figures_of_epoch(self) -> Figures:
         now = self._counters()
-        # What a validation has counted is not of the training.
+        # The lookups of a validation do not count for the epoch.
         trained = _risen(_risen(now, self._began), self._tested)
         return self._computed(now, trained, self._tested)
 

@@ -41,10 +41,10 @@ _EXCHANGE = "exchange"
 )
 @as_json_option
 def top(folder: str, once: bool, interval: float, as_json: bool) -> None:
-    """Show the tables of a training that runs with TableMetrics(path=FOLDER).
+    """Show the tables of a training while it runs.
 
-    The screen is drawn anew until the training ends; where stdout is not a terminal, and with
-    --once or --json, the figures are printed once.
+    FOLDER is that of TableMetrics(path=FOLDER). The screen is drawn anew until the training ends;
+    where stdout is not a terminal, and with --once or --json, the figures are printed once.
     """
     if as_json:
         print_json(read_status(folder))
