@@ -60,8 +60,11 @@ METHODS = [
 
 
 def signature(value) -> str:
-    """Returns the arguments of a function or of the constructor of a class, without types."""
-    if inspect.isclass(value) and "__init__" in vars(value):
+    """Returns the arguments of a function or of the constructor of a class, without types.
+
+    Of a layer that inherits its constructor Python 3.11.2 would tell those of `__new__`.
+    """
+    if inspect.isclass(value) and value.__init__ is not object.__init__:
         value = value.__init__
     found = inspect.signature(value).parameters.values()
     return spelled([each for each in found if each.name != "self"])
