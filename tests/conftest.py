@@ -19,10 +19,12 @@ import pytest
 # nothing.
 sys.path.append(str(Path(__file__).parent))
 
-# Where a script starts the tests in the background, the shell has them ignore this signal, and so
-# would the programs to which tests send it.
+# Where a script starts the tests in the background, or with nohup, the shell has them ignore these
+# signals, and so would the programs to which tests send them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 import keras
 import tensorflow as tf
