@@ -59,6 +59,7 @@ def test_training_and_flushing_take_the_cache_and_what_is_granted_beside_it(runs
 
 
 @pytest.mark.skipif(not MOVIELENS.exists(), reason="needs MovieLens 100K beside the repository")
+@pytest.mark.long
 def test_movielens_trains_to_the_bit_as_in_memory(tmp_path):
     print(f"seed {SEED}")
     users, films, ratings, _ = np.loadtxt(MOVIELENS, np.int64, unpack=True)
