@@ -24,7 +24,7 @@ WORK = ROOT / "build" / "matrix"
 
 # TensorFlow, and a Keras beside it: the oldest that sok_embed takes, and newer ones.
 VERSIONS = {"2.19.1": "3.12.4", "2.20.0": "3.13.2", "2.21.0": "3.15.1"}
-# What the tests need and the wheel does not bring, as requirements-dev.txt has it.
+# Packages that the tests need and the wheel does not bring; requirements-dev.txt has the versions.
 OF_TESTS = ("pytest", "pytest-xdist", "rocksdict", "pandas", "pyarrow")
 TESTS = ("tests/ops", "tests/layers", "tests/feature_column")
 

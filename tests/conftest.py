@@ -19,8 +19,8 @@ import pytest
 # nothing.
 sys.path.append(str(Path(__file__).parent))
 
-# Where a script starts the tests in the background, or with nohup, the shell has them ignore these
-# signals, and so would the programs to which tests send them.
+# A shell has programs that a script starts in the background, or with nohup, ignore these signals.
+# So would the programs to which tests send them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 __all__ = ["check_processor"]
 
-# What GCC may use with -march=x86-64-v3 and not with x86-64-v2, as Linux names it.
+# Instructions of x86-64-v3 that x86-64-v2 does not have, as Linux names them.
 _OF_V3 = ("abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
 
 
