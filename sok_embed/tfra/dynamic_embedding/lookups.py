@@ -53,19 +53,8 @@ def embedding_lookup(
     return (vectors, variable.anchor) if return_trainable else vectors
 
 
-def embedding_lookup_unique(
-    params: Any,
-    ids: Any,
-    partition_strategy: Any = None,
-    name: str | None = None,
-    validate_indices: Any = None,
-    max_norm: float | None = None,
-    return_trainable: bool = False,
-) -> Any:
-    """Does what `embedding_lookup` does, which takes equal keys together by itself."""
-    return embedding_lookup(
-        params, ids, partition_strategy, name, validate_indices, max_norm, return_trainable
-    )
+# A lookup takes equal keys together by itself.
+embedding_lookup_unique = embedding_lookup
 
 
 def embedding_lookup_sparse(
