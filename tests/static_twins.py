@@ -1,5 +1,7 @@
 """Layers with rows beside a static Keras layer, trained on batches that have every row."""
 
+import inspect
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -25,11 +27,36 @@ def _pooled(vectors):
     return tf.reduce_mean(vectors, 1)
 
 
+class _Function:
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, rows):
+        return self.function(rows)
+
+
+class _Regularizer(_Function, keras.regularizers.Regularizer):
+    pass
+
+
+class _Constraint(_Function, keras.constraints.Constraint):
+    pass
+
+
+def _of_matrix(given):
+    """Returns the arguments of a table for a matrix of Keras; before 3.15 it takes no functions."""
+    classes = {"regularizer": _Regularizer, "constraint": _Constraint}
+    return {
+        name: classes[name](value) if inspect.isfunction(value) else value
+        for name, value in given.items()
+    }
+
+
 class Static(keras.layers.Layer):
     def __init__(self, **given):
         super().__init__()
         start = keras.initializers.Constant(START)
-        self.rows = keras.layers.Embedding(ROWS, DIM, start, **_of_layer(given))
+        self.rows = keras.layers.Embedding(ROWS, DIM, start, **_of_layer(_of_matrix(given)))
 
     def call(self, ids):
         return _pooled(self.rows(ids))

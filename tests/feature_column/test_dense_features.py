@@ -28,11 +28,11 @@ def make_layer(plain=False, dtype=tf.int64, combiner="mean", name="features", **
 
 
 def make_model(layer, optimizer="sgd", shape=(3,), dtype="int64"):
-    inputs = {
-        "c": keras.Input(shape, dtype=dtype, name="c"),
-        "mask": keras.Input(shape, dtype="int32", name="mask"),
-    }
-    masks = {"c": inputs["mask"]} if layer.tables else None
+    inputs = {"c": keras.Input(shape, dtype=dtype, name="c")}
+    masks = None
+    if layer.tables:
+        inputs["mask"] = keras.Input(shape, dtype="int32", name="mask")
+        masks = {"c": inputs["mask"]}
     embedded = layer({"c": inputs["c"]}, masks)
     ones = keras.initializers.Ones()
     model = keras.Model(inputs, keras.layers.Dense(1, kernel_initializer=ones)(embedded))
@@ -43,6 +43,7 @@ def make_model(layer, optimizer="sgd", shape=(3,), dtype="int64"):
 def fit(model, mask, ids=IDS, epochs=2):
     mask = np.broadcast_to(np.asarray(mask, np.int32), ids.shape)
     features = {"c": ids, "mask": mask}
+    features = {tensor.name: features[tensor.name] for tensor in model.inputs}
     model.fit(features, TARGETS, batch_size=8, epochs=epochs, shuffle=False, verbose=0)
 
 

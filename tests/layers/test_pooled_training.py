@@ -45,8 +45,7 @@ class Pooling(keras.Model):
         self.dense = keras.layers.Dense(1, kernel_initializer="ones")
 
     def call(self, inputs: Any, training: Any = None) -> Any:
-        keys, weights = inputs
-        return self.dense(self.layer(keys, weights, training=training))
+        return self.dense(self.layer(*inputs, training=training))
 
 
 def train(model: keras.Model, batches: list[Any], name: str) -> None:
@@ -70,8 +69,8 @@ def batches_of(form: str, weighted: bool) -> tuple[list[Any], list[Any]]:
     for seed in range(5):
         bags = random_bags(form, seed=seed)
         targets = np.random.default_rng(seed).normal(size=(len(bags.numbers), 1))
-        weights = bags.weights_as(form) if weighted else None
-        ours.append(((bags.keys(form), weights), tf.constant(targets, tf.float32)))
+        weights = (bags.weights_as(form),) if weighted else ()
+        ours.append(((bags.keys(form), *weights), tf.constant(targets, tf.float32)))
         there = np.arange(LENGTH) < bags.lengths[:, None]
         used = bags.weights if weighted else np.ones_like(bags.weights)
         theirs.append(((bags.numbers, there, used), targets))
