@@ -1,4 +1,6 @@
-"""Builds the native libraries with CMake; all metadata lies in pyproject.toml.
+"""Builds the native libraries with CMake, and requires the TensorFlow that they are for.
+
+Metadata lies in pyproject.toml, but for what the package requires.
 
 RocksDB is built first, by scripts/build_rocksdb.py, where its cache does not have it yet; unless
 CMAKE_ARGS says which one to take, with a variable that begins with SOK_ROCKSDB_.
@@ -14,6 +16,7 @@ Environment variables:
     SOK_BUILT: a folder with what `cmake --install` made elsewhere; nothing is built.
 """
 
+import importlib.metadata
 import os
 import re
 import shlex
@@ -29,6 +32,9 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "scripts"))
+import build_rocksdb  # noqa: E402
+import build_wheel  # noqa: E402
 
 # Where a package of sok_embed does not lie under sok_embed/.
 PACKAGE_DIR = {
@@ -36,6 +42,9 @@ PACKAGE_DIR = {
     "sok_embed.tf_ops": "tf_ops",
     "sok_embed.feature_column": "feature_column",
 }
+
+# The package requires these besides TensorFlow.
+REQUIREMENTS = ["keras>=3.12", "numpy", "click>=8.1", "tqdm>=4.66"]
 
 # Maps a folder that CMake installs libraries into to their folder in the package.
 INSTALLED = {"tf_ops": "sok_embed/tf_ops", "sok_embed/binding": "sok_embed/binding"}
@@ -53,6 +62,26 @@ def list_packages() -> list[str]:
 
 def split_paths(variable: str) -> list[str]:
     return [part for part in os.environ.get(variable, "").split(os.pathsep) if part]
+
+
+def list_tensorflows() -> list[str]:
+    """Returns the versions of TensorFlow that there will be ops for; of a source archive all."""
+    if built := os.environ.get("SOK_BUILT"):
+        names = [path.stem for path in Path(built, "tf_ops").glob("_ops_*.so")]
+        return [name.removeprefix("_ops_").replace("_", ".") for name in names]
+    if given := split_paths("SOK_TENSORFLOWS"):
+        return [part.partition("=")[0] for part in given]
+    try:
+        return [importlib.metadata.version("tensorflow")]
+    except importlib.metadata.PackageNotFoundError:
+        return list(build_wheel.TENSORFLOWS)
+
+
+def tensorflow_requirement() -> str:
+    minors = sorted(int(version.split(".")[1]) for version in list_tensorflows())
+    first, last = minors[0], minors[-1]
+    gaps = [f",!=2.{minor}.*" for minor in range(first, last) if minor not in minors]
+    return f"tensorflow>=2.{first},<2.{last + 1}{''.join(gaps)}"
 
 
 def tensorflow_arguments() -> list[str]:
@@ -83,9 +112,6 @@ def python_arguments() -> list[str]:
 def rocksdb_arguments(given: list[str]) -> list[str]:
     if any(argument.startswith("-DSOK_ROCKSDB_") for argument in given):
         return ["-DSOK_ROCKSDB_ROOT="]  # what an earlier call has left in the build folder
-    sys.path.insert(0, str(ROOT / "scripts"))
-    import build_rocksdb
-
     try:
         return [f"-DSOK_ROCKSDB_ROOT={build_rocksdb.ensure()}"]
     except build_rocksdb.BuildError as error:
@@ -176,6 +202,7 @@ setup(
     packages=list_packages(),
     package_data={"sok_embed": ["py.typed"], "sok_embed.binding": ["*.pyi"]},
     include_package_data=False,
+    install_requires=[tensorflow_requirement(), *REQUIREMENTS],
     # It stands for all of them, so that setuptools builds something and the wheel has a platform.
     ext_modules=[Extension("sok_embed.binding._core", sources=[])],
     cmdclass={"build_ext": BuildLibraries, "bdist_wheel": TaggedWheel},
