@@ -173,7 +173,10 @@ class Bullseye:
     def run(self, *command: object) -> str:
         environment = ["PATH=/opt/cmake/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"]
         environment += ["DEBIAN_FRONTEND=noninteractive", "XDG_CACHE_HOME=/var/cache"]
-        return run("chroot", self.root, "/usr/bin/env", *environment, *command)
+        # Compilers, launchers and flags of the system outside are not those of Debian 11.
+        names = (f"{kind}_proxy" for kind in ("http", "https", "no"))
+        environment += [f"{name}={os.environ[name]}" for name in names if name in os.environ]
+        return run("chroot", self.root, "/usr/bin/env", "-i", *environment, *command)
 
     def make(self) -> None:
         """Makes it, unless it is there already."""

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+import build_wheel  # noqa: E402
 from build_wheel import update_copy  # noqa: E402
 
 
@@ -31,3 +32,15 @@ def test_a_copy_is_brought_up_to_date(tmp_path):
     assert contents(target) == {"same.cc": "same.cc", "changed.cc": "new", "new.cc": "new.cc"}
     assert (target / "same.cc").stat().st_mtime == 1000
     assert (target / "changed.cc").stat().st_mtime > 1000
+
+
+def test_the_compiler_in_debian_11_is_its_own(tmp_path, monkeypatch):
+    commands = []
+    monkeypatch.setattr(build_wheel, "run", lambda *command: commands.append(command))
+    monkeypatch.setenv("CMAKE_CXX_COMPILER_LAUNCHER", "ccache")
+    monkeypatch.setenv("https_proxy", "http://proxy:1")
+    build_wheel.Bullseye(tmp_path, "mirror").run("cmake", "--version")
+    (command,) = commands
+    assert command[:4] == ("chroot", tmp_path, "/usr/bin/env", "-i")
+    assert "https_proxy=http://proxy:1" in command
+    assert not [word for word in command if "ccache" in str(word)]
