@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from sok_embed.tables.table import Table
     from sok_embed.training.distributed_optimizer import DistributedOptimizer
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AdaptiveEmbedding",
