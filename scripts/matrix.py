@@ -59,6 +59,8 @@ def environment_of(version: str, wheel: Path) -> Path:
         # The build for processors alone has the same ops and is half as large.
         name = "tensorflow-cpu" if os.uname().machine == "x86_64" else "tensorflow"
         packages = [f"{name}=={version}", f"keras=={VERSIONS[version]}", "click", "tqdm"]
+        # TensorFlow 2.21 does not bring it, as older versions do.
+        packages += [f"tensorboard=={version.rpartition('.')[0]}.*"]
         pip(programs, log, f"TensorFlow {version}", *packages, *test_requirements())
         (folder / "ready").touch()
     # It asks for `tensorflow`, and tensorflow-cpu is one by another name.
