@@ -347,6 +347,49 @@ def assign(table: tf.Tensor, keys: tf.Tensor, embeddings: tf.Tensor) -> tf.Opera
     return ops.sok_embed_assign(table=table, keys=keys, embeddings=embeddings)
 
 
+class WholeRows(NamedTuple):
+    """Rows with their slots.
+
+    Attributes:
+        keys: The keys that have a row, int64 `[m]`.
+        rows: float32 `[m, dim + slot_floats]`, each an embedding and its slots.
+    """
+
+    keys: tf.Tensor
+    rows: tf.Tensor
+
+
+def read_rows(table: tf.Tensor, keys: tf.Tensor, dim: int, slot_floats: int) -> WholeRows:
+    """Reads the rows of distinct keys `[n]` that have one, with their slots; makes no rows.
+
+    Args:
+        table: A handle.
+        keys: int64 `[n]`.
+        dim: The length of an embedding.
+        slot_floats: The number of floats of the slots of a row.
+
+    Raises:
+        tf.errors.FailedPreconditionError: If rows of the table have other slots.
+    """
+    return WholeRows(
+        *ops.sok_embed_read_rows(table=table, keys=keys, dim=dim, slot_floats=slot_floats)
+    )
+
+
+def assign_rows(table: tf.Tensor, keys: tf.Tensor, rows: tf.Tensor) -> tf.Operation | None:
+    """Sets the rows of keys, with their slots. Of equal keys the last one counts.
+
+    Args:
+        table: A handle.
+        keys: int64 `[n]`.
+        rows: float32 `[n, dim + slot_floats]`.
+
+    Raises:
+        tf.errors.FailedPreconditionError: If rows of the table have other slots.
+    """
+    return ops.sok_embed_assign_rows(table=table, keys=keys, rows=rows)
+
+
 def remove(table: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
     """Removes the rows of keys `[n]`. Returns how many there were, an int64 scalar."""
     return ops.sok_embed_remove(table=table, keys=keys)

@@ -20,9 +20,9 @@ from sok_embed.optimizers.row_rules import check_own, has_schedule
 from sok_embed.planning import Plan, PlannedTable
 from sok_embed.planning.tables import KEY, REPLICATED
 from sok_embed.tables import group_holders
+from sok_embed.tables.changed_rows import commit_and_change
 from sok_embed.tables.owned_resource import OwnedResource
 from sok_embed.tables.owners import EveryWorkerRule, MixedRule, OneWorkerRule, OwnerRule, salt_of
-from sok_embed.tables.row_constraints import commit_constrained
 from sok_embed.tables.table import Table
 from sok_embed.training.commit import Commit, TrainedTable
 
@@ -227,13 +227,9 @@ class TableCollection(Mapping[str, Table]):
     def commit(
         self, anchor: tf.Tensor, steps: tf_ops.RuleSteps, redemption: tf_ops.Redemption
     ) -> tf.Tensor:
-        """Applies deposited gradients to all tables, and then the constraints of their rows."""
-        constraints = [
-            table.constrained(number, table.constraint)
-            for number, table in enumerate(self.values())
-            if table.constraint is not None
-        ]
-        return commit_constrained(self.handles, anchor, steps, redemption, constraints)
+        """Applies deposited gradients to all tables, and then what changes rows after that."""
+        changing = [table.changing_rows(number) for number, table in enumerate(self.values())]
+        return commit_and_change(self.handles, anchor, steps, redemption, changing)
 
     def step_count(self) -> tf.Tensor:
         """Raises: tables count their own steps."""

@@ -8,7 +8,7 @@ learning rate is not among them: it may change between steps, and travels with e
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from sok_embed.arguments import shown
 from sok_embed.binding import _core
 from sok_embed.binding.rules import TWINS, Twin, rule_of_class
 from sok_embed.optimizers import keras_optimizers, v1_optimizers
+from sok_embed.optimizers.own_formulas import CannotRunOnRows, OwnFormula, own_formula
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,13 @@ class RowRule:
             row.
         hyper: The parameters by Keras' names, all but `learning_rate`. Floats, but for what an
             optimizer of `tf.compat.v1.train` was given as a tensor: scalars of that graph.
+        formula: The update of rows that the rule defers to TensorFlow, for an optimizer with an
+            `update_step` of its own. `None`: the core updates the rows.
     """
 
     name: str
     hyper: dict[str, Any]
+    formula: OwnFormula | None = None
 
 
 # Keras has no such parameters: the learning rate travels with each commit, and the velocity of
@@ -49,6 +53,7 @@ def _class_of(twin: Twin) -> type[Any]:
 
 
 _CLASSES = {_class_of(twin): twin.optimizer for twin in TWINS}
+_REMEDY = "Give the table one of these with `optimizer=`, or train the model"
 _BY_NAME = {twin.rule: twin for twin in TWINS if twin.arguments is not None}
 
 
@@ -62,7 +67,8 @@ def _parameters(rule: str) -> tuple[str, ...]:
 def row_rule(optimizer: Any) -> RowRule:
     """Finds the rule of the C++ core that computes what an optimizer computes.
 
-    A subclass has the twin of the class it comes from, unless it has a formula of its own.
+    A subclass has the twin of the class it comes from, unless it has a formula of its own. An
+    optimizer with an `update_step` of its own runs on the rows of each batch, in TensorFlow.
 
     Example:
     >>> row_rule(keras.optimizers.SGD(momentum=0.9)).hyper
@@ -77,24 +83,23 @@ def row_rule(optimizer: Any) -> RowRule:
         The `RowRule`. `weight_decay=None` is 0.0.
 
     Raises:
-        ValueError: If no rule computes the same, with the list of the classes that have one; and
-            for `use_ema`, which does not reach rows.
+        ValueError: If no rule computes the same, with the list of the classes that have one; for an
+            `update_step` of its own that cannot run on a part of the rows; and for `use_ema`, which
+            does not reach rows.
     """
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         known = _known(optimizer, v1_optimizers.TWINS, v1_optimizers.FORMULA, "Train the model")
         return RowRule(*v1_optimizers.TWINS[known].rule_of(optimizer))
-    known = _known(
-        optimizer,
-        _CLASSES,
-        ("update_step",),
-        "Give the table one of these with `optimizer=`, or train the model",
-    )
+    own = _has_own_formula(optimizer)
+    known = type(optimizer) if own else _known(optimizer, _CLASSES, (), _REMEDY)
     if optimizer.use_ema:
         raise ValueError(
             "Expected an optimizer without use_ema, which averages dense variables alone and would "
             f"leave rows of a table beside them as they are. Received: {_describe(optimizer)} with "
             "use_ema=True. Leave it out, or give the table an optimizer of its own by `optimizer=`."
         )
+    if own:
+        return _deferred(optimizer)
     rule = rule_of_class(_CLASSES[known], functools.partial(getattr, optimizer))
     assert rule is not None  # each class has a row for each choice of its options
     hyper = {name: getattr(optimizer, name) for name in _parameters(rule)}
@@ -103,12 +108,39 @@ def row_rule(optimizer: Any) -> RowRule:
     return RowRule(rule, {name: float(value) for name, value in hyper.items()})
 
 
+def _has_own_formula(optimizer: Any) -> bool:
+    """Returns whether a class outside of Keras and this package has written `update_step`."""
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        return False
+    writer = next(cls for cls in type(optimizer).__mro__ if "update_step" in vars(cls))
+    return writer.__module__.partition(".")[0] not in ("keras", "sok_embed")
+
+
+def _deferred(optimizer: Any) -> RowRule:
+    """Returns the rule of an optimizer that has an `update_step` of its own."""
+    try:
+        formula = own_formula(optimizer)
+    except CannotRunOnRows as error:
+        raise ValueError(
+            f"Expected an optimizer that can train rows of a table: {_names(_CLASSES)}, or one "
+            f"whose `update_step` runs on any rows. Received: {_describe(optimizer)}, {error}. "
+            f"{_REMEDY} with one."
+        ) from error
+    hyper = {f"initial_{slot}": value for slot, value in enumerate(formula.initials)}
+    hyper["weight_decay"] = float(optimizer.weight_decay or 0.0)
+    return RowRule(formula.rule, hyper, formula)
+
+
+def _names(classes: Iterable[type[Any]]) -> str:
+    return ", ".join(each.__name__ for each in classes)
+
+
 def _known(
     optimizer: Any, twins: Mapping[type[Any], Any], formula: tuple[str, ...], remedy: str
 ) -> type[Any]:
     """Returns the class among `twins` whose formula an optimizer has; raises if there is none."""
     cls = type(optimizer)
-    supported = ", ".join(twin.__name__ for twin in twins)
+    supported = _names(twins)
     known = next((base for base in cls.__mro__ if base in twins), None)
     if known is None:
         raise ValueError(

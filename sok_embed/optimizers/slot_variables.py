@@ -28,13 +28,16 @@ def slot_variables(optimizer: Any, variable: Any) -> list[tf.Variable] | None:
 
     Returns:
         Resource variables in the order of the slots of a row under `row_rule(optimizer)`. `None`
-        if there is no such rule, if the optimizer has no slots of this variable (yet), or if one is
-        not a resource variable.
+        if there is no such rule, if the optimizer has an `update_step` of its own, if it has no
+        slots of this variable (yet), or if one is not a resource variable.
     """
     try:
-        rule = row_rule(optimizer).name
+        found = row_rule(optimizer)
     except ValueError:
         return None
+    if found.formula is not None:
+        return None
+    rule = found.name
     native = variable.value if isinstance(variable, keras.Variable) else variable
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         slots = [optimizer.get_slot(native, name) for name in v1_optimizers.SLOTS[rule]]

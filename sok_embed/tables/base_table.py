@@ -11,9 +11,10 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from sok_embed import kv, tf_ops
+from sok_embed.tables.changed_rows import ChangingRows, commit_and_change
 from sok_embed.tables.counts import SketchPlace
 from sok_embed.tables.owned_resource import OwnedResource
-from sok_embed.tables.row_constraints import Constrained, Constraint, commit_constrained
+from sok_embed.tables.row_constraints import Constraint
 from sok_embed.tables.tensors import eager
 from sok_embed.tables.worker_record import WorkerRecord
 
@@ -162,7 +163,7 @@ class BaseTable(OwnedResource):
     def commit(
         self, anchor: tf.Tensor, steps: tf_ops.RuleSteps, redemption: tf_ops.Redemption
     ) -> tf.Tensor:
-        """Applies gradients that an optimizer was given, and then the constraint of rows.
+        """Applies gradients that an optimizer was given, and then what changes rows after that.
 
         Args:
             anchor: A float32 that was computed after the gradients were deposited.
@@ -172,10 +173,13 @@ class BaseTable(OwnedResource):
         Returns:
             Zeros of the shape of `anchor`.
         """
-        constraints = [] if self.constraint is None else [self.constrained(0, self.constraint)]
-        return commit_constrained(self.resource_handle, anchor, steps, redemption, constraints)
+        changing = [self.changing_rows(0)]
+        return commit_and_change(self.resource_handle, anchor, steps, redemption, changing)
 
-    def constrained(self, number: int, constraint: Constraint) -> Constrained:
-        """Returns the constraint with the rows that it acts on, as the table of this number."""
-        handles = [part.handle for part in self.parts]
-        return Constrained(number, self.name, handles, self.dim, constraint)
+    def changing_rows(self, number: int) -> ChangingRows:
+        """Returns the rows for a commit that changes them further, as the table of this number."""
+
+        def handles() -> list[tf.Tensor]:
+            return [part.handle for part in self.parts]
+
+        return ChangingRows(number, self.name, handles, self.dim, self.constraint)

@@ -10,6 +10,7 @@ constraint is the `Commit` of both.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import warnings
@@ -28,6 +29,7 @@ from sok_embed.keras_bridge.noted_gradients import forget_with
 from sok_embed.optimizers import v1_optimizers
 from sok_embed.optimizers.row_rules import has_schedule, row_rule
 from sok_embed.optimizers.slot_variables import slots_on_host
+from sok_embed.tables.changed_rows import DeferredStep
 from sok_embed.training import strategies
 from sok_embed.training.anchor_parts import own_part, parts_of, summed_alike
 from sok_embed.training.distributed_optimizer import averages_gradients
@@ -232,7 +234,17 @@ class Commit(AnchorConstraint):
             rate = v1_optimizers.learning_rate(optimizer)
         if _is_keras(optimizer) and follows and not optimizer._use_weight_decay(anchor):
             hyper["weight_decay"] = 0.0
-        return tf_ops.RuleStep(
+        of_class: Any = tf_ops.RuleStep
+        if rule.formula is not None:
+            of_class = functools.partial(DeferredStep, formula=rule.formula)
+            if self._static is not None:
+                raise ValueError(
+                    f"Table '{table.name}': expected an optimizer with a rule of the core, since "
+                    "rows copy their slots from those of a variable. Received: "
+                    f"{type(optimizer).__name__}, whose `update_step` is its own. Train the column "
+                    "by an optimizer of Keras."
+                )
+        made: tf_ops.RuleStep = of_class(
             rule.name,
             {"learning_rate": tf.convert_to_tensor(rate), **hyper},
             # The table counts the steps of an optimizer that only it uses.
@@ -242,6 +254,7 @@ class Commit(AnchorConstraint):
             clip_value=_clip_value([applying, own], table.name) or 0.0,
             slot_sources=self._slot_sources(optimizer) if follows else (),
         )
+        return made
 
     def _slot_sources(self, optimizer: Any) -> Sequence[tf.Tensor]:
         """Returns handles of the slots that the optimizer has of the static variable."""

@@ -97,7 +97,8 @@ def test_a_subclass_that_keeps_the_formula_has_its_parents_twin():
     assert row_rule(dynamic(beta_1=0.5)) == row_rule(keras.optimizers.AdamW(beta_1=0.5))
 
 
-def test_a_subclass_with_a_formula_of_its_own_is_an_error():
+@pytest.mark.filterwarnings("ignore:.*has an update_step of its own:UserWarning")
+def test_a_subclass_with_a_formula_of_its_own_keeps_its_slots_in_a_deferred_rule():
     class Reversed(keras.optimizers.Adam):
         def update_step(self, gradient, variable, learning_rate):
             super().update_step(-gradient, variable, learning_rate)
@@ -106,8 +107,10 @@ def test_a_subclass_with_a_formula_of_its_own_is_an_error():
         pass
 
     for cls in (Reversed, Later):
-        with pytest.raises(ValueError, match=f"{cls.__name__}.*own `update_step`.*Adam"):
-            row_rule(cls())
+        rule = row_rule(cls(weight_decay=0.5))
+        assert rule.name == "deferred_2"
+        assert rule.hyper == {"initial_0": 0.0, "initial_1": 0.0, "weight_decay": 0.5}
+        assert rule.formula is not None
 
 
 @pytest.mark.parametrize("name", [*NAMED, "Adam"])

@@ -62,6 +62,11 @@ def test_regularized_and_constrained_rows_train_alike(one: Results, many: Result
         assert np.linalg.norm(rows, axis=1).max() == pytest.approx(0.1, rel=1e-4)
 
 
+def test_rows_of_an_optimizer_with_its_own_formula_train_alike(one: Results, many: Results) -> None:
+    assert_equal_tables(one, many, "own_formula", "dynamic", "rows", atol=1e-6)
+    assert_equal_weights(one, many, "own_formula")
+
+
 @pytest.mark.parametrize("scenario", CLIPPED)
 def test_clipped_and_scaled_gradients_train_alike(
     one: Results, many: Results, scenario: str

@@ -82,8 +82,8 @@ def test_the_page_on_the_life_of_a_row_names_each_flag_of_a_cached_row():
     assert [flag for flag in flags if f"| `{flag}` |" not in LIFE_OF_A_ROW.read_text()] == []
 
 
-# Rules of the numpy API and of tf.compat.v1.train have these prefixes in the registry.
-NUMPY, V1 = "kv_", "v1_"
+# Rules of the numpy API, of tf.compat.v1.train and for formulas of others have these prefixes.
+NUMPY, V1, DEFERRED = "kv_", "v1_", "deferred_"
 
 
 def rows_expected_of(rule: str) -> list[tuple[str, str]]:
@@ -96,6 +96,8 @@ def rows_expected_of(rule: str) -> list[tuple[str, str]]:
             ("tests/kv/test_optimizers.py", rf'^    "{name}": \('),
             ("docs/reference/kv.md", rf'^\| (?:.*, )?`"{name}"`'),
         ]
+    if rule.startswith(DEFERRED):
+        return [("docs/reference/optimizers.md", r"^\| `deferred_0` … `deferred_8` \|")]
     rows = [
         (f"{core}/row_optimizer_test.cc", rf'^      \{{"{rule}",'),
         ("docs/reference/optimizers.md", rf"^\| `{rule}` \|"),

@@ -4,18 +4,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from dense_steps import CLIPS, IN_FUNCTION, Step, check_equal, train
-from dense_twin import DIM, KEYS, START, Model, WeightOfRows, contents, loss_of, table_layer
-
-
-def overflowing(at: list[int]) -> Step:
-    def step(model, optimizer, keys, targets, number):
-        targets = tf.where(tf.reduce_any(number == tf.constant(at)), np.inf, targets)
-        with tf.GradientTape() as tape:
-            loss = optimizer.scale_loss(loss_of(model, keys, targets))
-        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
-
-    return step
+from dense_steps import CLIPS, IN_FUNCTION, check_equal, overflowing, train
+from dense_twin import DIM, KEYS, START, Model, WeightOfRows, contents, table_layer
 
 
 @pytest.mark.cover("values")

@@ -308,6 +308,47 @@ def test_a_tf1_optimizer_commits_through_the_constraint_of_the_anchor():
     assert anchor_value == 0.0 and steps == 3
 
 
+def test_a_deferred_commit_leaves_gradients_that_read_rows_finds_and_assign_rows_replaces(wrap):
+    table = new_table(dim=2)
+
+    def step(keys):
+        found = tf_ops.lookup(table, keys, 2, True)
+        anchor = tf_ops.deposit(found.receipt, tf.constant([[1.0, 2], [3, 4], [5, 6]]))
+        steps = [tf_ops.RuleStep("deferred_1", {"initial_0": 7.0}, 3)]
+        tf_ops.commit(table, anchor, steps, tf_ops.Redemption(scale=0.5))
+        held, rows = tf_ops.read_rows(table, tf.constant([2, 9, 1], tf.int64), 2, 5)
+        tf_ops.assign_rows(table, held, rows + 1)
+        return held, rows
+
+    held, rows = wrap(step)(tf.constant([1, 2, 1], tf.int64))
+    assert held.numpy().tolist() == [2, 1]
+    assert rows.numpy().tolist() == [[0, 0, 7, 7, 1.5, 2, 3], [0, 0, 7, 7, 3, 4, 3]]
+    found = tf_ops.read_rows(table, held, 2, 5)
+    np.testing.assert_array_equal(found.rows, rows + 1)
+    assert tf_ops.size(table) == 2
+
+
+def test_rows_of_other_slots_are_refused(wrap):
+    table = new_table()
+    key = tf.constant([1], tf.int64)
+    tf_ops.assign(table, key, tf.ones((1, DIM)))
+    wrong = tf.errors.FailedPreconditionError
+    for call, error, text in (
+        (lambda: tf_ops.read_rows(table, key, DIM, 3), wrong, "'ops': expected 3 floats of slots"),
+        (lambda: tf_ops.read_rows(table, key, 2, 0), ERROR, "'ops': expected dim 4, got 2"),
+        (
+            lambda: tf_ops.assign_rows(table, key, tf.ones((1, DIM + 3))),
+            wrong,
+            "got a table with 0",
+        ),
+        (lambda: tf_ops.assign_rows(table, key, tf.ones((2, DIM))), ERROR, "a row with its slots"),
+        (lambda: tf_ops.assign_rows(table, key, tf.ones((1, 2))), ERROR, "a row with its slots"),
+    ):
+        with pytest.raises(error, match=text):
+            wrap(lambda call=call: [call(), None][1])()
+    assert read(table, [1]).tolist() == [[1.0] * DIM]
+
+
 def test_assign_wants_as_many_rows_as_keys(wrap):
     table = new_table()
 

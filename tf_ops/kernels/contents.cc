@@ -1,5 +1,5 @@
-// Ops on what a table holds: export, assign, restore, the same in pieces, remove, metadata, size,
-// steps, stats.
+// Ops on what a table holds: export, assign, rows with their slots, restore, the same in pieces,
+// remove, metadata, size, steps, stats.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -142,6 +142,91 @@ absl::Status Assign(tf::OpKernelContext* ctx, OpenTable& resource) {
                 resource.name());
 }
 SOK_REGISTER_KERNEL("Assign", FunctionKernel<OnTable<Assign>>);
+
+REGISTER_OP("SokEmbed>ReadRows")
+    .Input("table: resource")
+    .Input("keys: int64")
+    .Output("held: int64")
+    .Output("rows: float")
+    .Attr("dim: int >= 1")
+    .Attr("slot_floats: int >= 0")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle unused;
+      int64_t dim, slot_floats;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));
+      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+      TF_RETURN_IF_ERROR(c->GetAttr("slot_floats", &slot_floats));
+      c->set_output(0, c->Vector(c->UnknownDim()));
+      c->set_output(1, c->Matrix(c->UnknownDim(), dim + slot_floats));
+      return absl::OkStatus();
+    });
+
+class ReadRowsOp : public TableOp {
+ public:
+  explicit ReadRowsOp(tf::OpKernelConstruction* ctx) : TableOp(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("slot_floats", &slot_floats_));
+  }
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, const OpenTable& resource) override {
+    Table& table = *resource.table();
+    TF_RETURN_IF_ERROR(ExpectKeys(resource.name(), ctx->input(1)));
+    if (dim_ != table.dim()) {
+      return absl::InvalidArgumentError("table '" + resource.name() + "': expected dim " +
+                                        std::to_string(table.dim()) + ", got " +
+                                        std::to_string(dim_));
+    }
+    const LookupKeys keys = KeysOf(ctx->input(1));
+    std::vector<uint32_t> places;
+    std::vector<float> rows;
+    TF_RETURN_IF_ERROR(ToAbsl(table.ReadRows(keys.keys, keys.n, static_cast<int>(slot_floats_),
+                                             &places, &rows, IntraOpPool(ctx)),
+                              resource.name()));
+    const auto n = static_cast<int64_t>(places.size());
+    tf::Tensor *held = nullptr, *found = nullptr;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, {n}, &held));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(1, {n, dim_ + slot_floats_}, &found));
+    std::transform(places.begin(), places.end(), held->flat<int64_t>().data(),
+                   [&](uint32_t i) { return static_cast<int64_t>(keys.keys[i]); });
+    std::copy(rows.begin(), rows.end(), found->flat<float>().data());
+    return absl::OkStatus();
+  }
+
+ private:
+  int64_t dim_, slot_floats_;
+};
+SOK_REGISTER_KERNEL("ReadRows", ReadRowsOp);
+
+REGISTER_OP("SokEmbed>AssignRows")
+    .Input("table: resource")
+    .Input("keys: int64")
+    .Input("rows: float")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle unused;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));
+      return c->WithRank(c->input(2), 2, &unused);
+    });
+
+absl::Status AssignRows(tf::OpKernelContext* ctx, OpenTable& resource) {
+  Table& table = *resource.table();
+  TF_RETURN_IF_ERROR(ExpectKeys(resource.name(), ctx->input(1)));
+  const LookupKeys keys = KeysOf(ctx->input(1));
+  const tf::Tensor& rows = ctx->input(2);
+  if (rows.dims() != 2 || rows.dim_size(0) != static_cast<int64_t>(keys.n) ||
+      rows.dim_size(1) < table.dim()) {
+    return absl::InvalidArgumentError("table '" + resource.name() +
+                                      "': expected a row with its slots a key, got shape " +
+                                      rows.shape().DebugString());
+  }
+  const auto slot_floats = static_cast<int>(rows.dim_size(1) - table.dim());
+  return ToAbsl(
+      table.AssignRows(keys.keys, keys.n, slot_floats, rows.flat<float>().data(), IntraOpPool(ctx)),
+      resource.name());
+}
+SOK_REGISTER_KERNEL("AssignRows", FunctionKernel<OnTable<AssignRows>>);
 
 REGISTER_OP("SokEmbed>Restore")
     .Input("table: resource")

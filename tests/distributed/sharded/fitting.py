@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import keras
 import numpy as np
+from strange_optimizer import RootMomentum
 
 import sok_embed
 from sharded.models import (
@@ -150,10 +152,23 @@ def a_small_loss_scale_and_a_norm(here: Here) -> dict[str, Any]:
 
 @scenario
 def regularized(here: Here) -> dict[str, Any]:
-    """Rows are constrained too. Every example has every row, as the whole batch has."""
+    """Rows are constrained too."""
+    of_row = {"regularizer": "l2", "constraint": keras.constraints.MaxNorm(0.1, axis=1)}
+    return _fit_every_row(here, keras.optimizers.SGD(0.5), of_row)
+
+
+@scenario
+def own_formula(here: Here) -> dict[str, Any]:
+    """The optimizer has an `update_step` of its own, and clips by norm."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*has an update_step of its own")
+        return _fit_every_row(here, RootMomentum(0.1, global_clipnorm=0.01), {})
+
+
+def _fit_every_row(here: Here, optimizer: Any, of_row: dict[str, Any]) -> dict[str, Any]:
+    """Trains a layer and a collection. Every example has every row, as the whole batch has."""
     _, targets = keys_and_targets()
     keys = np.random.default_rng(2).permuted(np.tile(np.arange(3), (len(targets), 1)), axis=1)
-    of_row = {"regularizer": "l2", "constraint": keras.constraints.MaxNorm(0.1, axis=1)}
     table = sok_embed.TableConfig("rows", None, 4, combiner=None, seed=1, **of_row)
     of_layer = {f"embeddings_{name}": value for name, value in of_row.items()}
     layers = [
@@ -163,7 +178,7 @@ def regularized(here: Here) -> dict[str, Any]:
     inputs = keras.Input((3,), dtype="int64")
     vectors = keras.layers.Concatenate()([layer(inputs) for layer in layers])
     model = keras.Model(inputs, dense()(keras.layers.Flatten()(vectors)))
-    model.compile(sok_embed.DistributedOptimizer(keras.optimizers.SGD(0.5)), "mse")
+    model.compile(sok_embed.DistributedOptimizer(optimizer), "mse")
     fit(model, keys, targets, here)
     keys, rows = layers[1].tables["rows"].export()
     untrained = type(layers[1]).from_config(layers[1].get_config()).tables["rows"].lookup(keys)

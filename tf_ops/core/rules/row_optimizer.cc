@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "core/base/status_macros.h"
+#include "core/rules/deferred/deferred.h"
 #include "core/rules/keras/adadelta.h"
 #include "core/rules/keras/adagrad.h"
 #include "core/rules/keras/adam.h"
@@ -57,7 +58,8 @@ constexpr Entry EntryOf(const char* name) {
 }
 
 // The entries are sorted by name. Those of "kv_" are the rules of sok_embed.kv, and "v1_" is a
-// formula of tf.compat.v1.train that Keras does not have. "group_ftrl" is DeepRec's.
+// formula of tf.compat.v1.train that Keras does not have. "group_ftrl" is DeepRec's. "deferred_n"
+// has n slots for a formula that the core does not have.
 constexpr Entry kRegistry[] = {
     EntryOf<Adadelta>("adadelta"),
     EntryOf<Adagrad>("adagrad"),
@@ -65,6 +67,15 @@ constexpr Entry kRegistry[] = {
     EntryOf<Adamax>("adamax"),
     EntryOf<AdamW>("adamw"),
     EntryOf<Amsgrad>("amsgrad"),
+    EntryOf<Deferred<0>>("deferred_0"),
+    EntryOf<Deferred<1>>("deferred_1"),
+    EntryOf<Deferred<2>>("deferred_2"),
+    EntryOf<Deferred<3>>("deferred_3"),
+    EntryOf<Deferred<4>>("deferred_4"),
+    EntryOf<Deferred<5>>("deferred_5"),
+    EntryOf<Deferred<6>>("deferred_6"),
+    EntryOf<Deferred<7>>("deferred_7"),
+    EntryOf<Deferred<8>>("deferred_8"),
     {"ftrl", Ftrl<true>::Parameters, MakeFtrl<Ftrl>, /*takes_schedule=*/false},
     {"group_ftrl", GroupFtrl<true>::Parameters, MakeFtrl<GroupFtrl>, /*takes_schedule=*/false},
     EntryOf<KvAdagrad>("kv_adagrad"),

@@ -1,5 +1,5 @@
-// A row optimizer is a pure function on rows. Each rule has a header of its own in keras/, torch/
-// or v1/.
+// A row optimizer is a pure function on rows. Each rule has a header of its own in keras/, torch/,
+// v1/ or deferred/.
 #pragma once
 
 #include <cstddef>

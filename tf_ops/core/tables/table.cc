@@ -288,6 +288,11 @@ Status Table::Visit(const Key* keys, size_t n, const VisitRow& visit,
                     const ParallelFor& parallel_for) {
   SOK_RETURN_IF_ERROR(CheckRange(keys, n));
   std::lock_guard<std::mutex> commit(commit_mu_);
+  return VisitLocked(keys, n, visit, parallel_for);
+}
+
+Status Table::VisitLocked(const Key* keys, size_t n, const VisitRow& visit,
+                          const ParallelFor& parallel_for) {
   const int slot_floats = store_->layout()->slot_floats();
   const uint32_t now = this->now();
   const auto make = [&] {
@@ -339,18 +344,61 @@ Result<std::vector<uint32_t>> Table::Missing(const Key* keys, size_t n,
 Status Table::Assign(const Key* keys, size_t n, const float* embeddings,
                      const ParallelFor& parallel_for) {
   SOK_RETURN_IF_ERROR(CheckRange(keys, n));
-  const int dim = config_.dim;
   std::lock_guard<std::mutex> commit(commit_mu_);  // Evict would remove what it has not looked at
+  return SetLocked(keys, n, embeddings, config_.dim, parallel_for);
+}
+
+Status Table::SetLocked(const Key* keys, size_t n, const float* values, int floats,
+                        const ParallelFor& parallel_for) {
   const uint32_t now = this->now();
   const auto make = [&] {
     return store_->Set(
         keys, n, config_.max_rows, now,
-        [&](size_t i, RowRef row, bool) { std::copy_n(embeddings + i * dim, dim, row.embedding); },
+        [&](size_t i, RowRef row, bool) {
+          std::copy_n(values + i * floats, floats, row.embedding);
+        },
         parallel_for);
   };
   Status status = MakeInRoom(keys, n, now, make, parallel_for);
   if (status.ok() && admission_ != nullptr) admission_->Forget(keys, n);
   return status;
+}
+
+Status Table::CheckSlots(size_t n, int slot_floats) const {
+  const int held = store_->layout()->slot_floats();
+  if (n == 0 || held == slot_floats) return Status();  // without a step there are no slots yet
+  return Status(Code::kFailedPrecondition,
+                "expected {expected} floats of slots a row, got a table with {held}",
+                {{"expected", slot_floats}, {"held", held}});
+}
+
+Status Table::ReadRows(const Key* keys, size_t n, int slot_floats, std::vector<uint32_t>* places,
+                       std::vector<float>* rows, const ParallelFor& parallel_for) {
+  std::lock_guard<std::mutex> commit(commit_mu_);
+  std::vector<RowMeta> metas(n);
+  std::vector<uint8_t> exists(n);
+  SOK_RETURN_IF_ERROR(ReadMeta(keys, n, metas.data(), exists.data(), parallel_for));
+  std::vector<Key> held;
+  for (size_t i = 0; i < n; ++i) {
+    if (exists[i] == 0) continue;
+    held.push_back(keys[i]);
+    places->push_back(static_cast<uint32_t>(i));
+  }
+  SOK_RETURN_IF_ERROR(CheckSlots(held.size(), slot_floats));
+  const size_t floats = static_cast<size_t>(config_.dim) + slot_floats;
+  rows->resize(held.size() * floats);
+  return VisitLocked(
+      held.data(), held.size(),
+      [&](size_t i, const float* row, int) { std::copy_n(row, floats, &(*rows)[i * floats]); },
+      parallel_for);
+}
+
+Status Table::AssignRows(const Key* keys, size_t n, int slot_floats, const float* rows,
+                         const ParallelFor& parallel_for) {
+  SOK_RETURN_IF_ERROR(CheckRange(keys, n));
+  std::lock_guard<std::mutex> commit(commit_mu_);
+  SOK_RETURN_IF_ERROR(CheckSlots(n, slot_floats));
+  return SetLocked(keys, n, rows, config_.dim + slot_floats, parallel_for);
 }
 
 Result<uint64_t> Table::Remove(const Key* keys, size_t n, const ParallelFor& parallel_for) {

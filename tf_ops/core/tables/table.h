@@ -287,6 +287,16 @@ class Table {
   Status Assign(const Key* keys, size_t n, const float* embeddings,
                 const ParallelFor& parallel_for);
 
+  // Copies the rows of keys (n) that have one, with their slots: appends positions in keys to
+  // `places` and rows of dim + slot_floats floats to `rows`, in order. For distinct keys. Errors:
+  // kFailedPrecondition if rows have another number of slot_floats.
+  Status ReadRows(const Key* keys, size_t n, int slot_floats, std::vector<uint32_t>* places,
+                  std::vector<float>* rows, const ParallelFor& parallel_for);
+  // Sets rows (n, dim + slot_floats) with their slots, as Assign sets embeddings. Errors: those of
+  // Assign; kFailedPrecondition if rows have another number of slot_floats.
+  Status AssignRows(const Key* keys, size_t n, int slot_floats, const float* rows,
+                    const ParallelFor& parallel_for);
+
   // Replaces everything that the table holds, and drops the deposits. Rows keep their times, but
   // that no time in seconds lies in the future, where another machine's clock may have put it;
   // those that have expired are left out. A step clock goes on from where it stood. Contents
@@ -365,6 +375,14 @@ class Table {
   TableStats Stats();
 
  private:
+  // The parts of Visit, Assign and AssignRows that run while commit_mu_ is held. `values` has
+  // `floats` of each row.
+  Status VisitLocked(const Key* keys, size_t n, const VisitRow& visit,
+                     const ParallelFor& parallel_for);
+  Status SetLocked(const Key* keys, size_t n, const float* values, int floats,
+                   const ParallelFor& parallel_for);
+  // Returns kFailedPrecondition if there are rows (n), and they have other slots.
+  Status CheckSlots(size_t n, int slot_floats) const;
   // Removes the rows that `choose` adds, as they were when it looked at them. commit_mu_ is held.
   Result<EvictedRows> EvictChosen(const std::function<Status(EvictedRows*)>& choose,
                                   const ParallelFor& parallel_for);

@@ -1,5 +1,5 @@
 // Table, for callers that choose the start of new rows: Find, AdmitMissing, MakeRowsAs, Visit,
-// ForEachRow, Missing.
+// ReadRows, AssignRows, ForEachRow, Missing.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -286,6 +286,50 @@ TEST_CASE("Visit shows rows with their slots in order, makes those that lack, an
                   if (key == 2) CHECK(row.embedding[kDim] == doctest::Approx(2.1));
                 })
                 .ok());
+  }
+}
+
+TEST_CASE("ReadRows and AssignRows copy rows with their slots; only AssignRows makes rows") {
+  const Tables tables;
+  for (const auto& table : tables.all) {
+    Train(*table, {1, 2}, "adagrad");
+    const std::vector<Key> keys = {1, 3, 2};
+    std::vector<uint32_t> places;
+    std::vector<float> rows;
+    REQUIRE(table->ReadRows(keys.data(), 3, kDim, &places, &rows, ThreadedFor).ok());
+    CHECK(places == std::vector<uint32_t>{0, 2});
+    REQUIRE(rows.size() == 2 * 2 * kDim);
+    CHECK(std::equal(rows.begin(), rows.begin() + kDim, Embedding(*table, 1).begin()));
+    CHECK(table->size() == 2);
+    for (float& each : rows) each += 1;
+    const std::vector<Key> others = {2, 3};
+    REQUIRE(table->AssignRows(others.data(), 2, kDim, rows.data(), ThreadedFor).ok());
+    CHECK(table->size() == 3);
+    std::vector<float> again;
+    places.clear();
+    REQUIRE(table->ReadRows(others.data(), 2, kDim, &places, &again, SerialFor).ok());
+    CHECK(again == rows);
+  }
+}
+
+TEST_CASE("ReadRows and AssignRows refuse rows of other slots, and change nothing") {
+  const Tables tables;
+  for (const auto& table : tables.all) {
+    Train(*table, {1}, "adagrad");
+    const Key key = 1;
+    const std::vector<float> before = Embedding(*table, 1);
+    std::vector<uint32_t> places;
+    std::vector<float> rows(2 * kDim + 1);
+    const Status read = table->ReadRows(&key, 1, kDim + 1, &places, &rows, SerialFor);
+    CHECK(read.code() == Code::kFailedPrecondition);
+    CHECK(table->AssignRows(&key, 1, kDim + 1, rows.data(), SerialFor).code() ==
+          Code::kFailedPrecondition);
+    CHECK(Embedding(*table, 1) == before);
+    places.clear();
+    const Key absent = 9;
+    CHECK(table->ReadRows(&absent, 1, kDim + 1, &places, &rows, SerialFor).ok());
+    CHECK((places.empty() && rows.empty()));
+    CHECK(table->AssignRows(nullptr, 0, kDim + 1, nullptr, SerialFor).ok());
   }
 }
 

@@ -1,0 +1,55 @@
+// Defers the update of rows to the caller of the commit: for an optimizer whose formula the core
+// does not have, and which updates the rows by code of its own once they were read.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "core/rules/rule_optimizer.h"
+
+namespace sok {
+
+// Keeps count slots for the formula, and leaves the scaled gradient and the number of the step
+// beside them. Weights decay here, as with every rule.
+template <int count>
+struct Deferred {
+  static constexpr const char* kNames[] = {"slot_0", "slot_1", "slot_2", "slot_3",
+                                           "slot_4", "slot_5", "slot_6", "slot_7"};
+  static constexpr const char* kInitials[] = {"initial_0", "initial_1", "initial_2", "initial_3",
+                                              "initial_4", "initial_5", "initial_6", "initial_7"};
+  static_assert(count <= std::size(kNames));
+
+  static std::vector<Parameter> Parameters() {
+    std::vector<Parameter> parameters = {{"learning_rate", 0.001, Range::kNonNegative}};
+    for (int i = 0; i < count; ++i) parameters.push_back({kInitials[i], 0.0, Range::kFinite});
+    parameters.push_back({"weight_decay", 0.0, Range::kNonNegative});
+    return parameters;
+  }
+
+  explicit Deferred(const Values& values) {
+    for (int i = 0; i < count; ++i) initials.push_back(values[kInitials[i]]);
+  }
+
+  std::vector<Slot> Slots(int dim) const {
+    std::vector<Slot> slots;
+    for (int i = 0; i < count; ++i) slots.push_back({kNames[i], dim, initials[i]});
+    slots.push_back({"gradient", dim, 0.0f});
+    slots.push_back({"step", 1, 0.0f, kSumsSquares});  // at least 0, as sums of squares are
+    return slots;
+  }
+
+  static size_t RowFloats(size_t dim) { return (2 + count) * dim + 1; }
+
+  void Begin(int64_t step_number) { step = static_cast<float>(step_number); }
+
+  void Row(const float* gradient, float scale, float* row, int dim) const {
+    float* deferred = row + (1 + count) * static_cast<size_t>(dim);
+    for (int j = 0; j < dim; ++j) deferred[j] = gradient[j] * scale;
+    deferred[dim] = step;
+  }
+
+  std::vector<float> initials;
+  float step = 0.0f;  // exact up to 2^24, beyond which no bias is left to correct
+};
+
+}  // namespace sok
