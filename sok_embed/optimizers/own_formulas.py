@@ -204,7 +204,9 @@ def _made_again(optimizer: Any) -> Any:
     """Makes an optimizer of the same class and config, but for what is not of the formula."""
     cls = optimizer.__class__  # that of a DistributedOptimizer is the class that it wraps
     try:
-        config = optimizer.get_config()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a rate that is a lambda, which is not copied
+            config = optimizer.get_config()
     except Exception as error:
         raise CannotRunOnRows(f"whose get_config fails: {error}") from error
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -230,8 +232,8 @@ def _take_settings(copy: Any, optimizer: Any) -> None:
     """Sets the attributes of a copy to what they are now: numbers, functions, variables."""
     tracked = {id(variable) for variable in optimizer.variables}
     for name, value in vars(optimizer).items():
-        own = name in (*_NEUTRAL, "built") or name.startswith("_self_") or id(value) in tracked
-        if not own and _is_setting(value):
+        own = name in (*_NEUTRAL, "built", "_learning_rate") or name.startswith("_self_")
+        if not own and id(value) not in tracked and _is_setting(value):
             vars(copy)[name] = value
 
 

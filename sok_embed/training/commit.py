@@ -239,10 +239,10 @@ class Commit(AnchorConstraint):
             of_class = functools.partial(DeferredStep, formula=rule.formula)
             if self._static is not None:
                 raise ValueError(
-                    f"Table '{table.name}': expected an optimizer with a rule of the core, since "
-                    "rows copy their slots from those of a variable. Received: "
-                    f"{type(optimizer).__name__}, whose `update_step` is its own. Train the column "
-                    "by an optimizer of Keras."
+                    f"Table '{table.name}': expected an optimizer of Keras or of this package, for "
+                    "rows that start from static rows and copy their slots. Received: "
+                    f"{type(optimizer).__name__}, whose `update_step` is its own. Compile the "
+                    "model with one of Keras."
                 )
         made: tf_ops.RuleStep = of_class(
             rule.name,

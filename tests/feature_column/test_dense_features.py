@@ -104,6 +104,18 @@ def test_slots_are_copied_or_new():
         assert np.abs(accumulators - 0.25).min() > 0
 
 
+@pytest.mark.filterwarnings("ignore:.*has an update_step of its own:UserWarning")
+def test_an_optimizer_with_its_own_formula_cannot_train_rows_that_start_from_static_rows():
+    class Halved(keras.optimizers.SGD):
+        def update_step(self, gradient, variable, learning_rate):
+            super().update_step(gradient, variable, learning_rate / 2)
+
+    model = make_model(make_layer(), Halved)
+    model.run_eagerly = True
+    with pytest.raises(ValueError, match="copy their slots. Received: Halved"):
+        fit(model, 1, epochs=1)
+
+
 def test_evaluation_and_prediction_make_no_rows():
     layer = make_layer()
     model = make_model(layer)

@@ -87,6 +87,7 @@ OPTIONS = {
     "clipvalue": {"clipvalue": 0.001},
     "global_clipnorm": {"global_clipnorm": 0.02},
     "accumulated": {"gradient_accumulation_steps": 2},
+    "callable": {"learning_rate": lambda: 0.05},
     "schedule": {"learning_rate": keras.optimizers.schedules.ExponentialDecay(0.05, 2, 0.5)},
 }
 
