@@ -142,6 +142,19 @@ class BaseTable(OwnedResource):
             "rows of its own."
         )
 
+    def __copy__(self) -> BaseTable:
+        # TensorFlow makes shallow copies to write a SavedModel.
+        copied = type(self).__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            f"Table '{self.name}': expected a table to stay in its process. Received: pickle. "
+            f"Pickle `{self._copy_rows}`, and fill another table by its `restore`; a pickle of a "
+            "layer or a model has their rows."
+        )
+
     def __len__(self) -> int:
         return self.size()
 

@@ -369,5 +369,12 @@ def test_a_table_is_not_copied_by_itself():
     for layer in (sok.DynamicEmbedding(4), sok.AdaptiveEmbedding(4, 10)):
         with pytest.raises(TypeError, match=r"expected one table.*restore"):
             copy.deepcopy(layer.table)
-        with pytest.raises(Exception, match="resource"):
+        with pytest.raises(TypeError, match=r"Received: pickle. Pickle .*restore"):
             pickle.dumps(layer.table)
+
+
+def test_what_a_table_holds_is_pickled_and_fills_another():
+    one, two = sok.DynamicEmbedding(2).table, sok.DynamicEmbedding(2).table
+    one.assign([3], [[1.0, 2]])
+    two.restore(pickle.loads(pickle.dumps(one.export(slots=True))))
+    assert two.lookup([3]).tolist() == [[1, 2]]
