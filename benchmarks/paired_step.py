@@ -13,6 +13,8 @@ differ by some 3 % by where their memory lies, so that there are several rounds.
     spread      the compiled step of one layer on two workers, half of the keys each, which do not
                 repeat in a batch
     restore     the restore of a checkpoint of the table that `step` trains
+    lookup      compiled lookups of an evaluation, of keys that all have a row
+    absent      the same, where half of the keys have none
 """
 
 from __future__ import annotations
@@ -83,6 +85,26 @@ def restores_of(case: dict[str, Any]) -> Run:
             checkpoint.restore(saved)
 
     return restore
+
+
+def lookups_of(case: dict[str, Any]) -> Run:
+    """Returns a function that looks keys up a number of times, as an evaluation does."""
+    rng = np.random.default_rng(0)
+    keys = distinct_keys(case["keys"], rng)
+    held = keys[: len(keys) // 2] if case["what"] == "absent" else keys
+    layer = sok_embed.DynamicEmbedding(case["dim"])
+    layer.build()
+    table_of(layer, held, rng.standard_normal((len(held), case["dim"]), dtype=np.float32))
+    batches = [
+        tf.constant(batch) for batch in keys[rng.integers(0, len(keys), (16, case["batch"]))]
+    ]
+    look = tf.function(lambda batch: layer(batch, training=False))
+
+    def run(count: int) -> None:
+        for i in range(count):
+            look(batches[i % len(batches)])
+
+    return run
 
 
 def collection_of(case: dict[str, Any]) -> Run:
@@ -159,6 +181,8 @@ RUNS: dict[str, Callable[[dict[str, Any]], Run]] = {
     "workers": collection_of,
     "spread": spread_of,
     "restore": restores_of,
+    "lookup": lookups_of,
+    "absent": lookups_of,
 }
 
 
@@ -275,6 +299,8 @@ def main() -> None:
                 ("workers", EXAMPLES // 2),
                 ("spread", arguments.batch // 2),
                 ("restore", arguments.batch),
+                ("lookup", arguments.batch),
+                ("absent", arguments.batch),
             )
             for dim in arguments.dim
         ]
