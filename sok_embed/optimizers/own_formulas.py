@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 MOST_SLOTS = 8
+_HOST = "/device:CPU:0"
 
 # Optimizers are built for a variable of so many rows, and tried with other numbers of rows.
 _ROWS = 3
@@ -78,11 +79,12 @@ class OwnFormula:
         """
         copy = self._copy_for(dim)
         widths = [dim] * (len(self.initials) + 2)
-        embeddings, *slots, gradient, steps = tf.split(rows, [*widths, 1], axis=1)
-        # All rows of a commit have the number of the same step; there may be no rows.
-        step = tf.cast(tf.maximum(tf.reduce_max(steps), 1.0), tf.int64) - 1
-        after = copy.update(self._optimizer(), [embeddings, *slots], gradient, step, rate)
-        return tf.concat([*after, gradient, steps], axis=1)
+        with tf.device(_HOST):  # rows come from its memory, and go back there
+            embeddings, *slots, gradient, steps = tf.split(rows, [*widths, 1], axis=1)
+            # All rows of a commit have the number of the same step; there may be no rows.
+            step = tf.cast(tf.maximum(tf.reduce_max(steps), 1.0), tf.int64) - 1
+            after = copy.update(self._optimizer(), [embeddings, *slots], gradient, step, rate)
+            return tf.concat([*after, gradient, steps], axis=1)
 
     def _copy_for(self, dim: int) -> _Copy:
         if dim not in self._copies:
@@ -134,9 +136,8 @@ class _Copy:
             self._optimizer.build([rows])
         except Exception as error:
             raise CannotRunOnRows(f"whose `build` fails for a matrix: {error}") from error
-        if any(
-            isinstance(each, keras.optimizers.Optimizer) for each in vars(self._optimizer).values()
-        ):
+        held = vars(self._optimizer).values()
+        if any(isinstance(each, keras.optimizers.Optimizer) for each in held):
             raise CannotRunOnRows("which holds another optimizer, whose slots are not known")
         slots = _slots(self._optimizer, rows)
         self.initials = [float(slot.numpy().flat[0]) for slot in slots]
@@ -274,9 +275,9 @@ def _allow_any_rows(variable: Any, dim: int) -> None:
 def _outside_of_scopes(make: Callable[[], _Made]) -> _Made:
     """Calls a function eagerly, outside of the functions and strategies that the caller is in."""
 
-    def on_cpu() -> _Made:
-        with tf.device("/device:CPU:0"):
+    def on_host() -> _Made:
+        with tf.device(_HOST):
             return make()
 
     with ThreadPoolExecutor(1) as thread:  # scopes are those of a thread
-        return thread.submit(on_cpu).result()
+        return thread.submit(on_host).result()

@@ -68,6 +68,12 @@ def test_rows_and_slots_are_those_of_a_matrix_after_50_steps(kind):
     np.testing.assert_allclose(_found(embedding.table)[:, :ROWS], _expected(), rtol=0, atol=1e-6)
 
 
+def test_an_optimizer_of_a_table_of_a_collection_counts_the_steps_of_the_table():
+    embedding = LAYERS["collection"](optimizer=RootMomentum(0.05, beta=0.8))
+    _train(_model(embedding, RootMomentum(0.05, beta=0.8)), range(STEPS))
+    np.testing.assert_allclose(_found(embedding.table), _expected(), rtol=0, atol=1e-6)
+
+
 def test_a_checkpoint_brings_rows_and_slots_to_another_model(tmp_path):
     """The second half is trained by a new model, table and optimizer, which read the first."""
     for steps in (range(STEPS // 2), range(STEPS // 2, STEPS)):
