@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "core/base/start_vector.h"
 #include "core/base/status.h"
 #include "core/base/types.h"
 
@@ -27,14 +28,13 @@ class Initializer {
   // Writes dim floats.
   void Fill(Key key, float* out, int dim) const;
 
- private:
-  enum class Kind { kConstant, kUniform, kNormal, kTruncatedNormal };
-  Initializer(Kind kind, double a, double b, uint64_t stream)
-      : kind_(kind), a_(a), b_(b), stream_(stream) {}
+  // Returns the same as numbers, for a GPU.
+  const StartVector& start_vector() const { return start_; }
 
-  Kind kind_;
-  double a_, b_;
-  uint64_t stream_;  // seed and group, mixed
+ private:
+  explicit Initializer(StartVector start) : start_(start) {}
+
+  StartVector start_;
 };
 
 }  // namespace sok

@@ -1,34 +1,15 @@
 #include "core/rules/row_optimizer.h"
 
+#include <cxxabi.h>
+
+#include <cstdlib>
 #include <utility>
 
 #include "core/base/status_macros.h"
-#include "core/rules/deferred/deferred.h"
-#include "core/rules/keras/adadelta.h"
-#include "core/rules/keras/adagrad.h"
-#include "core/rules/keras/adam.h"
-#include "core/rules/keras/adamax.h"
-#include "core/rules/keras/adamw.h"
-#include "core/rules/keras/amsgrad.h"
-#include "core/rules/keras/ftrl.h"
-#include "core/rules/keras/group_ftrl.h"
-#include "core/rules/keras/lion.h"
-#include "core/rules/keras/momentum.h"
-#include "core/rules/keras/nadam.h"
-#include "core/rules/keras/rmsprop.h"
-#include "core/rules/keras/rowwise_adagrad.h"
-#include "core/rules/keras/sgd.h"
 #include "core/rules/parameters.h"
 #include "core/rules/rule_optimizer.h"
+#include "core/rules/rules.h"
 #include "core/rules/schedule.h"
-#include "core/rules/torch/adagrad.h"
-#include "core/rules/torch/adam.h"
-#include "core/rules/torch/adamw.h"
-#include "core/rules/torch/amsgrad.h"
-#include "core/rules/torch/ftrl.h"
-#include "core/rules/torch/lion.h"
-#include "core/rules/torch/sgd.h"
-#include "core/rules/v1/momentum.h"
 
 namespace sok {
 namespace {
@@ -116,6 +97,13 @@ Status NoScheduleExpected(const std::string& rule, const Schedule& schedule) {
 }
 
 }  // namespace
+
+std::string TypeName(const std::type_info& type) {
+  int status = 0;
+  const std::unique_ptr<char, void (*)(void*)> name(
+      abi::__cxa_demangle(type.name(), nullptr, nullptr, &status), std::free);
+  return status == 0 ? std::string(name.get()) : std::string(type.name());
+}
 
 std::vector<std::string> RowOptimizerNames() {
   std::vector<std::string> names;

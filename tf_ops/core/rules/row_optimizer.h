@@ -34,6 +34,15 @@ struct Step {
   const uint32_t* row_numbers = nullptr;
 };
 
+// A rule that has begun a step, for code that runs somewhere else.
+struct BegunRule {
+  std::string type;   // its name in C++: "sok::Adam"
+  std::string bytes;  // the struct
+  bool by_row;        // it has Row, not Element
+  float learning_rate;
+  float weight_decay;
+};
+
 // One rule, with its parameters bound. One is made for each commit, so construction is cheap.
 // Thread-safe: all methods are const and write only to the rows they are given.
 class RowOptimizer {
@@ -48,6 +57,9 @@ class RowOptimizer {
   // write anything else. Neither array needs any alignment.
   virtual void Apply(const Step& step, float* const* rows, const float* const* gradients, size_t n,
                      int dim) const = 0;
+
+  // Returns the rule as Apply has it in a step of this number.
+  virtual BegunRule BeginStep(int64_t step_number) const = 0;
 };
 
 // Returns the names that MakeRowOptimizer knows, sorted.

@@ -1,73 +1,20 @@
-// Describes what the header of a rule provides, and defines the class template that makes a
-// RowOptimizer of it.
-//
-// A rule is a struct of numbers, bound from its parameters:
-//
-//   static std::vector<Parameter> Parameters();     by Keras' names, with Keras' defaults; in
-//                                                   torch/ by those of sok_embed.kv
-//   explicit Rule(const Values& values);
-//   static constexpr int kSlots;                    how many follow the embedding
-//   std::vector<Slot> Slots(int dim) const;         a function of the rule, but for `initial`; a
-//                                                   slot of sums or means of squares ends with
-//                                                   kSumsSquares
-//   void Begin(int64_t step_number);                optional: numbers that depend on the step
-//   void Element(float g, float& w, float& slot_0, …) const;
-//
-// Element is one coordinate of the update: it takes the scaled gradient and changes the weight and
-// each slot's element of the same coordinate. A rule that is not element by element has, instead of
-// Element and kSlots,
-//
-//   void Row(const float* gradient, float scale, float* row, int dim) const;
-//   static size_t RowFloats(size_t dim);            of the embedding and the slots
-//
-// A rule that takes a schedule names the parameter that is its learning rate, and receives the rate
-// of each step:
-//
-//   static constexpr const char* kRate;
-//   void Begin(int64_t step_number, double rate);
-//
-// Formulas keep Keras' order of operations and its split between float64 (what Python computes
-// from hyperparameters, such as 1 - beta_1) and float32 (everything else).
+// Defines the class template that makes a RowOptimizer of a rule. See rule.h.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <type_traits>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
-#include "core/rules/parameters.h"
-#include "core/rules/row_optimizer.h"
+#include "core/rules/rule.h"
 #include "core/rules/schedule.h"
 
 namespace sok {
-
-// Divides, and returns 0 for 0 / 0. A row without any gradient gives that with an epsilon of 0: its
-// weight stays as it is, where the formula has NaN.
-inline float QuotientOrZero(float numerator, float denominator) {
-  return denominator == 0.0f ? 0.0f : numerator / denominator;
-}
-
-// Returns the sum of the squares of scaled elements, in eight partial sums, which the compiler may
-// keep in one register.
-inline float SquaredSum(const float* gradient, float scale, int dim) {
-  constexpr int kLanes = 8;
-  float sums[kLanes] = {};
-  int j = 0;
-  for (; j + kLanes <= dim; j += kLanes) {
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const float g = gradient[j + lane] * scale;
-      sums[lane] += g * g;
-    }
-  }
-  for (; j < dim; ++j) {
-    const float g = gradient[j] * scale;
-    sums[j % kLanes] += g * g;
-  }
-  return ((sums[0] + sums[4]) + (sums[1] + sums[5])) + ((sums[2] + sums[6]) + (sums[3] + sums[7]));
-}
 
 // Asks for the cache lines of a row that is to be updated soon, since rows lie anywhere in memory.
 // The hardware's own prefetcher follows on a row that is longer than kMostLines.
@@ -82,20 +29,8 @@ inline void PrefetchRow(const float* row, size_t floats) {
   }
 }
 
-template <typename Rule, typename = void>
-struct HasRow : std::false_type {};
-template <typename Rule>
-struct HasRow<Rule, std::void_t<decltype(&Rule::Row)>> : std::true_type {};
-
-template <typename Rule, typename = void>
-struct HasBegin : std::false_type {};
-template <typename Rule>
-struct HasBegin<Rule, std::void_t<decltype(&Rule::Begin)>> : std::true_type {};
-
-template <typename Rule, typename = void>
-struct HasRate : std::false_type {};
-template <typename Rule>
-struct HasRate<Rule, std::void_t<decltype(Rule::kRate)>> : std::true_type {};
+// Returns the name of a type as a program has it.
+std::string TypeName(const std::type_info& type);
 
 template <typename Rule>
 class RuleOptimizer final : public RowOptimizer {
@@ -128,6 +63,14 @@ class RuleOptimizer final : public RowOptimizer {
       if (weight_decay_ != 0.0f) Decay(rows[i], dim);
       Update(rule, gradients[i], step.scale, rows[i], dim);
     }
+  }
+
+  BegunRule BeginStep(int64_t step_number) const override {
+    static_assert(std::is_trivially_copyable_v<Rule>);
+    Rule rule = rule_;
+    Begin(step_number, &rule);
+    return {TypeName(typeid(Rule)), std::string(reinterpret_cast<const char*>(&rule), sizeof(rule)),
+            HasRow<Rule>::value, learning_rate_, weight_decay_};
   }
 
  private:

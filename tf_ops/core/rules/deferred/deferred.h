@@ -2,10 +2,11 @@
 // does not have, and which updates the rows by code of its own once they were read.
 #pragma once
 
-#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <vector>
 
-#include "core/rules/rule_optimizer.h"
+#include "core/rules/rule.h"
 
 namespace sok {
 
@@ -17,7 +18,7 @@ struct Deferred {
                                            "slot_4", "slot_5", "slot_6", "slot_7"};
   static constexpr const char* kInitials[] = {"initial_0", "initial_1", "initial_2", "initial_3",
                                               "initial_4", "initial_5", "initial_6", "initial_7"};
-  static_assert(count <= std::size(kNames));
+  static_assert(count <= 8, "a slot has one of these names");
 
   static std::vector<Parameter> Parameters() {
     std::vector<Parameter> parameters = {{"learning_rate", 0.001, Range::kNonNegative}};
@@ -27,7 +28,7 @@ struct Deferred {
   }
 
   explicit Deferred(const Values& values) {
-    for (int i = 0; i < count; ++i) initials.push_back(values[kInitials[i]]);
+    for (int i = 0; i < count; ++i) initials[i] = values[kInitials[i]];
   }
 
   std::vector<Slot> Slots(int dim) const {
@@ -48,7 +49,7 @@ struct Deferred {
     deferred[dim] = step;
   }
 
-  std::vector<float> initials;
+  float initials[count + 1] = {};  // one too many, as an array is not empty
   float step = 0.0f;  // exact up to 2^24, beyond which no bias is left to correct
 };
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "core/rules/rule_optimizer.h"
+#include "core/rules/rule.h"
 
 namespace sok {
 

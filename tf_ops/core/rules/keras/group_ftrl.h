@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/rules/keras/ftrl.h"
-#include "core/rules/rule_optimizer.h"
+#include "core/rules/rule.h"
 
 namespace sok {
 

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "core/rules/rule_optimizer.h"
+#include "core/rules/rule.h"
 
 namespace sok {
 

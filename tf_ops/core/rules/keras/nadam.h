@@ -2,8 +2,6 @@
 // schedule of its section 3.1 for beta_1): keras.optimizers.Nadam.
 #pragma once
 
-#include <algorithm>
-#include <array>
 #include <cmath>
 #include <vector>
 
@@ -36,16 +34,7 @@ struct Nadam : Adam {
 
   // Returns the product of the warm-ups of steps 1 to step_number. Beyond the last one that is kept
   // they are 1 in float64.
-  static double WarmupProduct(int64_t step_number) {
-    constexpr int64_t kKept = 1024;
-    static const std::array<double, kKept + 1> products = [] {
-      std::array<double, kKept + 1> made;
-      made[0] = 1.0;
-      for (int64_t i = 1; i <= kKept; ++i) made[i] = made[i - 1] * Warmup(static_cast<double>(i));
-      return made;
-    }();
-    return products[static_cast<size_t>(std::clamp<int64_t>(step_number, 0, kKept))];
-  }
+  static double WarmupProduct(int64_t step_number);
 
   // The learning rate times what multiplies the momentum, and times what multiplies the gradient.
   float momentum_rate = 0.0f;

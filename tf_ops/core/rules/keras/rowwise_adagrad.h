@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "core/rules/rule_optimizer.h"
+#include "core/rules/rule.h"
 
 namespace sok {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/rules/keras/lion.h"
-#include "core/rules/rule_optimizer.h"
+#include "core/rules/rule.h"
 
 namespace sok {
 

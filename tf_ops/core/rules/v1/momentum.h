@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "core/rules/rule_optimizer.h"
+#include "core/rules/rule.h"
 
 namespace sok {
 
