@@ -110,9 +110,10 @@ bench: setup  ## the benchmarks
 # --- tests and checks -----------------------------------------------------------------------
 
 # The core's tests are built and run beside those of Python, and told after them. Either may fail.
+NVRTC = $(firstword $(wildcard $(VENV)/lib/python3.*/site-packages/nvidia/cuda_nvrtc/lib/libnvrtc.so.12))
 define run_tests
 @mkdir -p $(NATIVE); \
-core() { cmake --build $(NATIVE) --target sok_core_test && $(NATIVE)/sok_core_test; }; \
+core() { cmake --build $(NATIVE) --target sok_core_test && SOK_TEST_NVRTC=$(NVRTC) $(NATIVE)/sok_core_test; }; \
 core > $(NATIVE)/core_tests.log 2>&1 & core=$$!; \
 trap 'kill $$core 2> /dev/null || true' EXIT; \
 status=0; \

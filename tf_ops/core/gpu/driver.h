@@ -1,0 +1,93 @@
+// The functions of NVIDIA's driver that tables need. The library is opened when it is first needed,
+// and there is no CUDA header: one build serves machines with and without a GPU.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/base/status.h"
+
+namespace sok::gpu {
+
+// An address in the memory of a GPU: a CUdeviceptr.
+using DeviceAddress = uint64_t;
+// A CUstream. Null is the default stream.
+using Stream = void*;
+
+// Where memory lies, and who may use it: the driver's structures, as cuda.h lays them out.
+struct MemoryLocation {
+  int type = 1;  // a device
+  int id = 0;
+};
+struct MemoryProperties {
+  int type = 1;  // pinned
+  int handle_types = 0;
+  MemoryLocation location;
+  void* windows_handle = nullptr;
+  unsigned char flags[8] = {};
+};
+struct MemoryAccess {
+  MemoryLocation location;
+  int flags = 3;  // reads and writes
+};
+
+// libcuda. The members are its functions, by their names without "cu" and without a version; each
+// returns a CUresult, which is 0 for success. Thread-safe.
+struct Driver {
+  // Opens libcuda.so.1, or the library that the environment variable SOK_CUDA_DRIVER names, once a
+  // process. Errors: kUnavailable if there is none, if it lacks a function or if it does not start,
+  // which says what is missing.
+  static Result<const Driver*> Get();
+
+  // Returns success for 0. Errors name the call, the driver's name of the result and its text:
+  // kResourceExhausted where memory ends, kInternal otherwise.
+  Status Check(int result, const char* call) const;
+
+  int (*Init)(unsigned flags);
+  int (*DriverGetVersion)(int* version);
+  int (*GetErrorName)(int result, const char** name);
+  int (*GetErrorString)(int result, const char** text);
+  int (*DeviceGetCount)(int* count);
+  int (*DeviceGet)(int* device, int ordinal);
+  int (*DeviceGetName)(char* name, int size, int device);
+  int (*DeviceGetAttribute)(int* value, int attribute, int device);
+  int (*DevicePrimaryCtxRetain)(void** context, int device);
+  int (*DevicePrimaryCtxRelease)(int device);
+  int (*CtxPushCurrent)(void* context);
+  int (*CtxPopCurrent)(void** context);
+  int (*MemGetInfo)(size_t* free, size_t* total);
+  int (*MemAlloc)(DeviceAddress* address, size_t bytes);
+  int (*MemFree)(DeviceAddress address);
+  int (*MemAllocHost)(void** memory, size_t bytes);
+  int (*MemFreeHost)(void* memory);
+  int (*MemcpyHtoDAsync)(DeviceAddress to, const void* from, size_t bytes, Stream stream);
+  int (*MemcpyDtoHAsync)(void* to, DeviceAddress from, size_t bytes, Stream stream);
+  int (*MemcpyDtoDAsync)(DeviceAddress to, DeviceAddress from, size_t bytes, Stream stream);
+  int (*MemsetD8Async)(DeviceAddress to, unsigned char value, size_t bytes, Stream stream);
+  int (*MemGetAllocationGranularity)(size_t* bytes, const MemoryProperties* properties, int option);
+  int (*MemAddressReserve)(DeviceAddress* address, size_t bytes, size_t alignment,
+                           DeviceAddress hint, unsigned long long flags);
+  int (*MemAddressFree)(DeviceAddress address, size_t bytes);
+  int (*MemCreate)(unsigned long long* handle, size_t bytes, const MemoryProperties* properties,
+                   unsigned long long flags);
+  int (*MemRelease)(unsigned long long handle);
+  int (*MemMap)(DeviceAddress address, size_t bytes, size_t offset, unsigned long long handle,
+                unsigned long long flags);
+  int (*MemUnmap)(DeviceAddress address, size_t bytes);
+  int (*MemSetAccess)(DeviceAddress address, size_t bytes, const MemoryAccess* access,
+                      size_t count);
+  int (*ModuleLoadData)(void** module, const void* image);
+  int (*ModuleUnload)(void* module);
+  int (*ModuleGetFunction)(void** function, void* module, const char* name);
+  int (*LaunchKernel)(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                      unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                      Stream stream, void** arguments, void** extra);
+  int (*StreamSynchronize)(Stream stream);
+  int (*StreamWaitEvent)(Stream stream, void* event, unsigned flags);
+  int (*EventCreate)(void** event, unsigned flags);
+  int (*EventSynchronize)(void* event);
+  int (*EventRecord)(void* event, Stream stream);
+  int (*EventDestroy)(void* event);
+};
+
+}  // namespace sok::gpu

@@ -1,0 +1,211 @@
+// A table whose keys, rows, slots and counters lie in the memory of a GPU.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/base/initializer.h"
+#include "core/base/status.h"
+#include "core/base/types.h"
+#include "core/gpu/device.h"
+#include "core/gpu/kernels/arguments.h"
+#include "core/rows/row_slabs.h"
+#include "core/rows/row_store.h"
+#include "core/rules/row_optimizer.h"
+
+namespace sok::gpu {
+
+struct GpuTableConfig {
+  int dim = 0;
+  Initializer initializer;
+  uint64_t max_rows = 0;  // 0: no limit
+  // Bytes of the GPU's memory for rows, counters and index, not for the scratch of calls; 0: what
+  // the GPU has.
+  uint64_t max_bytes = 0;
+};
+
+// The ways in which a lookup treats a key that has no row.
+enum class Absent {
+  kMake,   // makes its row
+  kStart,  // returns its start vector
+  kZeros,  // returns zeros
+};
+
+// Gradients of one backward pass, on the GPU.
+struct GpuGradients {
+  DeviceAddress keys;       // (n) uint64
+  DeviceAddress gradients;  // (n, dim)
+  Element element = Element::kFloat32;
+  uint64_t n = 0;
+  float factor = 1.0f;
+};
+
+// Thread-safe. Addresses are of the GPU. Calls are put on a stream and return before the GPU is
+// done, except where a method returns something that the GPU computes; calls on different streams
+// follow one another.
+class GpuTable {
+ public:
+  static Result<std::unique_ptr<GpuTable>> Make(std::shared_ptr<Device> device,
+                                                const GpuTableConfig& config);
+  ~GpuTable();
+
+  // Writes the number of each key's row, kNoRow without one, to rows (n) uint32.
+  Status Find(DeviceAddress keys, uint64_t n, DeviceAddress rows, Stream stream);
+
+  // Finds or makes the row of each key; `rows` (n) gets its number. A new row has its key's start
+  // vector and `now` as its time. Errors: kResourceExhausted if there would be more than max_rows
+  // or max_bytes, or if the GPU has no more memory; then no row was made.
+  Status FindOrMake(DeviceAddress keys, uint64_t n, uint32_t now, DeviceAddress rows,
+                    Stream stream);
+
+  // Copies the embeddings of n keys to out (n, dim). Errors: see FindOrMake.
+  Status Lookup(DeviceAddress keys, uint64_t n, Absent absent, uint32_t now, DeviceAddress out,
+                Element element, Stream stream);
+
+  struct Bags {
+    DeviceAddress keys;  // (ids) uint64
+    uint64_t ids;
+    DeviceAddress splits;       // (bags + 1) int64: from 0 to ids, not decreasing; not checked
+    DeviceAddress weights = 0;  // (ids) float32, or 0
+    uint64_t bags;
+    Combiner combiner = Combiner::kSum;
+  };
+  // Combines the embeddings of each bag in out (bags, dim). Errors: see FindOrMake.
+  Status LookupPooled(const Bags& bags, Absent absent, uint32_t now, DeviceAddress out,
+                      Element element, Stream stream);
+
+  // Sums the gradients of equal keys, in order, and applies one step to each row. Keys without a
+  // row are left out. `rule` is the rule's name; the slots of rows follow it. step.number must be
+  // at least 1: rows do not count their own steps here. Errors: kInvalidArgument for a step that is
+  // sequential or counts by row, kResourceExhausted.
+  Status Commit(const std::vector<GpuGradients>& batches, const std::string& rule,
+                const RowOptimizer& optimizer, const CommitStep& step, Stream stream);
+
+  // Writes embeddings (n, dim) float32. Makes rows that are missing. Of equal keys the last one
+  // stays. Errors: see FindOrMake.
+  Status Assign(DeviceAddress keys, DeviceAddress values, uint64_t n, uint32_t now, Stream stream);
+
+  // Erases rows. Returns how many there were, once the GPU is done.
+  Result<uint64_t> Erase(DeviceAddress keys, uint64_t n, Stream stream);
+  // Erases the `n` rows with the oldest update, or with the fewest; of equal ones any. Returns how
+  // many it erased.
+  Result<uint64_t> Evict(uint64_t n, bool by_time, Stream stream);
+
+  // A part of the rows, in the host's memory.
+  struct RowsPart {
+    std::vector<Key> keys;
+    std::vector<float> floats;  // (keys, dim + slot floats)
+    std::vector<RowMeta> metas;
+  };
+  // Calls fn with all rows, a part at a time. Other calls wait meanwhile, so fn makes none.
+  Status Export(const std::function<Status(const RowsPart& part)>& fn, Stream stream);
+  // Writes whole rows, whose slots are those of the table, and makes those that are missing.
+  // Errors: kInvalidArgument if a key comes twice or sizes do not fit; see FindOrMake.
+  Status Import(const RowsPart& part, Stream stream);
+
+  // Gives every row the slots of a rule, which start anew if they are others. Errors:
+  // kResourceExhausted; nothing has changed then.
+  Status SetRule(const std::string& rule, const std::vector<Slot>& slots, Stream stream);
+
+  // Returns how many rows there are, once the GPU is done.
+  Result<uint64_t> Size(Stream stream);
+  int dim() const { return dim_; }
+  // Returns the bytes of the GPU's memory that rows, keys, counters and the index take.
+  uint64_t bytes() const;
+
+ private:
+  struct Kernels;
+  // Arrays by the number of a row, which grow without being copied.
+  struct Arrays;
+  // Memory that a call needs and forgets.
+  struct Scratch;
+  class Call;
+
+  GpuTable(std::shared_ptr<Device> device, const GpuTableConfig& config);
+
+  Status Open();
+  // Begin and end a call: it follows the last one, whatever stream that was on.
+  Status Enter(Stream stream);
+  void Leave();
+  Status Launch(void* kernel, uint64_t items, const void* argument);
+  Status LaunchBlocks(void* kernel, uint64_t blocks, const void* argument);
+  Status NoteBroken(Status status);
+  Status LoadRule(const BegunRule& rule);
+
+  Rows RowsOfTable() const;
+  Index IndexOfTable() const;
+
+  // Makes room for n rows more. If there may not be enough it asks the GPU how many there are.
+  Status MakeRoom(DeviceAddress keys, uint64_t n);
+  Status GrowRows(uint64_t rows);
+  uint64_t BytesOfRow() const;
+  // Says whether so many rows and buckets take more than max_bytes.
+  bool IsBeyondMost(uint64_t rows, uint64_t buckets) const;
+  Status TooManyBytes(uint64_t rows) const;
+  Status GrowIndex(uint64_t rows);
+  Result<Counters> ReadCounters();
+  // Returns how many of the keys have no row, and how many differ among those; the second asks for
+  // a call of the first before it.
+  Result<uint64_t> CountAbsent(DeviceAddress keys, uint64_t n);
+  Result<uint64_t> CountNew(DeviceAddress keys, uint64_t n);
+  Counters Mirrored() const;
+  // Bounds that the host knows: of the rows, and of the end of their numbers.
+  struct Most {
+    uint64_t end;
+    uint64_t rows;
+  };
+  Most MostThereAre() const;
+  Status MirrorCounters(uint64_t n);
+
+  Status FindInto(DeviceAddress keys, uint64_t n, DeviceAddress rows);
+  Status MakeInto(DeviceAddress keys, uint64_t n, uint32_t now, DeviceAddress rows);
+  Result<DeviceAddress> NumbersOf(DeviceAddress keys, uint64_t n, Absent absent, uint32_t now);
+  Status Sort(DeviceAddress values, uint64_t n, uint32_t most);
+  // Sorts the numbers of rows and finds their segments.
+  Status Segment(DeviceAddress rows, uint64_t n);
+  Result<uint64_t> EraseKeys(DeviceAddress keys, uint64_t n);
+  Result<uint64_t> ListInto(uint64_t begin, uint64_t end, DeviceAddress keys, DeviceAddress rows);
+  Status SetRuleNow(const std::string& rule, const std::vector<Slot>& slots);
+
+  const std::shared_ptr<Device> device_;
+  const int dim_;
+  const Initializer initializer_;
+  const uint64_t max_rows_;
+  const uint64_t max_bytes_;
+
+  mutable std::mutex mu_;
+  Stream stream_ = nullptr;  // of the call under way
+  void* done_ = nullptr;     // an event behind it
+  bool was_called_ = false;
+  // The first error in the midst of a change. What the GPU holds then is not known, and every later
+  // call returns this.
+  Status broken_;
+
+  std::unique_ptr<Kernels> kernels_;
+  std::string rule_;  // that the slots are of
+  std::shared_ptr<const RowLayout> layout_;
+  Buffer index_;
+  uint64_t buckets_ = 0;
+  std::unique_ptr<Arrays> arrays_;
+  uint64_t capacity_ = 0;  // rows that the arrays have room for
+  uint64_t erased_ = 0;    // keys, since the index was made
+
+  Buffer counters_;
+  // A copy of the counters that the GPU writes, and how many rows the calls after it may have made.
+  volatile Counters* mirror_ = nullptr;
+  struct Pending {
+    uint32_t call;
+    uint64_t n;
+  };
+  std::deque<Pending> pending_;
+  uint32_t calls_ = 0;
+
+  std::unique_ptr<Scratch> scratch_;
+};
+
+}  // namespace sok::gpu

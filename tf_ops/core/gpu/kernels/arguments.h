@@ -1,0 +1,308 @@
+// The arguments that the host passes to kernels. Pointers are to the memory of the GPU. The host
+// and the GPU read these structs byte for byte.
+#pragma once
+
+#ifdef __CUDACC_RTC__
+#include "core/gpu/kernels/standard.h"
+#else
+#include <cstddef>
+#include <cstdint>
+#endif
+
+#include "core/base/start_vector.h"
+
+namespace sok::gpu {
+
+constexpr uint32_t kNoRow = 0xffffffffu;
+
+// Where the keys are. A bucket is a cache line: five keys, the numbers of their rows, and a word
+// that says which of the five are taken.
+constexpr int kBucketKeys = 5;
+struct alignas(64) Bucket {
+  uint64_t keys[kBucketKeys];
+  uint32_t rows[kBucketKeys];
+  // Bit s: place s is claimed. Bit kReady + s: its key is written. kPassed: a key that belongs here
+  // may lie in a later bucket.
+  uint32_t state;
+};
+constexpr uint32_t kClaimed = 0x1fu;
+constexpr int kReady = 8;
+constexpr uint32_t kPassed = 1u << 16;
+
+// A row's counters: RowMeta.
+struct Meta {
+  uint32_t update_num;
+  uint32_t update_time;
+};
+
+// The numbers of rows. The GPU changes them; the host reads copies.
+struct Counters {
+  uint32_t end;    // rows have numbers below this
+  uint32_t free;   // numbers below `end` that are not in use
+  uint32_t made;   // by the call that runs
+  uint32_t calls;  // that made rows, so far
+};
+
+struct Index {
+  Bucket* buckets;
+  uint64_t count;
+};
+
+struct FindArguments {
+  Index index;
+  const uint64_t* keys;  // (n)
+  uint64_t n;
+  uint32_t* rows;  // (n) out: kNoRow for a key without one
+};
+
+struct ClaimArguments {
+  Index index;
+  const uint64_t* keys;  // (n)
+  uint64_t n;
+  const uint32_t* rows;  // (n) only keys whose row is kNoRow are looked at
+  uint32_t* places;      // (n) out: bucket * kBucketKeys + place, with kIsNew
+};
+constexpr uint32_t kIsNew = 1u << 31;
+
+struct MakeArguments {
+  Index index;
+  const uint64_t* keys;  // (n)
+  uint64_t n;
+  const uint32_t* rows;    // (n)
+  const uint32_t* places;  // (n)
+  Counters* counters;
+  const uint32_t* free_rows;
+  uint64_t* row_keys;  // by row
+  Meta* metas;         // by row
+  uint32_t now;
+  uint32_t* made;  // out: the numbers of new rows
+};
+
+// Counts the keys that have no row; one that comes twice counts twice.
+struct CountArguments {
+  const uint32_t* rows;  // (n)
+  uint64_t n;
+  uint32_t* count;  // one
+};
+
+struct SettleArguments {
+  Counters* counters;
+};
+
+struct LinkArguments {
+  Index index;
+  uint64_t n;
+  const uint32_t* places;  // (n)
+  uint32_t* rows;          // (n) in and out
+};
+
+// Puts the rows of one index into another, which has none of them.
+struct RehashArguments {
+  Index from;
+  Index to;
+};
+
+struct EraseArguments {
+  Index index;
+  const uint64_t* keys;  // (n)
+  uint64_t n;
+  uint32_t* free_rows;
+  Counters* counters;
+  uint32_t* erased;  // one; counts
+};
+
+// Lists the rows of the buckets [begin, end).
+struct ListArguments {
+  Index index;
+  uint64_t begin;
+  uint64_t end;
+  uint64_t* keys;  // out
+  uint32_t* rows;  // out
+  uint32_t* count;
+};
+
+// Where rows lie.
+struct Rows {
+  float* data;
+  uint32_t stride;  // floats from one row to the next
+  int dim;
+};
+
+// Fills new rows.
+struct StartArguments {
+  Rows rows;
+  const uint32_t* made;  // numbers of rows
+  const Counters* counters;
+  const uint64_t* row_keys;
+  StartVector start;
+  const float* slot_start;  // (stride - dim)
+};
+
+enum class Element : int { kFloat32, kBFloat16, kFloat16 };
+
+struct GatherArguments {
+  Rows rows;
+  const uint32_t* numbers;  // (n)
+  const uint64_t* keys;     // (n)
+  uint64_t n;
+  void* out;  // (n, dim)
+  Element element;
+  // A key without a row gets its start vector, or zeros.
+  bool fills_start;
+  StartVector start;
+};
+
+enum class Combiner : int { kSum, kMean, kSqrtN, kMax };
+
+struct PoolArguments {
+  Rows rows;
+  const uint32_t* numbers;  // (ids)
+  const uint64_t* keys;     // (ids)
+  const int64_t* splits;    // (bags + 1)
+  const float* weights;     // (ids), or null
+  uint64_t bags;
+  void* out;  // (bags, dim)
+  Element element;
+  Combiner combiner;
+  bool fills_start;
+  StartVector start;
+};
+
+// Copies whole rows between the table and a buffer of n rows, or only the first `floats` of each.
+struct CopyRowsArguments {
+  Rows rows;
+  const uint32_t* numbers;  // (n)
+  uint64_t n;
+  uint32_t floats;
+  float* buffer;  // (n, floats)
+  Meta* metas;    // by row
+  Meta* copied;   // (n), or null
+};
+
+// Copies the embeddings of rows to where another layout has them, and starts their slots.
+struct RelayoutArguments {
+  Rows from;
+  Rows to;
+  uint64_t n;
+  const float* slot_start;
+};
+
+// One pass of a sort by digits of kDigitBits bits.
+constexpr int kDigitBits = 6;
+constexpr int kDigits = 1 << kDigitBits;
+constexpr int kItemsOfThread = 16;
+constexpr int kTile = 256 * kItemsOfThread;
+
+struct SortArguments {
+  const uint32_t* keys;    // (n)
+  const uint32_t* values;  // (n), or null for 0, 1, 2, …
+  uint64_t n;
+  uint32_t most;  // keys above this count as this
+  int shift;
+  uint32_t* counts;  // (kDigits, tiles), and behind them the totals of the digits
+  uint32_t* sorted_keys;
+  uint32_t* sorted_values;
+};
+
+struct ScanArguments {
+  uint32_t* values;  // (n) in and out: sums of those before
+  uint64_t n;
+  uint32_t* total;  // one, or null
+};
+
+// Equal keys that are sorted, as segments.
+struct SegmentArguments {
+  const uint32_t* keys;  // (n) sorted
+  uint64_t n;
+  uint32_t missing;    // the key that is left out; it is the largest
+  uint32_t* counts;    // (tiles)
+  uint32_t* starts;    // (segments + 1) out
+  uint32_t* segments;  // one; out: how many, without the missing one
+};
+
+// Segments of more than kLong gradients are summed by chunks of kChunk.
+constexpr uint32_t kLong = 32;
+constexpr uint32_t kChunk = 1024;
+constexpr uint32_t kNoChunk = 0xffffffffu;
+struct Chunk {
+  uint32_t begin;
+  uint32_t end;
+};
+
+struct ChunkArguments {
+  const uint32_t* starts;
+  const uint32_t* segments;
+  uint32_t* first_chunk;  // (segments) out: kNoChunk for a short one
+  Chunk* chunks;          // out
+  uint32_t* chunk_count;  // one
+};
+
+// The gradients of a commit, sorted by row.
+struct Gradients {
+  const float* data;          // (n, dim)
+  const uint32_t* positions;  // (n) sorted
+  const uint32_t* starts;
+  const uint32_t* segments;
+  const uint32_t* first_chunk;
+  const Chunk* chunks;
+  const uint32_t* chunk_count;
+  float* chunk_sums;  // (chunks, dim)
+  int dim;
+};
+
+struct SumArguments {
+  Gradients gradients;
+  float* sums;  // (segments, dim) out, for StoreSums
+};
+
+// A step of a rule on every row that has gradients. The rule's struct follows.
+struct alignas(8) UpdateArguments {
+  Gradients gradients;
+  const uint32_t* keys;  // (n) sorted: numbers of rows
+  Rows rows;
+  Meta* metas;
+  const float* sums;  // for a rule by row: what StoreSums wrote
+  float scale;
+  float clip_value;  // 0: none
+  float learning_rate;
+  float weight_decay;
+  uint32_t now;
+};
+
+// Adds a batch's gradients, times a factor, behind those of other batches.
+struct AppendArguments {
+  const void* from;  // (n)
+  Element element;
+  float factor;
+  uint64_t n;
+  float* to;
+};
+
+// Writes embeddings to rows; of equal rows the last one stays.
+struct AssignArguments {
+  Rows rows;
+  const uint32_t* keys;       // (n) sorted: numbers of rows
+  const uint32_t* positions;  // (n)
+  const uint32_t* starts;
+  const uint32_t* segments;
+  const float* values;  // (n, dim)
+};
+
+// The counters by which rows are ranked for eviction.
+struct RankArguments {
+  const Meta* metas;
+  const uint32_t* numbers;  // (n) rows
+  uint64_t n;
+  bool by_time;
+  uint32_t* ranks;  // (n) out
+};
+
+struct PickArguments {
+  const uint64_t* row_keys;
+  const uint32_t* numbers;  // (n)
+  const uint32_t* order;    // (k) places in numbers
+  uint64_t k;
+  uint64_t* keys;  // (k) out
+};
+
+}  // namespace sok::gpu

@@ -1,0 +1,42 @@
+// Stands for core/rules/parameters.h and core/rules/row_optimizer.h in a program for a GPU: what
+// the host's part of a rule's header needs to be read.
+#pragma once
+
+#include "core/gpu/kernels/standard.h"
+
+namespace sok {
+
+enum class Range {
+  kFinite,
+  kPositive,
+  kNonNegative,
+  kNonPositive,
+  kUnit,
+  kUnitBelowOne,
+  kUnitAboveZero,
+  kFlag,
+  kOptional,
+};
+
+struct Parameter {
+  const char* name;
+  double default_value;
+  Range range;
+};
+
+class Values {
+ public:
+  double Exact(const char* name) const;
+  float operator[](const char* name) const;
+};
+
+struct Slot {
+  const char* name;
+  int width;
+  float initial;
+  bool sums_squares = false;
+};
+
+inline constexpr bool kSumsSquares = true;
+
+}  // namespace sok

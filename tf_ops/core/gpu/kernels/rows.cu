@@ -1,0 +1,3 @@
+// The program that reads and writes rows of SOK_DIM floats.
+#include "core/gpu/kernels/rows.h"
+#include "core/gpu/kernels/update.h"

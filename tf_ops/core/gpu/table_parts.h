@@ -1,0 +1,83 @@
+// The parts of a table on a GPU. Internal to this room.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <string>
+
+#include "core/base/status_macros.h"
+#include "core/gpu/gpu_table.h"
+
+namespace sok::gpu {
+
+// The functions of the programs that a table has loaded.
+struct GpuTable::Kernels {
+  std::shared_ptr<Module> index, rows, rule;
+
+  void *find, *count_absent, *claim, *make, *settle, *link, *rehash, *erase, *list;
+  void *count_digits, *scan_digits, *scan, *move_by_digit, *count_heads, *write_heads, *cut_chunks,
+      *rank, *pick;
+  void *start, *gather, *pool, *read_rows, *write_rows, *relayout, *append, *assign;
+  void *sum_chunks, *store_sums;
+  void* update_rows;
+  std::string rule_type;  // of update_rows
+};
+
+struct GpuTable::Arrays {
+  GrowingMemory rows, keys, metas, free;
+};
+
+struct GpuTable::Scratch {
+  Buffer numbers;       // (n) rows of the keys of a call
+  Buffer places, made;  // see ClaimArguments and MakeArguments
+  Buffer small;         // kSmall numbers
+  Buffer slot_start;    // what the slots of a new row hold
+  Buffer sort_keys[2];  // (n) each
+  Buffer sort_values[2];
+  Buffer sort_counts;
+  int sorted = 0;              // which of the two the sorted ones are in
+  Buffer starts, first_chunk;  // see SegmentArguments and ChunkArguments
+  Buffer chunks, chunk_sums, sums;
+  Buffer joined_keys, joined_gradients;
+  Buffer staged, staged_metas;
+  Buffer listed_keys, listed_rows, ranks;
+
+  // Places in `small`.
+  static constexpr int kSegments = 0, kChunkCount = 1, kErased = 2, kListed = 3, kAbsent = 4,
+                       kSmall = 16;
+  uint32_t* at(int place) const { return reinterpret_cast<uint32_t*>(small.address()) + place; }
+};
+
+// Returns a pointer as kernels get it.
+template <typename T>
+T* Pointer(DeviceAddress address) {
+  return reinterpret_cast<T*>(address);
+}
+
+// Returns an error for too many keys of one call: positions have 32 bits.
+inline Status CheckCount(uint64_t n) {
+  if (n < uint64_t{1} << 31) return Status();
+  return InvalidArgument(
+      "Expected fewer than 2^31 keys in one call on a GPU. Received: " + std::to_string(n) + ".");
+}
+
+// Holds a table for one call, on one stream.
+class GpuTable::Call {
+ public:
+  Call(GpuTable* table, Stream stream) : table_(table), lock_(table->mu_) {
+    status_ = table->Enter(stream);
+  }
+  ~Call() { table_->Leave(); }
+  const Status& status() const { return status_; }
+
+ private:
+  GpuTable* table_;
+  std::lock_guard<std::mutex> lock_;
+  Status status_;
+};
+
+#define SOK_ENTER(stream)        \
+  const Call call(this, stream); \
+  SOK_RETURN_IF_ERROR(call.status())
+
+}  // namespace sok::gpu
