@@ -34,6 +34,10 @@ _NEUTRAL = {
 }
 _PLAIN = (bool, int, float, str, bytes, type(None), np.generic, np.ndarray)
 _VARIABLES = (tf.Variable, keras.Variable)
+# Gradients of such sizes are tried: a norm may matter above or below a bound alone.
+_SCALES = (1.0, 1e4, 1e-4)
+# Operations that run other functions, or none.
+_BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile")
 _Made = TypeVar("_Made")
 
 
@@ -77,25 +81,25 @@ class OwnFormula:
             dim: The length of an embedding.
             rate: The learning rate.
         """
-        copy = self._copy_for(dim)
+        of_rows = self._copy_for(dim)
         widths = [dim] * (len(self.initials) + 2)
         with tf.device(_HOST):  # rows come from its memory, and go back there
             embeddings, *slots, gradient, steps = tf.split(rows, [*widths, 1], axis=1)
             # All rows of a commit have the number of the same step; there may be no rows.
             step = tf.cast(tf.maximum(tf.reduce_max(steps), 1.0), tf.int64) - 1
-            after = copy.update(self._optimizer(), [embeddings, *slots], gradient, step, rate)
+            after = of_rows.update(self._optimizer(), [embeddings, *slots], gradient, step, rate)
             return tf.concat([*after, gradient, steps], axis=1)
 
     def _copy_for(self, dim: int) -> _Copy:
         if dim not in self._copies:
             optimizer = self._optimizer()
-            copy = _outside_of_scopes(lambda: _Copy(optimizer, dim))
-            if copy.initials != getattr(self, "initials", copy.initials):
+            made = _outside_of_scopes(lambda: _Copy(optimizer, dim))
+            if made.initials != getattr(self, "initials", made.initials):
                 raise CannotRunOnRows(
-                    f"whose slots start from {copy.initials} for rows of {dim} numbers and from "
+                    f"whose slots start from {made.initials} for rows of {dim} numbers and from "
                     f"{self.initials} for others"
                 )
-            self._copies[dim] = copy
+            self._copies[dim] = made
         return self._copies[dim]
 
 
@@ -129,7 +133,10 @@ class _Copy:
         self._original = weakref.ref(optimizer)
         self._dim = dim
         self._optimizer = _made_again(optimizer)
-        _take_settings(self._optimizer, optimizer)
+        # Variables of the optimizer that are not slots: the copy's, and the optimizer's.
+        self._held: dict[str, tuple[Any, Any]] = {}
+        self._plain: set[str] = set()  # names of other attributes that are taken over
+        self._take_settings(optimizer)
         start = 0.5 + np.arange(_ROWS * dim, dtype=np.float32).reshape(_ROWS, dim)
         rows = keras.Variable(start, name="rows")
         try:
@@ -160,7 +167,7 @@ class _Copy:
         Returns:
             The embeddings and slots after the update.
         """
-        _take_settings(self._optimizer, optimizer)
+        self._take_settings(optimizer)
         rate = tf.cast(rate, tf.float32)
         # A formula may ask the optimizer for its rate, too.
         vars(self._optimizer)["_learning_rate"] = rate
@@ -171,28 +178,98 @@ class _Copy:
         self._optimizer.update_step(gradient, native[0], rate)
         return [variable.read_value() for variable in native]
 
+    def _take_settings(self, optimizer: Any) -> None:
+        """Sets the attributes of the copy to what they are now: numbers, functions, variables."""
+        tracked = {id(variable) for variable in optimizer.variables}
+        of_copy = (*_NEUTRAL, "built", "_learning_rate", "_trainable_variables_indices")
+        for name, value in vars(optimizer).items():
+            own = name in of_copy or name.startswith("_self_")
+            if own or id(value) in tracked:
+                continue
+            if isinstance(value, _VARIABLES):
+                vars(self._optimizer)[name] = self._variable_like(name, value)
+            elif _is_setting(value):
+                vars(self._optimizer)[name] = _copied(value)
+                self._plain.add(name)
+
+    def _changed_settings(self) -> list[str]:
+        """Returns the names of attributes that the copy has changed since it took them."""
+        now = vars(self._optimizer)
+        return [
+            name
+            for name, value in vars(self._original()).items()
+            if name in now and name in self._plain and repr(_copied(now[name])) != repr(_copied(value))
+        ]
+
+    def _variable_like(self, name: str, variable: Any) -> Any:
+        """Returns a variable of the copy's with the value that a variable has now."""
+        held = self._held.get(name)
+        if held is None or held[1] is not variable:
+            like = keras.Variable if isinstance(variable, keras.Variable) else tf.Variable
+            own = _outside_of_scopes(lambda: like(variable.numpy(), trainable=False))
+            held = self._held[name] = (own, variable)
+        held[0].assign(tf.convert_to_tensor(variable))
+        return held[0]
+
     def check_rows_apart(self) -> list[float]:
         """Raises if the update of a row depends on other rows; returns the starts of slots."""
         random = np.random.default_rng(1)
         embeddings, first, second = random.normal(size=(3, _ROWS - 1, self._dim)).astype(np.float32)
         slots = [np.full_like(embeddings, start) for start in self.initials]
 
-        def trained(rows: Any) -> Any:
+        def trained(rows: Any, scale: float) -> Any:
             state = [tf.constant(each[rows]) for each in (embeddings, *slots)]
-            for step, gradient in enumerate((first, second)):
+            for step, gradient in enumerate((scale * first, scale * second)):
                 state = self.update(self._original(), state, tf.constant(gradient[rows]), step, 0.1)
             return np.stack(state)
 
         def tried() -> tuple[Any, Any]:
-            apart = [trained(slice(row, row + 1)) for row in range(_ROWS - 1)]
-            return trained(slice(None)), np.concatenate(apart, axis=1)
+            together, alone = [], []
+            for scale in _SCALES:
+                apart = [trained(slice(row, row + 1), scale) for row in range(_ROWS - 1)]
+                together.append(trained(slice(None), scale))
+                alone.append(np.concatenate(apart, axis=1))
+            return np.stack(together), np.stack(alone)
+
+        def first_step() -> Any:
+            return self.update(self._original(), [embeddings, *slots], tf.constant(first), 0, 0.1)
 
         try:
             together, alone = _outside_of_scopes(tried)
+            traced = _outside_of_scopes(
+                lambda: tf.function(first_step, autograph=False).get_concrete_function().graph
+            )
         except Exception as error:
             raise CannotRunOnRows(
                 f"whose own `update_step` fails on a part of the rows: {error}"
             ) from error
+        changed = [name for name, (own, value) in self._held.items() if _differ(own, value)]
+        changed += self._changed_settings()
+        if changed:
+            raise CannotRunOnRows(
+                f"whose own `update_step` changes {', '.join(changed)}, which is not a slot: it "
+                "would change once for dense weights and once for rows. Use `iterations`, or "
+                "change it outside of `update_step`"
+            )
+        rows = [at for of, at in traced.captures if of is self._variables[0].value.handle]
+        assigned = [
+            each
+            for each in traced.get_operations()
+            if each.type.startswith("Assign") and any(each.inputs[0] is at for at in rows)
+        ]
+        if len(assigned) > 2:  # the first one brings the rows
+            raise CannotRunOnRows(
+                "whose own `update_step` assigns the variable more than once, of which rows would "
+                "follow the first. Add the changes and assign it once"
+            )
+        # An update in a branch would have the commit in that branch, too, and lose the gradients of
+        # the steps that do not take it.
+        branches = [each for each in traced.get_operations() if each.type in _BRANCHES]
+        if any(each is at for branch in branches for each in branch.inputs for at in rows):
+            raise CannotRunOnRows(
+                "whose own `update_step` reads or updates the variable within tf.cond or "
+                "tf.while_loop. Do that outside of it, and choose the change with tf.where"
+            )
         if not np.allclose(together, alone, rtol=1e-4, atol=1e-6, equal_nan=True):
             raise CannotRunOnRows(
                 "whose own `update_step` is random, or has the update of a row depend on other "
@@ -229,19 +306,25 @@ def _made_again(optimizer: Any) -> Any:
         ) from error
 
 
-def _take_settings(copy: Any, optimizer: Any) -> None:
-    """Sets the attributes of a copy to what they are now: numbers, functions, variables."""
-    tracked = {id(variable) for variable in optimizer.variables}
-    for name, value in vars(optimizer).items():
-        own = name in (*_NEUTRAL, "built", "_learning_rate") or name.startswith("_self_")
-        if not own and id(value) not in tracked and _is_setting(value):
-            vars(copy)[name] = value
-
-
 def _is_setting(value: Any) -> bool:
+    if isinstance(value, dict):
+        value = list(value.values())
     if isinstance(value, list | tuple):
-        return bool(value) and all(isinstance(each, _PLAIN) for each in value)
-    return isinstance(value, (*_PLAIN, *_VARIABLES, FunctionType))
+        return bool(value) and all(_is_setting(each) for each in value)
+    return isinstance(value, (*_PLAIN, FunctionType))
+
+
+def _copied(value: Any) -> Any:
+    """Returns a setting whose dicts and lists are the caller's alone."""
+    if isinstance(value, dict):
+        return {name: _copied(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_copied(each) for each in value]
+    return value
+
+
+def _differ(one: Any, other: Any) -> bool:
+    return not np.array_equal(one.numpy(), other.numpy(), equal_nan=True)
 
 
 def _slots(optimizer: Any, rows: Any) -> list[Any]:

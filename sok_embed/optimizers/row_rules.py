@@ -98,6 +98,14 @@ def row_rule(optimizer: Any) -> RowRule:
             f"leave rows of a table beside them as they are. Received: {_describe(optimizer)} with "
             "use_ema=True. Leave it out, or give the table an optimizer of its own by `optimizer=`."
         )
+    for method in ("_apply_weight_decay", "_use_weight_decay"):
+        if getattr(type(optimizer), method) is not getattr(keras.optimizers.Optimizer, method):
+            raise ValueError(
+                f"Expected an optimizer with the weight decay of Keras. Received: "
+                f"{_describe(optimizer)}, which has a {method} of its own: it would reach dense "
+                "variables alone. Decay in `update_step`, or give the table an optimizer of its "
+                "own by `optimizer=`."
+            )
     if own:
         return _deferred(optimizer)
     rule = rule_of_class(_CLASSES[known], functools.partial(getattr, optimizer))

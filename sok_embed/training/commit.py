@@ -175,6 +175,12 @@ class Commit(AnchorConstraint):
         # Most steps of an optimizer that accumulates update nothing.
         if seen or applying.gradient_accumulation_steps:
             return
+        if row_rule(applying).formula is not None:
+            raise RuntimeError(
+                f"Table '{self._table.name}': expected the update_step of {applying.name} to "
+                "update its variable at every step. Received: a step without an update. Assign "
+                "the variable its own value where it is to stay."
+            )
         raise RuntimeError(
             f"Table '{self._table.name}': expected {applying.name} to update variables as the "
             f"optimizers of Keras 3.15 do. Received: other updates, with Keras {keras.__version__}."

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from dense_steps import check_equal, overflowing, train
 from dense_twin import Model, WeightOfRows, table_layer
-from keras_reference import Batches, fit, fit_eagerly, mirrored, train_both
+from keras_reference import BATCH, Batches, fit, fit_eagerly, mirrored, train_both
 from static_twins import IDS, LABELS, LAYERS, ROWS, STEPS, Static
 from strange_optimizer import RootMomentum
 
@@ -275,6 +275,73 @@ class NoConfig(RootMomentum):
     get_config = keras.optimizers.Optimizer.get_config
 
 
+class Counting(RootMomentum):
+    """Counts updates in a variable that is not a slot."""
+
+    variable = functools.partial(tf.Variable, 0.0, trainable=False)
+
+    def __init__(self, learning_rate=0.1):
+        super().__init__(learning_rate)
+        self.count = self.variable()
+
+    def get_config(self):
+        return {"learning_rate": 0.1}
+
+    def update_step(self, gradient, variable, learning_rate):
+        self.count.assign_add(1.0)
+        super().update_step(gradient, variable, learning_rate)
+
+
+class CountingByKeras(Counting):
+    variable = functools.partial(keras.Variable, 0.0, trainable=False)
+
+
+class EverySecond(RootMomentum):
+    """Updates in a branch."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        update = functools.partial(super().update_step, gradient, variable, learning_rate)
+        tf.cond(tf.equal(self.iterations % 2, 1), lambda: (update(), 0)[1], lambda: 0)
+
+
+class CountingInPython(RootMomentum):
+    def __init__(self, learning_rate=0.1):
+        super().__init__(learning_rate)
+        self.counts = {"updates": [0]}
+
+    def get_config(self):
+        return {"learning_rate": 0.1}
+
+    def update_step(self, gradient, variable, learning_rate):
+        self.counts["updates"][0] += 1
+        super().update_step(gradient, variable, learning_rate)
+
+
+class ClippedAbove(RootMomentum):
+    """Divides by a norm of all rows if that is large."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        norm = keras.ops.norm(gradient) / 100.0
+        super().update_step(gradient / keras.ops.maximum(1.0, norm), variable, learning_rate)
+
+
+class Twice(RootMomentum):
+    def update_step(self, gradient, variable, learning_rate):
+        self.assign_sub(variable, 0.1 * learning_rate * variable)
+        super().update_step(gradient, variable, learning_rate)
+
+
+class OwnDecay(keras.optimizers.SGD):
+    def _apply_weight_decay(self, variables):
+        for variable in variables:
+            variable.assign(0.9 * variable)
+
+
+class NoDecayOfBiases(RootMomentum):
+    def _use_weight_decay(self, variable):
+        return len(variable.shape) == 2
+
+
 class OnlyApply(keras.optimizers.Optimizer):
     def apply(self, grads, trainable_variables=None):
         pass
@@ -289,6 +356,14 @@ class OnlyApply(keras.optimizers.Optimizer):
         (Untracked, "fails on a part of the rows"),
         (Wrapping, "holds another optimizer"),
         (NoConfig, "get_config lacks rate_of_decay"),
+        (Counting, "changes count, which is not a slot"),
+        (CountingByKeras, r"slot 'variable' is float32 of shape \(\)"),
+        (CountingInPython, "changes counts, which is not a slot"),
+        (ClippedAbove, "depend on other rows"),
+        (Twice, "assigns the variable more than once"),
+        (OwnDecay, "has a _apply_weight_decay of its own"),
+        (NoDecayOfBiases, "has a _use_weight_decay of its own"),
+        (EverySecond, "updates the variable within tf.cond"),
         (functools.partial(OnlyApply, 0.1), "SGD, Adagrad.*OnlyApply"),
         (functools.partial(RootMomentum, use_ema=True), "without use_ema"),
     ],
@@ -299,3 +374,57 @@ def test_what_cannot_run_on_rows_is_refused_with_the_reason(optimizer, text):
     model = keras.Sequential([keras.Input((), dtype="int64"), sok.DynamicEmbedding(2)])
     with pytest.raises(ValueError, match=text):
         model.compile(optimizer(), "mse")
+
+
+def test_a_refused_optimizer_is_as_it_was():
+    optimizer = Counting()
+    with pytest.raises(ValueError, match="not a slot"):
+        row_rule(optimizer)
+    assert optimizer.count.numpy() == 0.0
+
+
+class Warming(RootMomentum):
+    """Has a factor in a variable, and others in a dict and a list, which a caller changes."""
+
+    def __init__(self, learning_rate=0.1):
+        super().__init__(learning_rate)
+        self.factor = tf.Variable(0.5, trainable=False)
+        self.others = {"each": [1.0, (2.0, "two")]}
+        self.more = [1.0, 0.5]
+
+    def get_config(self):
+        return {"learning_rate": 0.1}
+
+    def update_step(self, gradient, variable, learning_rate):
+        factor = self.factor * self.others["each"][0] * self.more[1]
+        super().update_step(gradient, variable, learning_rate * factor)
+
+
+def test_a_variable_that_changes_between_steps_reaches_rows():
+    def train(model, keys, targets):
+        model.run_eagerly = True
+        for step, begin in enumerate(range(0, len(keys), BATCH)):
+            model.optimizer.factor.assign(1.0 / (step + 1))
+            model.optimizer.others["each"][0] = 1.0 + step
+            model.optimizer.more[1] = 0.5 + step
+            model.train_on_batch(keys[begin : begin + BATCH], targets[begin : begin + BATCH])
+
+    train_both(Warming, batches=FEW, train=train).assert_equal(TOLERANCE)
+
+
+class Resting(RootMomentum):
+    """Leaves steps out once it is told to."""
+
+    rests = False
+
+    def update_step(self, gradient, variable, learning_rate):
+        if not type(self).rests:
+            super().update_step(gradient, variable, learning_rate)
+
+
+def test_a_step_without_an_update_is_an_error(monkeypatch):
+    model = _model(sok.DynamicEmbedding(2), Resting(0.1), run_eagerly=True)
+    _train(model, range(1))
+    monkeypatch.setattr(Resting, "rests", True)
+    with pytest.raises(RuntimeError, match="to update its variable at every step"):
+        _train(model, range(1, 2))
