@@ -198,7 +198,9 @@ class _Copy:
         return [
             name
             for name, value in vars(self._original()).items()
-            if name in now and name in self._plain and repr(_copied(now[name])) != repr(_copied(value))
+            if name in now
+            and name in self._plain
+            and repr(_copied(now[name])) != repr(_copied(value))
         ]
 
     def _variable_like(self, name: str, variable: Any) -> Any:

@@ -325,12 +325,12 @@ def test_a_clone_is_compiled_as_the_model_was():
 
 def test_averages_swap_dense_weights_beside_rows_of_their_own_optimizer():
     swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
-    averaging = keras.optimizers.Adam(use_ema=True)
     model = MODELS["dynamic"]()
-    with pytest.raises(ValueError, match="'emb'.*without use_ema.*optimizer of its own"):
-        model.compile(averaging, "mse")
+    with pytest.raises(ValueError, match="without use_ema.*optimizer of its own"):
+        model.compile(keras.optimizers.Adam(use_ema=True), "mse")
+        fit(model)  # Keras before 3.15
     model = sequential(sok.DynamicEmbedding(4, optimizer="sgd", name="emb"))
-    model.compile(averaging, "mse")
+    model.compile(keras.optimizers.Adam(use_ema=True), "mse")
     fit(model, callbacks=[swap])
     assert model.get_layer("emb").table.size() == len(np.unique(IDS))
     with sok.dense_only():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import optimizers as ko
-from keras_reference import mirrored
+from keras_reference import compile_looks_at_layers, mirrored
 
 from sok_embed import All2AllDenseEmbedding, DynamicEmbedding
 
@@ -415,10 +415,7 @@ class OwnStep(keras.Sequential):
     ],
     ids=["plain", "scaled", "eager", "no jit"],
 )
-@pytest.mark.skipif(
-    tuple(map(int, keras.__version__.split(".")[:2])) < (3, 15),
-    reason="compile of Keras before 3.15 does not look at layers: the first step refuses",
-)
+@compile_looks_at_layers
 def test_compile_refuses_an_optimizer_that_rows_cannot_follow(compiled):
     text = r"(?s)Layer 'emb': .*Received: Adafactor.*layer\.trainable = False"
     with pytest.raises(ValueError, match=text):

@@ -9,7 +9,15 @@ import pytest
 import tensorflow as tf
 from dense_steps import check_equal, overflowing, train
 from dense_twin import Model, WeightOfRows, table_layer
-from keras_reference import BATCH, Batches, fit, fit_eagerly, mirrored, train_both
+from keras_reference import (
+    BATCH,
+    Batches,
+    compile_looks_at_layers,
+    fit,
+    fit_eagerly,
+    mirrored,
+    train_both,
+)
 from static_twins import IDS, LABELS, LAYERS, ROWS, STEPS, Static
 from strange_optimizer import RootMomentum
 
@@ -347,30 +355,35 @@ class OnlyApply(keras.optimizers.Optimizer):
         pass
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "text"),
-    [
-        (Whole, "depend on other rows"),
-        (Scalar, r"slot 'sum' is float32 of shape \(\) for a matrix"),
-        (RandomStart, "starts from different numbers"),
-        (Untracked, "fails on a part of the rows"),
-        (Wrapping, "holds another optimizer"),
-        (NoConfig, "get_config lacks rate_of_decay"),
-        (Counting, "changes count, which is not a slot"),
-        (CountingByKeras, r"slot 'variable' is float32 of shape \(\)"),
-        (CountingInPython, "changes counts, which is not a slot"),
-        (ClippedAbove, "depend on other rows"),
-        (Twice, "assigns the variable more than once"),
-        (OwnDecay, "has a _apply_weight_decay of its own"),
-        (NoDecayOfBiases, "has a _use_weight_decay of its own"),
-        (EverySecond, "updates the variable within tf.cond"),
-        (functools.partial(OnlyApply, 0.1), "SGD, Adagrad.*OnlyApply"),
-        (functools.partial(RootMomentum, use_ema=True), "without use_ema"),
-    ],
-)
+REFUSED = [
+    (Whole, "depend on other rows"),
+    (Scalar, r"slot 'sum' is float32 of shape \(\) for a matrix"),
+    (RandomStart, "starts from different numbers"),
+    (Untracked, "fails on a part of the rows"),
+    (Wrapping, "holds another optimizer"),
+    (NoConfig, "get_config lacks rate_of_decay"),
+    (Counting, "changes count, which is not a slot"),
+    (CountingByKeras, r"slot 'variable' is float32 of shape \(\)"),
+    (CountingInPython, "changes counts, which is not a slot"),
+    (ClippedAbove, "depend on other rows"),
+    (Twice, "assigns the variable more than once"),
+    (OwnDecay, "has a _apply_weight_decay of its own"),
+    (NoDecayOfBiases, "has a _use_weight_decay of its own"),
+    (EverySecond, "updates the variable within tf.cond"),
+    (functools.partial(OnlyApply, 0.1), "SGD, Adagrad.*OnlyApply"),
+    (functools.partial(RootMomentum, use_ema=True), "without use_ema"),
+]
+
+
+@pytest.mark.parametrize(("optimizer", "text"), REFUSED)
 def test_what_cannot_run_on_rows_is_refused_with_the_reason(optimizer, text):
     with pytest.raises(ValueError, match=f"^Expected an optimizer.*{text}"):
         row_rule(optimizer())
+
+
+@compile_looks_at_layers
+@pytest.mark.parametrize(("optimizer", "text"), REFUSED)
+def test_compile_refuses_what_cannot_run_on_rows(optimizer, text):
     model = keras.Sequential([keras.Input((), dtype="int64"), sok.DynamicEmbedding(2)])
     with pytest.raises(ValueError, match=text):
         model.compile(optimizer(), "mse")

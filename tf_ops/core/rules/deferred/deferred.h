@@ -50,7 +50,7 @@ struct Deferred {
   }
 
   float initials[count + 1] = {};  // one too many, as an array is not empty
-  float step = 0.0f;  // exact up to 2^24, beyond which no bias is left to correct
+  float step = 0.0f;               // exact up to 2^24, beyond which no bias is left to correct
 };
 
 }  // namespace sok
