@@ -41,7 +41,7 @@ class TableMetrics(keras.callbacks.Callback):
     | `new_rows` | rows that were made in the epoch |
     | `hit_rate` | share, in [0, 1], of the keys looked up in the epoch that had a row before |
     | `memory_bytes` | bytes in memory, with slots and index; of a storage those of its cache |
-    | `disk_bytes` | bytes of the storage's files of rows, which its tables share |
+    | `disk_bytes` | bytes of the storage's files of rows, as of the last flush, for all tables |
     | `cache_hit_rate` | share, in [0, 1], of the rows found that were in the cache of the storage |
     | `evicted` | rows that have gone by an eviction in the epoch |
     | `left_out` | keys whose gradients were dropped in the epoch, as a full table had no room |
@@ -51,7 +51,7 @@ class TableMetrics(keras.callbacks.Callback):
     With several workers there are `exchange/bytes`, the bytes of rows and gradients that went to
     other workers in the epoch, and `exchange/seconds`, the time that exchanges were under way.
     Validations add `val_<layer>/hit_rate` and `val_<layer>/cache_hit_rate`. An `evaluate` by itself
-    logs rates and how the tables stand.
+    logs rates and how the tables stand, for later callbacks: what it returns does not have them.
 
     Figures are sums over all workers, seconds are averages, and the callback is collective: all
     workers have it. `hit_rate`, `cache_hit_rate` and `refused` count the keys that tables are asked
