@@ -304,6 +304,15 @@ def applying_keras_optimizer() -> keras.optimizers.Optimizer | None:
     return None
 
 
+def optimizer_in_apply() -> keras.optimizers.Optimizer | None:
+    """Returns Keras' optimizer whose `apply` is running, that of a subclass too, if one is."""
+    for frame in _running("apply"):
+        optimizer = frame.f_locals.get("self")
+        if isinstance(optimizer, keras.optimizers.Optimizer):
+            return optimizer
+    return None
+
+
 def loss_scaling_optimizer() -> Any:
     """Returns the innermost `keras.optimizers.LossScaleOptimizer` that is running, or `None`."""
     for frame in _callers():

@@ -110,6 +110,15 @@ class Commit(AnchorConstraint):
         returned, self._returned = self._returned, None
         if value is returned:
             return value
+        applying = callers.optimizer_in_apply()
+        if applying is not None:
+            raise ValueError(
+                f"Table '{self._table.name}': expected variables to be changed by the update_step "
+                f"of {type(applying).__name__}. Received: another change by its `apply`, which "
+                "would reach dense variables alone. Change them in `update_step`, use "
+                "`weight_decay=` or a constraint, or give the table an optimizer of its own by "
+                "`optimizer=`."
+            )
         error = (
             f"Table '{self._table.name}': expected its anchor to be changed by an optimizer, which "
             "trains the rows, or to be set to 0. Received: other values, as `variable.assign_sub("

@@ -425,6 +425,22 @@ def test_a_variable_that_changes_between_steps_reaches_rows():
     train_both(Warming, batches=FEW, train=train).assert_equal(TOLERANCE)
 
 
+class Shrinking(keras.optimizers.Adam):
+    """Changes variables once more, after their updates."""
+
+    def apply(self, grads, trainable_variables=None):
+        super().apply(grads, trainable_variables)
+        for variable in trainable_variables or self._trainable_variables:
+            variable.assign(0.9 * variable)
+
+
+@pytest.mark.parametrize("run_eagerly", [True, False])
+def test_changes_by_apply_that_rows_would_not_follow_are_an_error(run_eagerly):
+    model = _model(sok.DynamicEmbedding(2), Shrinking(0.1), run_eagerly=run_eagerly)
+    with pytest.raises(ValueError, match="Received: another change by its `apply`"):
+        _train(model, range(1))
+
+
 class Resting(RootMomentum):
     """Leaves steps out once it is told to."""
 
