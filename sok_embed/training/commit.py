@@ -114,7 +114,7 @@ class Commit(AnchorConstraint):
         if applying is not None:
             raise ValueError(
                 f"Table '{self._table.name}': expected variables to be changed by the update_step "
-                f"of {type(applying).__name__}. Received: another change by its `apply`, which "
+                f"of {type(applying).__name__}. Received: a second change by its `apply`, which "
                 "would reach dense variables alone. Change them in `update_step`, use "
                 "`weight_decay=` or a constraint, or give the table an optimizer of its own by "
                 "`optimizer=`."

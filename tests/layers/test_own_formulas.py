@@ -437,7 +437,7 @@ class Shrinking(keras.optimizers.Adam):
 @pytest.mark.parametrize("run_eagerly", [True, False])
 def test_changes_by_apply_that_rows_would_not_follow_are_an_error(run_eagerly):
     model = _model(sok.DynamicEmbedding(2), Shrinking(0.1), run_eagerly=run_eagerly)
-    with pytest.raises(ValueError, match="Received: another change by its `apply`"):
+    with pytest.raises(ValueError, match="Received: a second change by its `apply`"):
         _train(model, range(1))
 
 

@@ -14,7 +14,7 @@ using DeviceAddress = uint64_t;
 // A CUstream. Null is the default stream.
 using Stream = void*;
 
-// Where memory lies, and who may use it: the driver's structures, as cuda.h lays them out.
+// The place of memory, and who may use it: the driver's structures, as cuda.h lays them out.
 struct MemoryLocation {
   int type = 1;  // a device
   int id = 0;

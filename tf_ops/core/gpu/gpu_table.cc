@@ -267,7 +267,7 @@ Status GpuTable::MakeRoom(DeviceAddress keys, uint64_t n) {
     const Status grown = grow(rows + kept);
     if (grown.ok() || grown.code() != Code::kResourceExhausted) return grown;
   }
-  // Where there is no room for that, the keys are counted: most are known, or come twice.
+  // Without room for that the keys are counted: most are known, or come twice.
   SOK_ASSIGN_OR_RETURN(const uint64_t absent, CountAbsent(keys, n));
   if (is_room(absent)) return Status();
   SOK_ASSIGN_OR_RETURN(const uint64_t added, CountNew(keys, n));

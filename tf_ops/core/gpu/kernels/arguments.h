@@ -15,7 +15,7 @@ namespace sok::gpu {
 
 constexpr uint32_t kNoRow = 0xffffffffu;
 
-// Where the keys are. A bucket is a cache line: five keys, the numbers of their rows, and a word
+// The index of keys. A bucket is a cache line: five keys, the numbers of their rows, and a word
 // that says which of the five are taken.
 constexpr int kBucketKeys = 5;
 struct alignas(64) Bucket {
@@ -121,7 +121,7 @@ struct ListArguments {
   uint32_t* count;
 };
 
-// Where rows lie.
+// The place of rows.
 struct Rows {
   float* data;
   uint32_t stride;  // floats from one row to the next
