@@ -128,7 +128,6 @@ class GrowingMemory {
 
   DeviceAddress address() const { return address_; }
   size_t bytes() const { return bytes_; }
-  size_t most() const { return most_; }
 
  private:
   GrowingMemory(std::shared_ptr<Device> device, size_t granularity, size_t most)

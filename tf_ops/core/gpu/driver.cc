@@ -24,7 +24,6 @@ Status Load(Driver* driver) {
   // A number behind a name is the version of its arguments.
 #define SOK_FIND(name, version) SOK_RETURN_IF_ERROR(library.Find("cu" #name version, &driver->name))
   SOK_FIND(Init, "");
-  SOK_FIND(DriverGetVersion, "");
   SOK_FIND(GetErrorName, "");
   SOK_FIND(GetErrorString, "");
   SOK_FIND(DeviceGetCount, "");

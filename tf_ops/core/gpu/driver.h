@@ -44,7 +44,6 @@ struct Driver {
   Status Check(int result, const char* call) const;
 
   int (*Init)(unsigned flags);
-  int (*DriverGetVersion)(int* version);
   int (*GetErrorName)(int result, const char** name);
   int (*GetErrorString)(int result, const char** text);
   int (*DeviceGetCount)(int* count);

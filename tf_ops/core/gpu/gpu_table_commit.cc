@@ -54,7 +54,7 @@ Status GpuTable::Segment(DeviceAddress rows, uint64_t n) {
                                  Pointer<uint32_t>(s.starts.address()),
                                  s.at(Scratch::kSegments)};
   SOK_RETURN_IF_ERROR(LaunchBlocks(kernels_->count_heads, TilesOf(n), &segment));
-  const ScanArguments scan{segment.counts, TilesOf(n), nullptr};
+  const ScanArguments scan{segment.counts, TilesOf(n)};
   SOK_RETURN_IF_ERROR(LaunchBlocks(kernels_->scan, 1, &scan));
   return LaunchBlocks(kernels_->write_heads, TilesOf(n), &segment);
 }

@@ -32,7 +32,7 @@ Result<std::string> CompileProgram(const Compiler& compiler, int architecture,
                                    const std::string& name, const Specialty& specialty);
 
 // Returns the folder of compiled programs: sok-embed/gpu in $XDG_CACHE_HOME or ~/.cache; empty if
-// there is no home.
+// no home is known.
 std::string ProgramCacheFolder();
 
 }  // namespace sok::gpu

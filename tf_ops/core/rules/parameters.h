@@ -1,4 +1,4 @@
-// Describes the parameters of a rule or a schedule, and binds their values.
+// Binds the values of the parameters of a rule or a schedule.
 #pragma once
 
 #include <string>
@@ -7,27 +7,9 @@
 
 #include "core/base/status.h"
 #include "core/rules/hyper.h"
+#include "core/rules/parameter.h"
 
 namespace sok {
-
-// The values that a parameter may take.
-enum class Range {
-  kFinite,
-  kPositive,
-  kNonNegative,
-  kNonPositive,
-  kUnit,           // [0, 1]
-  kUnitBelowOne,   // [0, 1)
-  kUnitAboveZero,  // (0, 1]
-  kFlag,           // 0 or 1
-  kOptional,       // at least 0, or NaN for none
-};
-
-struct Parameter {
-  const char* name;
-  double default_value;  // NaN, unless the range is kOptional, says that there is no default
-  Range range;
-};
 
 // The values of all of a rule's parameters, checked.
 class Values {

@@ -207,7 +207,6 @@ struct SortArguments {
 struct ScanArguments {
   uint32_t* values;  // (n) in and out: sums of those before
   uint64_t n;
-  uint32_t* total;  // one, or null
 };
 
 // Equal keys that are sorted, as segments.

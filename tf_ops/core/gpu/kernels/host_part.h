@@ -3,26 +3,9 @@
 #pragma once
 
 #include "core/gpu/kernels/standard.h"
+#include "core/rules/parameter.h"
 
 namespace sok {
-
-enum class Range {
-  kFinite,
-  kPositive,
-  kNonNegative,
-  kNonPositive,
-  kUnit,
-  kUnitBelowOne,
-  kUnitAboveZero,
-  kFlag,
-  kOptional,
-};
-
-struct Parameter {
-  const char* name;
-  double default_value;
-  Range range;
-};
 
 class Values {
  public:

@@ -106,7 +106,7 @@ SOK_KERNEL(Scan, sok::gpu::ScanArguments) {
     sums[t] = sum;
   }
   Barrier();
-  const uint32_t total = ScanBlock(sums, scratch);
+  ScanBlock(sums, scratch);
   for (int t = FirstThread(); t < kThreads; t += ThreadStep()) {
     uint32_t sum = sums[t];
     for (uint64_t i = each * t; i < each * (t + 1) && i < a.n; ++i) {
@@ -115,7 +115,6 @@ SOK_KERNEL(Scan, sok::gpu::ScanArguments) {
       sum += value;
     }
   }
-  if (FirstThread() == 0 && a.total != nullptr) *a.total = total;
 }
 
 // Moves the elements of each tile to where their digits belong.

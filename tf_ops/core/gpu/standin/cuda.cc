@@ -117,10 +117,6 @@ int FailureOf(const std::string& name) {
 SOK_CALL(cuInit, unsigned /*flags*/)
 return kSuccess;
 }
-SOK_CALL(cuDriverGetVersion, int* version)
-*version = 12090;
-return kSuccess;
-}
 extern "C" int cuGetErrorName(int result, const char** name) {
   *name = result == kOutOfMemory    ? "CUDA_ERROR_OUT_OF_MEMORY"
           : result == kInvalidImage ? "CUDA_ERROR_INVALID_IMAGE"
