@@ -55,8 +55,10 @@ class Storage:
             itself.
         ttl: Seconds after its last update that a row is kept. 0: no limit. `None`: as the folder
             was opened for writing last, no limit if it is new.
-        cache_bytes: The memory for rows, at least 1 MiB. Their index, about 20 bytes for each, and
-            up to 128 MiB of RocksDB's own come on top.
+        cache_bytes: The memory for rows, at least 1 MiB. Their index, about 20 bytes for each, the
+            places of rows that were written out lately, and the filters and indexes of files, about
+            4 bytes for each row of the table, are part of it from 4 MiB on, and leave at least a
+            quarter of it to rows. Up to 128 MiB of RocksDB's own come on top.
         durability: The changes that survive when the process is killed: `"checkpoint"`, everything
             up to the last `flush`, `checkpoint` or `close` that returned; `"update"`, also every
             update, assignment, removal, restore and load that returned, each as a whole, for which
@@ -295,6 +297,29 @@ class Storage:
             CorruptionError, ValueError, RuntimeError: As `load`.
         """
         return self.ready().load_damo(check_path(path), _watched(progress))
+
+    def stats(self) -> dict[str, int]:
+        """Returns figures of the database below the cache, over all groups.
+
+        | Name | |
+        |---|---|
+        | `file_bytes` | bytes of the files of flushed rows |
+        | `memory_bytes` | all memory of the database |
+        | `key_bytes` | the part of it that grows with the rows: filters and indexes |
+        | `sorted_runs` | sorted runs of files; each has a filter that a search looks into |
+        | `filtered_keys` | keys that were known to have no row there, without a search |
+        | `searched_keys` | keys that were searched for in files |
+        | `found_keys` | those of them that had a row |
+        | `published_bytes` | bytes of rows that flushes have published |
+        | `written_bytes` | bytes that these took with all merges of files |
+
+        Counts begin when the storage is opened. `written_bytes / published_bytes` is how often a
+        row was written.
+
+        Raises:
+            RuntimeError: If the storage is closed.
+        """
+        return self.ready().disk_use()
 
     def groups(self) -> list[Group]:
         """Returns the groups, ascending by number."""

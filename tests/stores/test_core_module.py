@@ -264,7 +264,8 @@ def test_a_survey_counts_rows_by_age_and_updates(tmp_path):
     row = storage.get(3, 0)
     assert (row["update_num"], row["update_time"]) == (3, 1_000_900)
     use = storage.disk_use()
-    assert set(use) == {"file_bytes", "memory_bytes"}
+    assert use["memory_bytes"] >= use["key_bytes"]
+    assert use["searched_keys"] >= use["found_keys"]
     storage.close()
 
 

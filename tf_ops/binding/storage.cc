@@ -187,6 +187,13 @@ nb::dict DiskUse(PyStorage& self) {
   nb::dict dict;
   dict["file_bytes"] = use.file_bytes;
   dict["memory_bytes"] = use.memory_bytes;
+  dict["key_bytes"] = use.key_bytes;
+  dict["sorted_runs"] = use.runs;
+  dict["filtered_keys"] = use.filtered;
+  dict["searched_keys"] = use.searched;
+  dict["found_keys"] = use.found;
+  dict["published_bytes"] = use.published_bytes;
+  dict["written_bytes"] = use.written_bytes;
   return dict;
 }
 

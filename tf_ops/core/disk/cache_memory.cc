@@ -17,7 +17,7 @@ void CacheMemory::Unregister(Holder* holder) {
 }
 
 char* CacheMemory::Allocate(Holder* holder, size_t bytes, bool beyond_budget) {
-  if (used_.fetch_add(bytes) + bytes > budget_ && !beyond_budget) {
+  if (used_.fetch_add(bytes) + bytes > limit() && !beyond_budget) {
     used_ -= bytes;
     return nullptr;
   }

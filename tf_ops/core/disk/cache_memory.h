@@ -1,6 +1,7 @@
 // The memory that the groups of a storage share for their cached rows.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -37,7 +38,7 @@ class CacheMemory {
   // Forgets the holder, after waiting until no thread asks it for a block.
   void Unregister(Holder* holder);
 
-  // Returns a 64-byte aligned block, or null if that went over the budget or if the system has no
+  // Returns a 64-byte aligned block, or null if that went over the limit or if the system has no
   // memory left; with beyond_budget null means only the latter.
   char* Allocate(Holder* holder, size_t bytes, bool beyond_budget);
   // Takes a block back. This needs no memory.
@@ -46,11 +47,22 @@ class CacheMemory {
   // Has the richest of the holders give a block up, if it has at least `margin` more than `holder`.
   bool TakeFromRichest(Holder* holder, uint64_t margin);
 
+  // Takes what is not blocks out of the budget, such as indexes of rows: `before` bytes have become
+  // `after`. Of all such bytes the first kFreeOfCharge are not counted.
+  void Charge(uint64_t before, uint64_t after) { charged_ += after - before; }
+
   uint64_t budget() const { return budget_; }
+  // Returns the bytes of the budget that blocks may take: a quarter at least.
+  uint64_t limit() const {
+    const uint64_t charged = charged_.load(std::memory_order_relaxed);
+    const uint64_t beside = charged < kFreeOfCharge ? 0 : charged - kFreeOfCharge;
+    return budget_ - std::min(beside, budget_ - budget_ / 4);
+  }
   uint64_t used() const { return used_.load(std::memory_order_relaxed); }
 
   // The size of the blocks that rows are laid out in, but for very long rows.
   static constexpr size_t kBlockBytes = size_t{64} << 10;
+  static constexpr uint64_t kFreeOfCharge = uint64_t{4} << 20;
 
  private:
   // Takes a block of kBlockBytes from the system.
@@ -58,6 +70,7 @@ class CacheMemory {
 
   const uint64_t budget_;
   std::atomic<uint64_t> used_{0};
+  std::atomic<uint64_t> charged_{0};
   std::mutex mu_;            // guards the three below
   size_t blocks_ = 0;        // how many blocks of kBlockBytes there are, free or not
   Arena arena_;              // has the blocks of kBlockBytes

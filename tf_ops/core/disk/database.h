@@ -40,8 +40,15 @@ class Database {
   // kInvalidArgument for a folder with other things in it; kNotFound, kPermissionDenied, kDataLoss.
   using Opener = std::function<Result<std::unique_ptr<Database>>(const Options&)>;
   struct DiskUse {
-    uint64_t file_bytes = 0;    // files of published rows
-    uint64_t memory_bytes = 0;  // all memory that the database takes
+    uint64_t file_bytes = 0;       // files of published rows
+    uint64_t memory_bytes = 0;     // all memory that the database takes
+    uint64_t key_bytes = 0;        // the part of it that grows with the rows
+    uint64_t runs = 0;             // sorted runs of files, which a search may have to look into
+    uint64_t searched = 0;         // keys that were searched for in files or pending rows
+    uint64_t filtered = 0;         // keys that were known to have no row there
+    uint64_t found = 0;            // keys that had a row there
+    uint64_t published_bytes = 0;  // bytes of rows that were published since the opening
+    uint64_t written_bytes = 0;    // bytes of files that these and their merges wrote
   };
   using Meta = NamedValues;
 

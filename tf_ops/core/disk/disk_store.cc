@@ -46,7 +46,10 @@ DiskStore::DiskStore(std::shared_ptr<StorageCore> core, int group, const GroupMe
 }
 
 DiskStore::~DiskStore() {
-  for (const auto& shard : shards_) core_->memory.Unregister(shard.get());
+  for (const auto& shard : shards_) {
+    core_->memory.Unregister(shard.get());
+    core_->memory.Charge(shard->charged, 0);
+  }
 }
 
 bool DiskStore::Expired(const Shard& shard, uint32_t row, uint32_t now) const {

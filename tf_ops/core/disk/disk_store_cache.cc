@@ -252,7 +252,8 @@ Status DiskStore::SpillBlock(Shard& shard) {
 }
 
 Status DiskStore::Trim(Shard& shard) {
-  while (core_->memory.used() > core_->memory.budget() && shard.rows.blocks() > 1) {
+  shard.ChargeIndexes();
+  while (core_->memory.used() > core_->memory.limit() && shard.rows.blocks() > 1) {
     const size_t before = shard.rows.blocks();
     Status status = SpillBlock(shard);
     if (!status.ok() || shard.rows.blocks() == before) return status;

@@ -13,6 +13,7 @@ namespace sok {
 namespace {
 
 constexpr size_t kSettleBytes = size_t{4} << 20;
+constexpr size_t kRowsAhead = 12;  // between a prefetch and its use
 
 }  // namespace
 
@@ -53,7 +54,12 @@ Status DiskStore::ForEachDirty(const VisitDirty& fn) const {
             [](const Place& a, const Place& b) { return a.key < b.key; });
   const size_t floats = dim_ + layout()->slot_floats();
   std::vector<float> spilled(floats);
-  for (const Place& place : places) {
+  for (size_t i = 0; i < places.size(); ++i) {
+    const Place& place = places[i];
+    if (i + kRowsAhead < places.size()) {
+      const Place& ahead = places[i + kRowsAhead];
+      if (ahead.cached) shards_[ahead.shard]->rows.Prefetch(ahead.number);
+    }
     // Nothing but lookups of what is cached runs beside this, and they change no row.
     const Shard& shard = *shards_[place.shard];
     Status status;

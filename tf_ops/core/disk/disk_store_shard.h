@@ -45,6 +45,12 @@ struct alignas(64) DiskStore::Shard final : CacheMemory::Holder {
     rows.Reset(std::move(layout));
   }
 
+  // Has the memory of the two indexes counted as part of the cache's.
+  void ChargeIndexes() {
+    const uint64_t bytes = index.bytes() + spill->index_bytes();
+    store->core_->memory.Charge(std::exchange(charged, bytes), bytes);
+  }
+
   static size_t SpillFloats(const RowLayout& layout) { return layout.dim() + layout.slot_floats(); }
 
   DiskStore* const store;
@@ -56,7 +62,8 @@ struct alignas(64) DiskStore::Shard final : CacheMemory::Holder {
   std::vector<uint32_t> found;
   // Rows that lookups have made meanwhile, and those that have expired and could not be removed.
   std::vector<uint32_t> kept_besides;
-  bool keeps = false;  // such a call is under way
+  bool keeps = false;    // such a call is under way
+  uint64_t charged = 0;  // the bytes of the indexes that are counted
 };
 
 }  // namespace sok

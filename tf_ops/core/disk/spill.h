@@ -72,6 +72,8 @@ class Spill {
   }
   void SetAllClean();
   uint64_t dirty() const { return dirty_; }
+  // Returns the memory of the places of rows.
+  uint64_t index_bytes() const { return index_.bytes(); }
 
   // Empties the oldest segment, the one whose filling began first. Calls fn(head, floats) for each
   // of its dirty rows, then taken(), which must store what fn has collected, and forgets all rows

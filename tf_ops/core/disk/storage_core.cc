@@ -25,6 +25,11 @@ Status StorageCore::CheckProcess() const {
                     "the storage in one of them");
 }
 
+void StorageCore::ChargeDatabase() {
+  const uint64_t bytes = database->disk_use().key_bytes;
+  memory.Charge(std::exchange(charged_, bytes), bytes);
+}
+
 Status StorageCore::CheckOpen() const {
   SOK_RETURN_IF_ERROR(CheckProcess());
   if (database == nullptr) {

@@ -49,6 +49,10 @@ struct StorageCore {
   // made once more if the database can be mended.
   Status WriteAtRest(const std::function<Status()>& call);
 
+  // Counts the memory that the database takes for the keys of its rows as part of the cache's.
+  // Called with the gate held.
+  void ChargeDatabase();
+
   const std::shared_ptr<Expiry> expiry;
   CacheMemory memory;
   // Whatever reads or writes the database holds it shared, for a batch; who needs every group at
@@ -80,6 +84,7 @@ struct StorageCore {
   // Returns true if there is something to mend and it is worth trying.
   bool ShouldMend(bool to_write) const;
 
+  uint64_t charged_ = 0;  // bytes of the database that are counted
   // An attempt that has failed is repeated after a while, if the storage can be used without.
   std::chrono::steady_clock::time_point next_mend_;
 };

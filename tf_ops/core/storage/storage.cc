@@ -143,6 +143,7 @@ Status Storage::FlushOnce() {
   for (auto& [number, group] : groups_) {
     if (group.admission != nullptr) group.admission->MarkSaved();
   }
+  core_->ChargeDatabase();
   return Status();
 }
 

@@ -243,6 +243,7 @@ Result<std::shared_ptr<Storage>> Storage::Open(const StorageOptions& options) {
     core->journal = std::make_unique<Journal>(options.path, core->id, next_segment,
                                               options.journal_bytes, options.sync);
   }
+  core->ChargeDatabase();
   std::shared_ptr<Storage> storage(new Storage(core));
   storage->SetResetSlots(options.reset_slots);
   storage->SetResetInitializer(options.reset_initializer);

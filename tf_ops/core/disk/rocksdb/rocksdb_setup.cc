@@ -15,6 +15,10 @@
 namespace sok {
 namespace {
 
+// A search of the database looks into the filters of so many sorted runs, or of a few more while
+// they are merged.
+constexpr int kMostRuns = 12;
+
 class ExpiryFilter final : public rocksdb::CompactionFilter {
  public:
   explicit ExpiryFilter(std::shared_ptr<const Expiry> expiry) : expiry_(std::move(expiry)) {}
@@ -48,7 +52,7 @@ std::unique_ptr<rocksdb::CompactionFilter> MakeExpiryFilter(std::shared_ptr<cons
 rocksdb::DBOptions DatabaseOptions() {
   rocksdb::DBOptions options;
   options.max_background_jobs = 2;
-  options.max_open_files = 512;
+  options.max_open_files = 2048;
   options.db_write_buffer_size = kMemtableBytes;
   options.max_total_wal_size = uint64_t{128} << 20;
   options.keep_log_file_num = 2;
@@ -67,13 +71,11 @@ rocksdb::ColumnFamilyOptions RowOptions(const std::shared_ptr<rocksdb::Cache>& b
   rocksdb::BlockBasedTableOptions table;
   table.block_cache = block_cache;
   table.filter_policy.reset(rocksdb::NewBloomFilterPolicy(10));
-  // Index and filters lie in parts in the block cache, so that their memory does not grow with the
-  // table.
-  table.index_type = rocksdb::BlockBasedTableOptions::kTwoLevelIndexSearch;
-  table.partition_filters = true;
-  table.cache_index_and_filter_blocks = true;
-  table.cache_index_and_filter_blocks_with_high_priority = true;
-  table.pin_top_level_index_and_filter = true;
+  // Index and filters stay in memory, about two bytes a row: where they lay in the block cache, a
+  // search of one file took locks and system calls of its own.
+  table.index_type = rocksdb::BlockBasedTableOptions::kBinarySearch;
+  table.cache_index_and_filter_blocks = false;
+  table.data_block_index_type = rocksdb::BlockBasedTableOptions::kDataBlockBinaryAndHash;
   table.format_version = 5;
 
   rocksdb::ColumnFamilyOptions options;
@@ -83,7 +85,13 @@ rocksdb::ColumnFamilyOptions RowOptions(const std::shared_ptr<rocksdb::Cache>& b
   options.max_write_buffer_number = 3;
   options.memtable_whole_key_filtering = true;
   options.memtable_prefix_bloom_size_ratio = 0.02;
-  options.level_compaction_dynamic_level_bytes = true;
+  // Files are merged when there are kMostRuns sorted runs, each of which has filters that keep most
+  // searches out: merging new rows into old ones level by level writes each row ten times and more.
+  options.compaction_style = rocksdb::kCompactionStyleUniversal;
+  options.compaction_options_universal.max_size_amplification_percent = 100;
+  options.level0_file_num_compaction_trigger = kMostRuns;
+  options.level0_slowdown_writes_trigger = 4 * kMostRuns;
+  options.level0_stop_writes_trigger = 6 * kMostRuns;
   options.compaction_filter = filter;
   if (filter != nullptr && ttl > 0) {
     options.periodic_compaction_seconds = std::max<uint64_t>(ttl, 60);

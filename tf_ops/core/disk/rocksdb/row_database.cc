@@ -18,6 +18,7 @@
 #include "core/base/folder.h"
 #include "core/base/status_macros.h"
 #include "core/disk/rocksdb/database_folder.h"
+#include "core/disk/rocksdb/known_keys.h"
 #include "core/disk/rocksdb/owned_files.h"
 #include "core/disk/rocksdb/rocksdb_setup.h"
 #include "core/disk/rocksdb/row_database_handles.h"
@@ -56,6 +57,19 @@ bool IsSaved(rocksdb::DB* db, rocksdb::ColumnFamilyHandle* family) {
   return true;
 }
 
+// Returns the number of sorted runs that the files of a column family form.
+uint64_t RunsOf(rocksdb::DB* db, rocksdb::ColumnFamilyHandle* family) {
+  const auto files = [&](int level) {
+    std::string value;
+    db->GetProperty(family, rocksdb::DB::Properties::kNumFilesAtLevelPrefix + std::to_string(level),
+                    &value);
+    return std::strtoull(value.c_str(), nullptr, 10);
+  };
+  uint64_t runs = files(0);
+  for (int level = 1; level < db->NumberLevels(family); ++level) runs += files(level) > 0;
+  return runs;
+}
+
 Status InUse(const std::string& path, const std::string& holder) {
   return Status(Code::kUnavailable,
                 "the storage '" + path + "' is in use: its lock '" + path + "/LOCK' is taken" +
@@ -79,6 +93,13 @@ Status Foreign(const std::string& path) {
   return InvalidArgument("'" + path + "' is a RocksDB database, but no storage of sok-embed");
 }
 
+// Reading options for rows that go into a cache of the caller's.
+rocksdb::ReadOptions RowRead() {
+  rocksdb::ReadOptions reading;
+  reading.fill_cache = false;
+  return reading;
+}
+
 // Reading options for a caller that reads many rows once.
 rocksdb::ReadOptions WholeRead() {
   rocksdb::ReadOptions reading;
@@ -97,6 +118,10 @@ RowDatabase::RowDatabase(const Options& options, std::shared_ptr<OwnedFiles> fil
       handles_(std::move(handles)) {}
 
 RowDatabase::~RowDatabase() {
+  if (keys_ != nullptr) {
+    keys_->Stop();
+    if (keys_->has_unsaved()) SaveKeys();
+  }
   if (handles_ != nullptr && handles_->stuck) {
     handles_.release();  // see there; the handles keep the files, and the lock with them
     return;
@@ -123,7 +148,7 @@ Result<std::unique_ptr<RowDatabase::Handles>> RowDatabase::OpenHandles(
     handles->env = rocksdb::NewCompositeEnv(files);
     db_options.env = handles->env.get();
   }
-  db_options.listeners = {handles->errors};
+  db_options.listeners = {handles->listener};
   std::vector<std::string> names = {rocksdb::kDefaultColumnFamilyName};
   const bool exists = access((path + "/CURRENT").c_str(), F_OK) == 0;
   if (exists) {
@@ -209,11 +234,13 @@ Result<std::unique_ptr<Database>> RowDatabase::Open(const Options& options) {
   }
   RemoveFiles(path, kPublishPrefix);
   SOK_RETURN_IF_ERROR(database->StartPendingAnew());
+  database->keys_ = std::make_unique<KnownKeys>();
+  database->keys_->Open(path, h.db.get(), h.published);
   return std::unique_ptr<Database>(std::move(database));
 }
 
 bool RowDatabase::failed() const {
-  return !usable() || handles_->errors->failed() || handles_->pending_unusable;
+  return !usable() || handles_->listener->failed() || handles_->pending_unusable;
 }
 
 Status RowDatabase::CheckFolder() const { return files_ == nullptr ? Status() : files_->Check(); }
@@ -244,6 +271,8 @@ Status RowDatabase::Recover() {
   std::lock_guard<std::mutex> none_compacting(compacting_);
   // A compaction may have run out of memory.
   SOK_RETURN_IF_ERROR(CheckNotStuck());
+  if (keys_->renewing()) keys_->Stop();  // it reads through the handles
+  if (handles_ != nullptr) written_bytes_ += handles_->listener->written_bytes();
   handles_.reset();
   auto handles = OpenHandles(options_, files_, /*create=*/false);
   if (!handles.ok()) {
@@ -290,9 +319,55 @@ Status RowDatabase::MakePendingAnew() {
   return failed(made);
 }
 
+void RowDatabase::CareForKeys() {
+  static_cast<void>(OrNoMemory([this] {
+    uint64_t rows = 0;
+    handles_->db->GetIntProperty(handles_->published, rocksdb::DB::Properties::kEstimateNumKeys,
+                                 &rows);
+    if (keys_->ShouldRenew(rows) && !has_pending()) {
+      keys_->Renew([this]() -> std::shared_ptr<rocksdb::Iterator> {
+        return handles_->Iterate(WholeRead(), handles_->published);
+      });
+    } else if (keys_->ShouldSave()) {
+      SaveKeys();
+    }
+    return Status();
+  }));
+}
+
+void RowDatabase::SaveKeys() const {
+  if (!usable() || !CheckFolder().ok()) return;
+  static_cast<void>(
+      OrNoMemory([&] { return keys_->Save(path_, handles_->db.get(), handles_->published); }));
+}
+
 Status RowDatabase::Read(const RowKey* keys, size_t n, const Found& found) const {
+  if (keys_ == nullptr) return ReadKnown(keys, n, found);
+  const std::vector<uint32_t> known = keys_->Select(keys, n);
+  filtered_.fetch_add(n - known.size(), std::memory_order_relaxed);
+  if (known.size() == n) return ReadKnown(keys, n, found);
+  std::vector<RowKey> wanted(known.size());
+  for (size_t i = 0; i < known.size(); ++i) wanted[i] = keys[known[i]];
+  return ReadKnown(wanted.data(), wanted.size(),
+                   [&](size_t i, std::string_view value) { found(known[i], value); });
+}
+
+Status RowDatabase::ReadKnown(const RowKey* keys, size_t n, const Found& each) const {
   SOK_RETURN_IF_ERROR(CheckNotStuck());
-  if (journal_ == nullptr && !has_pending()) return ReadPublished(keys, n, found);
+  if (n == 0) return Status();
+  uint64_t rows = 0;
+  const auto found = [&](size_t i, std::string_view value) {
+    ++rows;
+    each(i, value);
+  };
+  const Status status = ReadNewest(keys, n, found);
+  searched_.fetch_add(n, std::memory_order_relaxed);
+  found_.fetch_add(rows, std::memory_order_relaxed);
+  return status;
+}
+
+Status RowDatabase::ReadNewest(const RowKey* keys, size_t n, const Found& found) const {
+  if (journal_ == nullptr && !has_pending()) return ReadFiles(keys, n, found);
   const Handles& h = *handles_;
   std::vector<size_t> rest;  // positions of keys without a newer version than the published one
   if (journal_ != nullptr) {
@@ -311,7 +386,7 @@ Status RowDatabase::Read(const RowKey* keys, size_t n, const Found& found) const
     for (size_t i = 0; i < n; ++i) wanted[i] = rocksdb::Slice(keys[i].bytes, RowKey::kBytes);
     std::vector<rocksdb::PinnableSlice> values(n);
     std::vector<rocksdb::Status> statuses(n);
-    h.db->MultiGet({}, h.pending, n, wanted.data(), values.data(), statuses.data(), true);
+    h.db->MultiGet(RowRead(), h.pending, n, wanted.data(), values.data(), statuses.data(), true);
     for (size_t i = 0; i < n; ++i) {
       if (statuses[i].IsNotFound()) {
         rest.push_back(i);
@@ -324,18 +399,22 @@ Status RowDatabase::Read(const RowKey* keys, size_t n, const Found& found) const
   }
   std::vector<RowKey> others(rest.size());
   for (size_t i = 0; i < rest.size(); ++i) others[i] = keys[rest[i]];
-  return ReadPublished(others.data(), others.size(),
-                       [&](size_t i, std::string_view value) { found(rest[i], value); });
+  return ReadFiles(others.data(), others.size(),
+                   [&](size_t i, std::string_view value) { found(rest[i], value); });
 }
 
 Status RowDatabase::ReadPublished(const RowKey* keys, size_t n, const Found& found) const {
   SOK_RETURN_IF_ERROR(CheckNotStuck());
+  return ReadFiles(keys, n, found);
+}
+
+Status RowDatabase::ReadFiles(const RowKey* keys, size_t n, const Found& found) const {
   const Handles& h = *handles_;
   std::vector<rocksdb::Slice> wanted(n);
   for (size_t i = 0; i < n; ++i) wanted[i] = rocksdb::Slice(keys[i].bytes, RowKey::kBytes);
   std::vector<rocksdb::PinnableSlice> values(n);
   std::vector<rocksdb::Status> statuses(n);
-  h.db->MultiGet({}, h.published, n, wanted.data(), values.data(), statuses.data(), true);
+  h.db->MultiGet(RowRead(), h.published, n, wanted.data(), values.data(), statuses.data(), true);
   for (size_t i = 0; i < n; ++i) {
     if (statuses[i].ok()) {
       found(i, ViewOf(values[i]));
@@ -346,6 +425,15 @@ Status RowDatabase::ReadPublished(const RowKey* keys, size_t n, const Found& fou
   return Status();
 }
 
+void RowDatabase::AddKeys(const RowBatch& batch) {
+  std::vector<RowKey> keys;
+  keys.reserve(batch.rows());
+  batch.ForEach([&](std::string_view key, std::string_view value) {
+    if (!value.empty()) std::memcpy(keys.emplace_back().bytes, key.data(), RowKey::kBytes);
+  });
+  keys_->Add(keys.data(), keys.size());
+}
+
 Status RowDatabase::WritePending(const RowBatch& batch) {
   if (batch.rows() == 0) return Status();
   SOK_RETURN_IF_ERROR(CheckFolder());
@@ -354,6 +442,7 @@ Status RowDatabase::WritePending(const RowBatch& batch) {
                                                 "' has no place for pending rows since "
                                                 "its disk was full; make room there, then flush");
   }
+  AddKeys(batch);
   rocksdb::WriteBatch writes(batch.bytes() + batch.rows() * 16);
   batch.ForEach([&](std::string_view key, std::string_view value) {
     // An empty value stands for a row that is gone; a Delete would show the published one.
@@ -363,7 +452,7 @@ Status RowDatabase::WritePending(const RowBatch& batch) {
   options.disableWAL = true;
   auto status = handles_->Write(options, &writes);
   // RocksDB may have stopped for an error that is over by now.
-  if (!status.ok() && usable() && handles_->errors->failed() && handles_->Call(Resume).ok()) {
+  if (!status.ok() && usable() && handles_->listener->failed() && handles_->Call(Resume).ok()) {
     status = handles_->Write(options, &writes);
   }
   if (!status.ok()) return FromRocksdb(status, "write rows to '" + path_ + "'");
@@ -372,6 +461,7 @@ Status RowDatabase::WritePending(const RowBatch& batch) {
 }
 
 Status RowDatabase::WritePublished(const RowBatch& batch, const Meta& meta, bool sync) {
+  AddKeys(batch);
   rocksdb::WriteBatch writes(batch.bytes() + batch.rows() * 16);
   batch.ForEach([&](std::string_view key, std::string_view value) {
     if (value.empty()) {
@@ -392,7 +482,10 @@ Status RowDatabase::WritePublished(const RowBatch& batch, const Meta& meta, bool
   rocksdb::WriteOptions options;
   options.sync = sync;
   const auto status = handles_->Write(options, &writes);
-  if (status.ok()) return Status();
+  if (status.ok()) {
+    published_bytes_ += batch.bytes();
+    return Status();
+  }
   AddWriteInDoubt();
   failed_publication_.clear();  // this one leaves no mark
   return FromRocksdb(status, "write rows to '" + path_ + "'");
@@ -549,6 +642,10 @@ Status RowDatabase::Checkpoint(const std::string& path) const {
   if (status.ok()) {
     status = handles_->Call([&](rocksdb::DB*) { return checkpoint->CreateCheckpoint(path); });
   }
+  if (status.ok() && keys_ != nullptr) {
+    static_cast<void>(
+        OrNoMemory([&] { return keys_->Save(path, handles_->db.get(), handles_->published); }));
+  }
   return FromRocksdb(status, "make a checkpoint of '" + path_ + "' in '" + path + "'");
 }
 
@@ -603,6 +700,15 @@ RowDatabase::DiskUse RowDatabase::disk_use() const {
     }
   }
   use.memory_bytes += handles_->block_cache->GetUsage();
+  use.key_bytes = number(rocksdb::DB::Properties::kEstimateTableReadersMem);
+  if (keys_ != nullptr) use.key_bytes += keys_->bytes();
+  use.memory_bytes += use.key_bytes;
+  use.runs = RunsOf(handles_->db.get(), handles_->published);
+  use.searched = searched_;
+  use.filtered = filtered_;
+  use.found = found_;
+  use.published_bytes = published_bytes_;
+  use.written_bytes = written_bytes_ + handles_->listener->written_bytes();
   return use;
 }
 

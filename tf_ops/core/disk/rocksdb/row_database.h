@@ -22,6 +22,7 @@
 
 namespace sok {
 
+class KnownKeys;
 class OwnedFiles;
 
 class RowDatabase final : public Database {
@@ -74,6 +75,17 @@ class RowDatabase final : public Database {
   Status MakePendingAnew();
   class NewerRows;
   class RowRef;
+  // The same as Read for keys that may have a row, and as ReadPublished.
+  Status ReadKnown(const RowKey* keys, size_t n, const Found& found) const;
+  Status ReadNewest(const RowKey* keys, size_t n, const Found& found) const;
+  Status ReadFiles(const RowKey* keys, size_t n, const Found& found) const;
+  // Adds the keys of rows that the database is about to have.
+  void AddKeys(const RowBatch& batch);
+  // Called after a publication: saves which keys there are, or finds out anew, if it is time for
+  // that.
+  void CareForKeys();
+  // Saves which keys there are, beside the files. An error only makes a later opening slower.
+  void SaveKeys() const;
   // Returns the rows that hide the published ones, or null if there are none.
   std::unique_ptr<NewerRows> IterateNewer() const;
 
@@ -82,11 +94,17 @@ class RowDatabase final : public Database {
   // These hold the folder's lock, also while the handles are made anew. Null: read-only.
   const std::shared_ptr<OwnedFiles> files_;
   std::unique_ptr<Handles> handles_;
+  // The keys of published and pending rows. Null: read-only.
+  std::unique_ptr<KnownKeys> keys_;
   std::atomic<uint64_t> pending_rows_{0};
   std::atomic<uint64_t> writes_in_doubt_{0};
   // The mark of the publication that is under way or was the last to fail; empty if that one has
   // none.
   std::string failed_publication_;
+  mutable std::atomic<uint64_t> searched_{0}, filtered_{0}, found_{0};
+  std::atomic<uint64_t> published_bytes_{0};
+  // Bytes of files that were written by publications, and by handles that were closed.
+  std::atomic<uint64_t> written_bytes_{0};
   std::mutex compacting_;  // held by Compact, beside which the database must not be closed
   std::unique_ptr<JournalReader> journal_;  // readers see this journal; null: there is none
   Meta journal_meta_;
@@ -104,6 +122,8 @@ class RowDatabase::RowPublication final : public Database::Publication {
  private:
   struct Writing;
   Status Put(std::string_view key, std::string_view value);
+  // Has the database know the keys of the rows so far.
+  void AddKeys();
   // Takes over the pending rows before `key` (null: all), and leaves out that of the key itself.
   Status PutPendingBefore(const RowKey* key);
 

@@ -19,8 +19,8 @@ namespace sok {
 // Files that a publication has not finished begin with this.
 constexpr char kPublishPrefix[] = "sok-publish-";
 
-// Notes that RocksDB ran into an error that stopped its writes.
-class ErrorListener final : public rocksdb::EventListener {
+// Notes that RocksDB ran into an error that stopped its writes, and how much it writes.
+class Listener final : public rocksdb::EventListener {
  public:
   void OnBackgroundError(rocksdb::BackgroundErrorReason, rocksdb::Status* status) override {
     failed_ = true;
@@ -39,8 +39,18 @@ class ErrorListener final : public rocksdb::EventListener {
   }
   bool failed() const { return failed_; }
 
+  void OnFlushCompleted(rocksdb::DB*, const rocksdb::FlushJobInfo& info) override {
+    written_ += info.table_properties.data_size;
+  }
+  void OnCompactionCompleted(rocksdb::DB*, const rocksdb::CompactionJobInfo& info) override {
+    written_ += info.stats.total_output_bytes;
+  }
+  // Returns the bytes of files that RocksDB has written.
+  uint64_t written_bytes() const { return written_; }
+
  private:
   std::atomic<bool> failed_{false};
+  std::atomic<uint64_t> written_{0};
 };
 
 struct RowDatabase::Handles {
@@ -49,7 +59,7 @@ struct RowDatabase::Handles {
   std::unique_ptr<rocksdb::CompactionFilter> filter;
   std::shared_ptr<rocksdb::Cache> block_cache;
   rocksdb::ColumnFamilyOptions row_options;
-  std::shared_ptr<ErrorListener> errors = std::make_shared<ErrorListener>();
+  std::shared_ptr<Listener> listener = std::make_shared<Listener>();
   // The column family of pending rows could be neither dropped nor made.
   bool pending_unusable = false;
   // Memory ended within a write. RocksDB's other writers wait without end for that writer, which is

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/base/status_macros.h"
+#include "core/disk/rocksdb/known_keys.h"
 #include "core/disk/rocksdb/rocksdb_setup.h"
 #include "core/disk/rocksdb/row_database.h"
 #include "core/disk/rocksdb/row_database_handles.h"
@@ -16,7 +17,9 @@ namespace sok {
 namespace {
 
 constexpr char kPublicationName[] = "publication";
-constexpr uint64_t kFileBytes = uint64_t{256} << 20;
+constexpr size_t kKeysAtOnce = 4096;
+// A file of a publication is a sorted run of its own until it is merged, so there should be few.
+constexpr uint64_t kFileBytes = uint64_t{2} << 30;
 
 rocksdb::Slice SliceOf(std::string_view view) { return {view.data(), view.size()}; }
 
@@ -26,7 +29,9 @@ struct RowDatabase::RowPublication::Writing {
   Handles::Iterator pending;  // null: nothing is pending
   std::unique_ptr<rocksdb::SstFileWriter> writer;
   std::vector<std::string> files;
-  std::string value;  // scratch
+  std::string value;         // scratch
+  uint64_t bytes = 0;        // of the files
+  std::vector<RowKey> keys;  // of rows in the files that the database does not know yet
 
   rocksdb::Status OpenFile(const std::string& folder, rocksdb::DB* db,
                            rocksdb::ColumnFamilyHandle* family) {
@@ -37,6 +42,7 @@ struct RowDatabase::RowPublication::Writing {
   }
   rocksdb::Status CloseFile() {
     const auto status = writer->Finish();
+    bytes += writer->FileSize();
     writer.reset();
     return status;
   }
@@ -64,6 +70,10 @@ RowDatabase::RowPublication::~RowPublication() {
 Status RowDatabase::RowPublication::Put(std::string_view key, std::string_view value) {
   Handles& h = *database_.handles_;
   rocksdb::Status status;
+  if (!value.empty()) {
+    std::memcpy(writing_->keys.emplace_back().bytes, key.data(), RowKey::kBytes);
+    if (writing_->keys.size() == kKeysAtOnce) AddKeys();
+  }
   if (writing_->writer == nullptr) {
     status = writing_->OpenFile(database_.path_, h.db.get(), h.published);
   }
@@ -74,6 +84,11 @@ Status RowDatabase::RowPublication::Put(std::string_view key, std::string_view v
   if (status.ok() && writing_->writer->FileSize() > kFileBytes) status = writing_->CloseFile();
   error_ = FromRocksdb(status, "publish rows of '" + database_.path_ + "'");
   return error_;
+}
+
+void RowDatabase::RowPublication::AddKeys() {
+  database_.keys_->Add(writing_->keys.data(), writing_->keys.size());
+  writing_->keys.clear();
 }
 
 Status RowDatabase::RowPublication::PutPendingBefore(const RowKey* key) {
@@ -110,6 +125,7 @@ Status RowDatabase::RowPublication::Finish(Meta meta) {
   if (!error_.ok() || !PutPendingBefore(nullptr).ok()) return error_;
   error_ = database_.CheckFolder();
   if (!error_.ok()) return error_;
+  AddKeys();
   Handles& h = *database_.handles_;
   rocksdb::Status status;
   if (writing_->writer != nullptr) status = writing_->CloseFile();
@@ -141,7 +157,7 @@ Status RowDatabase::RowPublication::Finish(Meta meta) {
   if (status.ok()) {
     add(h.published, 0, row_files);
     add(h.meta, row_files, writing_->files.size());
-    if (h.errors->failed()) {
+    if (h.listener->failed()) {
       error_ = Status(Code::kResourceExhausted,
                       "'" + database_.path_ + "' ran into an error meanwhile; flush again");
       return error_;
@@ -152,6 +168,8 @@ Status RowDatabase::RowPublication::Finish(Meta meta) {
       status = h.Call([&](rocksdb::DB* db) { return db->IngestExternalFiles(arguments); });
       if (status.ok()) {
         database_.failed_publication_.clear();
+        database_.published_bytes_ += writing_->bytes;
+        database_.written_bytes_ += writing_->bytes;
       } else {
         database_.AddWriteInDoubt();
       }
@@ -164,6 +182,7 @@ Status RowDatabase::RowPublication::Finish(Meta meta) {
   // The rows are published now, so nothing may fail any more. If the pending rows cannot be
   // dropped, the next Recover sees to it.
   if (database_.has_pending()) static_cast<void>(database_.StartPendingAnew());
+  database_.CareForKeys();
   return error_;
 }
 

@@ -1,0 +1,199 @@
+#include "core/disk/rocksdb/known_keys.h"
+
+#include <rocksdb/metadata.h>
+#include <rocksdb/sst_file_reader.h>
+#include <rocksdb/table.h>
+
+#include <algorithm>
+#include <exception>
+#include <numeric>
+#include <system_error>
+#include <utility>
+
+namespace sok {
+namespace {
+
+// Files of so many bytes are read while the database is opened.
+constexpr uint64_t kReadAtOnce = uint64_t{8} << 20;
+// A filter of fewer keys is not saved: their files are read in a moment.
+constexpr uint64_t kFewestSaved = uint64_t{1} << 16;
+constexpr size_t kKeysAtOnce = 4096;
+
+std::vector<rocksdb::LiveFileMetaData> FilesOf(rocksdb::DB* db, rocksdb::ColumnFamilyHandle* rows) {
+  std::vector<rocksdb::LiveFileMetaData> files;
+  db->GetLiveFilesMetaData(&files);
+  files.erase(std::remove_if(files.begin(), files.end(),
+                             [&](const rocksdb::LiveFileMetaData& file) {
+                               return file.column_family_name != rows->GetName();
+                             }),
+              files.end());
+  return files;
+}
+
+}  // namespace
+
+// A file of rows, which stays open where a compaction removes it.
+struct KnownKeys::Reader {
+  static rocksdb::Options Options() {
+    rocksdb::BlockBasedTableOptions table;
+    table.no_block_cache = true;
+    rocksdb::Options options;
+    options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
+    return options;
+  }
+  Reader() : file(Options()) {}
+  rocksdb::SstFileReader file;
+};
+
+bool KnownKeys::ReadRows(rocksdb::Iterator* rows, KeyFilter* filter) {
+  std::vector<RowKey> keys;
+  for (rows->SeekToFirst(); rows->Valid(); rows->Next()) {
+    if (stopping_) return false;
+    const rocksdb::Slice key = rows->key();
+    if (key.size() != RowKey::kBytes) continue;
+    std::memcpy(keys.emplace_back().bytes, key.data(), RowKey::kBytes);
+    if (keys.size() < kKeysAtOnce) continue;
+    filter->Add(keys.data(), keys.size());
+    keys.clear();
+  }
+  filter->Add(keys.data(), keys.size());
+  return rows->status().ok();
+}
+
+bool KnownKeys::ReadFiles(const std::vector<std::unique_ptr<Reader>>& files) {
+  rocksdb::ReadOptions reading;
+  reading.fill_cache = false;
+  reading.readahead_size = size_t{2} << 20;
+  for (const auto& reader : files) {
+    const std::unique_ptr<rocksdb::Iterator> rows(reader->file.NewIterator(reading));
+    if (!ReadRows(rows.get(), filter_.get())) return false;
+  }
+  return true;
+}
+
+void KnownKeys::Open(const std::string& folder, rocksdb::DB* db,
+                     rocksdb::ColumnFamilyHandle* rows) {
+  std::vector<KeyFilter::SeenFile> seen;
+  filter_->Load(folder + "/" + kFileName, &seen);
+  std::vector<std::unique_ptr<Reader>> unknown;
+  uint64_t bytes = 0;
+  const auto files = FilesOf(db, rows);
+  for (const rocksdb::LiveFileMetaData& file : files) {
+    const bool known = std::any_of(seen.begin(), seen.end(), [&](const KeyFilter::SeenFile& one) {
+      return one.number == file.file_number && one.bytes == file.size;
+    });
+    if (known) continue;
+    unknown.push_back(std::make_unique<Reader>());
+    if (!unknown.back()->file.Open(file.db_path + file.name).ok()) return;
+    bytes += file.size;
+  }
+  // Where all files are read anyway, the keys that have gone need not come back.
+  if (unknown.size() == files.size()) filter_ = std::make_unique<KeyFilter>();
+  saved_keys_ = filter_->size();
+  if (bytes <= kReadAtOnce) {
+    whole_ = ReadFiles(unknown);
+    return;
+  }
+  try {
+    thread_ = std::thread([this, files = std::move(unknown)] {
+      try {
+        whole_ = ReadFiles(files);
+      } catch (const std::exception&) {  // memory has ended
+      }
+    });
+  } catch (const std::system_error&) {  // there is no thread to be had
+  }
+}
+
+void KnownKeys::Renew(const std::function<std::shared_ptr<rocksdb::Iterator>()>& look) {
+  if (thread_.joinable()) thread_.join();
+  {
+    const std::unique_lock<std::shared_mutex> lock(mu_);
+    next_ = std::make_unique<KeyFilter>();
+  }
+  // Keys that are added from here on are added to both.
+  try {
+    thread_ = std::thread([this, rows = look()]() mutable {
+      bool read = false;
+      try {
+        read = ReadRows(rows.get(), next_.get());
+      } catch (const std::exception&) {  // memory has ended
+      }
+      rows.reset();
+      EndRenewal(read);
+    });
+  } catch (const std::exception&) {
+    EndRenewal(/*complete=*/false);
+  }
+}
+
+void KnownKeys::EndRenewal(bool complete) {
+  const std::unique_lock<std::shared_mutex> lock(mu_);
+  if (complete) {
+    filter_ = std::move(next_);
+    saved_keys_ = 0;
+  }
+  next_.reset();
+}
+
+void KnownKeys::Stop() {
+  stopping_ = true;
+  if (thread_.joinable()) thread_.join();
+  stopping_ = false;
+}
+
+void KnownKeys::Add(const RowKey* keys, size_t n) {
+  const std::shared_lock<std::shared_mutex> lock(mu_);
+  filter_->Add(keys, n);
+  if (next_ != nullptr) next_->Add(keys, n);
+}
+
+std::vector<uint32_t> KnownKeys::Select(const RowKey* keys, size_t n) const {
+  if (whole_.load(std::memory_order_acquire)) {
+    const std::shared_lock<std::shared_mutex> lock(mu_);
+    return filter_->Select(keys, n);
+  }
+  std::vector<uint32_t> all(n);
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+bool KnownKeys::ShouldSave() const {
+  const uint64_t keys = size();
+  return keys > saved_keys_ + std::max(kFewestSaved, keys / 8);
+}
+
+bool KnownKeys::ShouldRenew(uint64_t rows) const {
+  return whole_ && !renewing() && size() > 2 * rows + 4 * kFewestSaved;
+}
+
+Status KnownKeys::Save(const std::string& folder, rocksdb::DB* db,
+                       rocksdb::ColumnFamilyHandle* rows) {
+  const std::shared_lock<std::shared_mutex> lock(mu_);
+  const uint64_t keys = filter_->size();
+  if (!whole_ || keys < kFewestSaved) return Status();
+  std::vector<KeyFilter::SeenFile> seen;
+  for (const rocksdb::LiveFileMetaData& file : FilesOf(db, rows)) {
+    seen.push_back({file.file_number, file.size});
+  }
+  Status status = filter_->Save(folder + "/" + kFileName, seen);
+  if (status.ok()) saved_keys_ = keys;
+  return status;
+}
+
+bool KnownKeys::renewing() const {
+  const std::shared_lock<std::shared_mutex> lock(mu_);
+  return next_ != nullptr;
+}
+
+uint64_t KnownKeys::size() const {
+  const std::shared_lock<std::shared_mutex> lock(mu_);
+  return filter_->size();
+}
+
+uint64_t KnownKeys::bytes() const {
+  const std::shared_lock<std::shared_mutex> lock(mu_);
+  return filter_->bytes() + (next_ == nullptr ? 0 : next_->bytes());
+}
+
+}  // namespace sok
