@@ -88,6 +88,13 @@ class DiskStore final : public DurableStore {
 
   struct Shard;
   class FrozenStore;
+  // Where the newest version of a row is that the database does not have.
+  struct DirtyPlace {
+    Key key;
+    uint32_t shard;
+    uint32_t number;  // in the cache, or in the spill
+    bool cached;
+  };
 
   static uint64_t Hash(Key key) { return HashIndex::Hash(key); }
   uint32_t ShardOf(uint64_t hash) const { return HashIndex::ShardOf(hash, shard_bits_); }
@@ -214,6 +221,9 @@ class DiskStore final : public DurableStore {
                    const ParallelFor& parallel_for);
   // Called with the gate held exclusively.
   void SetState(TableState state);
+  // Reads those of the rows that are spilled into records, the row of places[i] into record i.
+  Status ReadSpilled(const DirtyPlace* places, size_t n, size_t record_bytes,
+                     std::vector<char>* records) const;
   // Has every row of the database hidden, pending.
   Status HideAll();
   // Publishes what is pending and what is dirty, when no other group has any of either.

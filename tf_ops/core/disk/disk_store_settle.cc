@@ -14,6 +14,8 @@ namespace {
 
 constexpr size_t kSettleBytes = size_t{4} << 20;
 constexpr size_t kRowsAhead = 12;  // between a prefetch and its use
+// The bytes of rows that are read from the spill together, in the order in which they lie there.
+constexpr size_t kSpilledBytes = size_t{64} << 20;
 
 }  // namespace
 
@@ -29,13 +31,7 @@ uint64_t DiskStore::DirtyBytes() const {
 }
 
 Status DiskStore::ForEachDirty(const VisitDirty& fn) const {
-  struct Place {
-    Key key;
-    uint32_t shard;
-    uint32_t number;  // in the cache, or in the spill
-    bool cached;
-  };
-  std::vector<Place> places;
+  std::vector<DirtyPlace> places;
   for (uint32_t s = 0; s < shard_count(); ++s) {
     const Shard& shard = *shards_[s];
     std::shared_lock<SharedMutex> lock(shard.mu);
@@ -51,26 +47,52 @@ Status DiskStore::ForEachDirty(const VisitDirty& fn) const {
     });
   }
   std::sort(places.begin(), places.end(),
-            [](const Place& a, const Place& b) { return a.key < b.key; });
+            [](const DirtyPlace& a, const DirtyPlace& b) { return a.key < b.key; });
   const size_t floats = dim_ + layout()->slot_floats();
-  std::vector<float> spilled(floats);
-  for (size_t i = 0; i < places.size(); ++i) {
-    const Place& place = places[i];
-    if (i + kRowsAhead < places.size()) {
-      const Place& ahead = places[i + kRowsAhead];
-      if (ahead.cached) shards_[ahead.shard]->rows.Prefetch(ahead.number);
-    }
+  const size_t record_bytes = sizeof(Spill::Head) + floats * sizeof(float);
+  const size_t at_once = std::max<size_t>(1, kSpilledBytes / record_bytes);
+  std::vector<char> records;
+  std::vector<float> row(floats);
+  for (size_t begin = 0; begin < places.size(); begin += at_once) {
+    const size_t end = std::min(places.size(), begin + at_once);
     // Nothing but lookups of what is cached runs beside this, and they change no row.
-    const Shard& shard = *shards_[place.shard];
-    Status status;
-    if (place.cached) {
-      status = fn(place.key, HeaderOf(shard, place.number), shard.rows.row(place.number), floats);
-    } else {
+    SOK_RETURN_IF_ERROR(ReadSpilled(places.data() + begin, end - begin, record_bytes, &records));
+    for (size_t i = begin; i < end; ++i) {
+      if (i + kRowsAhead < end && places[i + kRowsAhead].cached) {
+        const DirtyPlace& ahead = places[i + kRowsAhead];
+        shards_[ahead.shard]->rows.Prefetch(ahead.number);
+      }
+      const DirtyPlace& place = places[i];
+      if (place.cached) {
+        const Shard& shard = *shards_[place.shard];
+        SOK_RETURN_IF_ERROR(
+            fn(place.key, HeaderOf(shard, place.number), shard.rows.row(place.number), floats));
+        continue;
+      }
+      const char* const record = records.data() + (i - begin) * record_bytes;
       Spill::Head head;
-      status = shard.spill->Read(place.number, &head, spilled.data());
-      if (status.ok()) status = fn(place.key, head.header, spilled.data(), floats);
+      std::memcpy(&head, record, sizeof(head));
+      std::memcpy(row.data(), record + sizeof(head), floats * sizeof(float));
+      SOK_RETURN_IF_ERROR(fn(place.key, head.header, row.data(), floats));
     }
-    if (!status.ok()) return status;
+  }
+  return Status();
+}
+
+Status DiskStore::ReadSpilled(const DirtyPlace* places, size_t n, size_t record_bytes,
+                              std::vector<char>* records) const {
+  std::vector<std::vector<Spill::Wanted>> wanted(shard_count());
+  bool any = false;
+  for (size_t i = 0; i < n; ++i) {
+    if (places[i].cached) continue;
+    any = true;
+    wanted[places[i].shard].push_back({places[i].number, static_cast<uint32_t>(i)});
+  }
+  if (any) records->resize(n * record_bytes);
+  for (uint32_t s = 0; s < shard_count(); ++s) {
+    std::sort(wanted[s].begin(), wanted[s].end(),
+              [](const Spill::Wanted& a, const Spill::Wanted& b) { return a.place < b.place; });
+    SOK_RETURN_IF_ERROR(shards_[s]->spill->ReadRecords(wanted[s], records->data()));
   }
   return Status();
 }

@@ -1,6 +1,7 @@
 #include "core/disk/spill.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "core/base/status_macros.h"
 
@@ -9,6 +10,8 @@ namespace {
 
 // Rows between a prefetch and its use.
 constexpr size_t kAhead = 12;
+// Bytes between two rows that are read for nothing rather than with another system call.
+constexpr size_t kLargestGap = size_t{8} << 10;
 
 }  // namespace
 
@@ -59,6 +62,28 @@ Status Spill::Read(uint32_t place, Head* head, float* floats) const {
   const size_t offset = (place & ((uint32_t{1} << shift_) - 1)) * record_bytes_;
   return file_->Read(segments_[place >> shift_].number, offset, reinterpret_cast<char*>(head),
                      sizeof(*head), reinterpret_cast<char*>(floats), floats_ * sizeof(float));
+}
+
+Status Spill::ReadRecords(const std::vector<Wanted>& wanted, char* records) const {
+  const uint32_t in_segment = (uint32_t{1} << shift_) - 1;
+  std::vector<char> piece;
+  for (size_t i = 0; i < wanted.size();) {
+    const uint32_t first = wanted[i].place;
+    size_t end = i + 1;
+    while (end < wanted.size() && wanted[end].place >> shift_ == first >> shift_ &&
+           (wanted[end].place - wanted[end - 1].place) * record_bytes_ <= kLargestGap) {
+      ++end;
+    }
+    piece.resize((wanted[end - 1].place - first + 1) * record_bytes_);
+    SOK_RETURN_IF_ERROR(file_->Read(segments_[first >> shift_].number,
+                                    (first & in_segment) * record_bytes_, piece.data(),
+                                    piece.size()));
+    for (; i < end; ++i) {
+      std::memcpy(records + wanted[i].record * record_bytes_,
+                  piece.data() + (wanted[i].place - first) * record_bytes_, record_bytes_);
+    }
+  }
+  return Status();
 }
 
 uint32_t Spill::Oldest() const {

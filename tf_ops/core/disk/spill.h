@@ -44,6 +44,15 @@ class Spill {
   // Finds the places of many keys, with reads of the index that overlap.
   void FindAll(const std::vector<Key>& keys, std::vector<uint32_t>* places) const;
   Status Read(uint32_t place, Head* head, float* floats) const;
+  // A row at a place, and the number of the record that is to have it.
+  struct Wanted {
+    uint32_t place;
+    uint32_t record;
+  };
+  // Returns the bytes of a record: a Head, then the floats.
+  size_t record_bytes() const { return record_bytes_; }
+  // Reads rows, ascending by place, into records. Rows that lie close together are one read.
+  Status ReadRecords(const std::vector<Wanted>& wanted, char* records) const;
   bool dirty(uint32_t place) const {
     return Bit(segments_[place >> shift_].dirty, place & ((uint32_t{1} << shift_) - 1));
   }
