@@ -1,5 +1,7 @@
 #include "core/disk/cache_memory.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <new>
@@ -58,6 +60,8 @@ void CacheMemory::Free(Holder* holder, char* block, size_t bytes) {
   if (bytes == kBlockBytes) {
     std::lock_guard<std::mutex> guard(mu_);
     free_.push_back(block);
+    // Beyond the limit the system has its pages back; the place stays.
+    if (blocks_ * kBlockBytes > limit()) madvise(block, bytes, MADV_DONTNEED);
   } else {
     std::free(block);  // blocks of long rows differ in size from group to group
   }

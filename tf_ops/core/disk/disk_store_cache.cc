@@ -185,9 +185,14 @@ Status DiskStore::NoMemory(const Shard& shard) const {
 Status DiskStore::SpillRows(Shard& shard, const std::vector<uint32_t>& rows) {
   Spill& spill = *shard.spill;
   std::vector<Spill::Row> leaving;
+  std::vector<Key> left;  // the keys of rows that the database has, and that may not come again
   for (uint32_t row : rows) {
     const uint16_t state = shard.rows.state(row);
     if ((state & kRowSpilled) != 0) continue;
+    if ((state & kRowDirty) == 0 && shard.rows.meta(row)->update_num <= 1) {
+      left.push_back(shard.rows.key(row));
+      continue;
+    }
     leaving.push_back({{shard.rows.key(row), HeaderOf(shard, row), (state & kRowNew) != 0},
                        shard.rows.row(row),
                        (state & kRowDirty) != 0});
@@ -207,6 +212,7 @@ Status DiskStore::SpillRows(Shard& shard, const std::vector<uint32_t>& rows) {
     }
   }
   if (!status.ok()) return status;
+  for (Key key : left) spill.Remove(key);  // an older version may be there
   for (uint32_t row : rows) shard.Forget(row);
   return status;
 }
@@ -252,6 +258,7 @@ Status DiskStore::SpillBlock(Shard& shard) {
 }
 
 Status DiskStore::Trim(Shard& shard) {
+  shard.index.Trim(std::exchange(shard.forgotten, 0));
   shard.ChargeIndexes();
   while (core_->memory.used() > core_->memory.limit() && shard.rows.blocks() > 1) {
     const size_t before = shard.rows.blocks();

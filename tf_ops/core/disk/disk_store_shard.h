@@ -21,6 +21,7 @@ struct alignas(64) DiskStore::Shard final : CacheMemory::Holder {
   void Forget(uint32_t row) {
     index.Erase(rows.key(row), HashIndex::Hash(rows.key(row)));
     rows.Free(row);
+    ++forgotten;
   }
   // Lets go of what a call has kept. From then on the rows may leave.
   void Release() {
@@ -62,8 +63,9 @@ struct alignas(64) DiskStore::Shard final : CacheMemory::Holder {
   std::vector<uint32_t> found;
   // Rows that lookups have made meanwhile, and those that have expired and could not be removed.
   std::vector<uint32_t> kept_besides;
-  bool keeps = false;    // such a call is under way
-  uint64_t charged = 0;  // the bytes of the indexes that are counted
+  bool keeps = false;      // such a call is under way
+  uint64_t charged = 0;    // the bytes of the indexes that are counted
+  uint32_t forgotten = 0;  // rows that were taken out since the index was last trimmed
 };
 
 }  // namespace sok

@@ -16,7 +16,7 @@
 namespace sok {
 
 // A set of keys that grows and forgets nothing. It says of every key that was added that it may be
-// there, and so of about 1 % of the others. It takes 1.3 to 2.7 bytes a key.
+// there, and so of 1 % to 2 % of the others. It takes 1.8 to 3.6 bytes a key.
 //
 // It consists of Bloom filters, each twice as large as the one before. The 8 bits of a key lie in
 // one cache line, one in each 64-bit word, as in the filters of Putze, Sanders and Singler 2007,
@@ -53,7 +53,7 @@ class KeyFilter {
 
  private:
   static constexpr int kWords = 8;            // of 64 bits in a line
-  static constexpr uint64_t kKeysALine = 48;  // in a filter that is full
+  static constexpr uint64_t kKeysALine = 36;  // in a filter that is full
   static constexpr uint64_t kLeastLines = 1 << 12;
   static constexpr uint32_t kMostFilters = 32;
 
