@@ -66,6 +66,12 @@ class All2AllDenseEmbedding(TableLayer):
         eviction: The eviction of rows: one of `sok_embed.eviction`, or `"lru"` or `"lfu"`, by which
             a full table evicts the rows that were trained least recently or least often, as many as
             new keys need. `None`: rows stay. Not without a hash table.
+        row_dtype: The type in which rows lie in memory: `"float32"`, `"bfloat16"`, `"float16"` or
+            `"int8"`, which has a float32 a row beside. Outputs, gradients, the arithmetic of the
+            optimizer and files are float32 as ever; after a step a row is rounded at random,
+            without a bias. Not with a storage.
+        slot_dtype: The type in which the optimizer's slots lie beside the rows: `"float32"` or
+            `"bfloat16"`. Not with a storage.
         **kwargs: The arguments of `keras.layers.Layer`.
 
     Input shape:
@@ -102,6 +108,8 @@ class All2AllDenseEmbedding(TableLayer):
         group: int = 0,
         admission: Any = None,
         eviction: Any = None,
+        row_dtype: str = "float32",
+        slot_dtype: str = "float32",
         **kwargs: Any,
     ) -> None:
         refuse_unknown_arguments(All2AllDenseEmbedding, kwargs)
@@ -135,6 +143,8 @@ class All2AllDenseEmbedding(TableLayer):
             group=group,
             admission=admission,
             eviction=eviction,
+            row_dtype=row_dtype,
+            slot_dtype=slot_dtype,
             **kwargs,
         )
         self.max_vocabulary_size_per_gpu = max_vocabulary_size_per_gpu

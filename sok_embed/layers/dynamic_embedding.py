@@ -103,6 +103,12 @@ class DynamicEmbedding(TableLayer):
         eviction: The eviction of rows: one of `sok_embed.eviction`, or `"lru"` or `"lfu"`, by which
             a full table evicts the rows that were trained least recently or least often, as many as
             new keys need. `None`: rows stay.
+        row_dtype: The type in which rows lie in memory: `"float32"`, `"bfloat16"`, `"float16"` or
+            `"int8"`, which has a float32 a row beside. Outputs, gradients, the arithmetic of the
+            optimizer and files are float32 as ever; after a step a row is rounded at random,
+            without a bias. Not with a storage.
+        slot_dtype: The type in which the optimizer's slots lie beside the rows: `"float32"` or
+            `"bfloat16"`. Not with a storage.
         default_vector: The vector of keys without a row in calls that do not train, in evaluation
             and serving: `"zeros"`; or another key, whose vector stands for unknown ones, with one
             worker. `None`: the vector that training would start from, which nothing has trained.
@@ -156,6 +162,8 @@ class DynamicEmbedding(TableLayer):
         group: int = 0,
         admission: Any = None,
         eviction: Any = None,
+        row_dtype: str = "float32",
+        slot_dtype: str = "float32",
         default_vector: str | int | None = None,
         **kwargs: Any,
     ) -> None:
@@ -187,6 +195,8 @@ class DynamicEmbedding(TableLayer):
             group=group,
             admission=admission,
             eviction=eviction,
+            row_dtype=row_dtype,
+            slot_dtype=slot_dtype,
             **kwargs,
         )
         self.output_dim = output_dim

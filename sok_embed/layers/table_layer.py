@@ -19,6 +19,7 @@ from sok_embed.layers.key_layer import KeyLayer
 from sok_embed.layers.saved_rows import SavedRows, StorableRows
 from sok_embed.lookups.lookup import TableLookup
 from sok_embed.tables import group_holders, storage_copies
+from sok_embed.tables.row_dtypes import FLOAT32, check_row_dtypes
 from sok_embed.tables.table import Table
 
 
@@ -42,6 +43,8 @@ class TableLayer(KeyLayer):
         group: int = 0,
         admission: Admission | Mapping[str, Any] | None = None,
         eviction: Eviction | str | Mapping[str, Any] | None = None,
+        row_dtype: str = FLOAT32,
+        slot_dtype: str = FLOAT32,
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -74,6 +77,11 @@ class TableLayer(KeyLayer):
             group_holders.check_same_start(
                 f"Layer '{self.name}'", self.storage, stored, self._row_initializer, self.seed
             )
+        check_row_dtypes(
+            f"Layer '{self.name}'", row_dtype, slot_dtype, stored=self.storage is not None
+        )
+        self.row_dtype = row_dtype
+        self.slot_dtype = slot_dtype
         self._max_rows = max_rows
         self._direct = direct
         communicator = communicators.current()
@@ -89,6 +97,8 @@ class TableLayer(KeyLayer):
             group=self.group,
             admission=self.admission,
             eviction=self.eviction,
+            row_dtype=row_dtype,
+            slot_dtype=slot_dtype,
             name=self.name,
         )
         self.table.constraint = self.embeddings_constraint
@@ -147,4 +157,6 @@ class TableLayer(KeyLayer):
             "group": self.group,
             "admission": None if self.admission is None else self.admission.get_config(),
             "eviction": None if self.eviction is None else self.eviction.get_config(),
+            "row_dtype": self.row_dtype,
+            "slot_dtype": self.slot_dtype,
         }

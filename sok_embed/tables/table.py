@@ -22,12 +22,13 @@ from sok_embed.tables.base_table import BaseTable, Part
 from sok_embed.tables.owners import ModuloRule, OwnerRule
 from sok_embed.tables.removed_keys import taken_keys
 from sok_embed.tables.row_batches import Batch, batches_in_memory
+from sok_embed.tables.row_dtypes import FLOAT32, check_row_dtypes
 from sok_embed.tables.stored_owners import check_stored_owners
 from sok_embed.tables.tensors import as_errors, as_keys, eager
 
 
 class Table(BaseTable):
-    """Rows of float32 by 64-bit key, on this worker.
+    """Rows of floats by 64-bit key, on this worker.
 
     Layers make their own tables; use one by itself to look at what a layer has learned, or to put
     rows in. Under Horovod a table holds the rows of this worker only, those with
@@ -64,11 +65,15 @@ class Table(BaseTable):
         admission: The admission of keys, which decides which get a row; `None`: all.
         eviction: The eviction of rows, one of `sok_embed.eviction`. `None`: rows stay, and a full
             table refuses new keys.
+        row_dtype: The type in which rows lie in memory: `"float32"`, `"bfloat16"`, `"float16"` or
+            `"int8"`, which has a float32 a row beside. Lookups, steps and files have float32.
+        slot_dtype: The type in which optimizer slots do: `"float32"` or `"bfloat16"`.
         name: The name for messages.
 
     Raises:
         ValueError: For `direct` without `max_rows`, an eviction with `direct`, one that needs
-            `max_rows` without it, one that counts steps in a storage, and another `dim` or
+            `max_rows` without it, one that counts steps in a storage, a type of rows that is none
+            of these or not float32 in a storage, and another `dim` or
             initializer than the group of the storage has. `Storage.table` opens a group as it is.
     """
 
@@ -94,6 +99,8 @@ class Table(BaseTable):
         group: int = 0,
         admission: Admission | None = None,
         eviction: Eviction | None = None,
+        row_dtype: str = FLOAT32,
+        slot_dtype: str = FLOAT32,
         name: str = "table",
     ) -> None:
         rule = owner_rule or ModuloRule()
@@ -112,6 +119,7 @@ class Table(BaseTable):
             stored=storage is not None,
             direct=direct,
         )
+        check_row_dtypes(f"Table '{name}'", row_dtype, slot_dtype, stored=storage is not None)
         self._owner_rule = rule
         # Positions of workers that share keys by another rule are the keys themselves.
         sharing = (owners, owner) if isinstance(rule, ModuloRule) else (1, 0)
@@ -126,6 +134,8 @@ class Table(BaseTable):
             "owners": sharing[0],
             "owner": sharing[1],
             "group": group,
+            "row_dtype": row_dtype,
+            "slot_dtype": slot_dtype,
         }
         if storage is not None:
             self._attributes["storage"] = os.fsencode(storage.path)

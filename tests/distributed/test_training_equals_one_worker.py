@@ -54,6 +54,17 @@ def test_training_can_be_repeated_bit_by_bit(one: Results, many: Results) -> Non
                 np.testing.assert_array_equal(worker[f"{number}.{name}"], value)
 
 
+def test_rows_in_fewer_bytes_have_the_same_bits_on_any_number_of_workers(
+    one: Results, many: Results
+) -> None:
+    for name in ("bfloat16", "int8"):
+        for values in ("rows", "slots"):
+            keys, rows = one.table("rows_in_fewer_bytes", name, values)
+            got_keys, got_rows = many.table("rows_in_fewer_bytes", name, values)
+            np.testing.assert_array_equal(got_keys, keys)
+            np.testing.assert_array_equal(got_rows, rows)
+
+
 def test_regularized_and_constrained_rows_train_alike(one: Results, many: Results) -> None:
     assert_equal_tables(one, many, "regularized", "dynamic", "rows")
     assert_equal_weights(one, many, "regularized")

@@ -43,6 +43,8 @@ namespace tf = tensorflow;
       .Attr("eviction_min_l2: float = 0.0")                \
       .Attr("eviction_every: int >= 0 = 100")              \
       .Attr("shards: int >= 0 = 0")                        \
+      .Attr("row_dtype: string = 'float32'")               \
+      .Attr("slot_dtype: string = 'float32'")              \
       .Attr("step_clock: bool = false")
 
 namespace {
@@ -52,6 +54,7 @@ class TablePlace {
  public:
   absl::Status Read(tf::OpKernelConstruction* ctx);
   int dim() const { return config_.dim; }
+  const RowForm& form() const { return config_.form; }
   // Makes a new table, or opens its group, under that name.
   Result<std::shared_ptr<OpenTable>> Open(const std::string& name) const;
 
@@ -90,6 +93,13 @@ absl::Status TablePlace::Read(tf::OpKernelConstruction* ctx) {
   config_.max_rows = static_cast<uint64_t>(max_rows);
   config_.owners = static_cast<uint64_t>(owners);
   config_.owner = static_cast<uint64_t>(owner);
+
+  std::string row_dtype, slot_dtype;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("row_dtype", &row_dtype));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("slot_dtype", &slot_dtype));
+  const auto form = RowForm::Make(row_dtype, slot_dtype);
+  if (!form.ok()) return ToAbsl(form.status());
+  config_.form = form.value();
 
   TF_RETURN_IF_ERROR(ReadEviction(ctx));
   AdmissionConfig admission;
@@ -144,6 +154,12 @@ Result<std::shared_ptr<OpenTable>> TablePlace::Open(const std::string& name) con
     return InvalidArgument(
         "expected a table in memory with step_clock: rows in a storage have the "
         "storage's clock");
+  }
+  if (!config_.form.plain()) {
+    return InvalidArgument("expected row_dtype and slot_dtype of float32 in a storage, got " +
+                           std::string(RowTypeName(config_.form.row)) + " and " +
+                           RowTypeName(config_.form.slots) +
+                           "; rows in fewer bytes are for tables in memory");
   }
   auto storage = OpenStorage();
   if (!storage.ok()) return storage.status();
@@ -214,6 +230,13 @@ class TableHandleOp : public tf::OpKernel {
                 absl::InvalidArgumentError(
                     "table '" + name + "' exists with dim " + std::to_string(dim) + ", dim " +
                     std::to_string(place_.dim()) + " was asked for; give the tables two names"));
+    const RowForm& form = found->content()->table()->form();
+    OP_REQUIRES(
+        ctx, form.row == place_.form().row && form.slots == place_.form().slots,
+        absl::InvalidArgumentError(
+            "table '" + name + "' exists with rows of " + RowTypeName(form.row) + " and slots of " +
+            RowTypeName(form.slots) + ", " + RowTypeName(place_.form().row) + " and " +
+            RowTypeName(place_.form().slots) + " were asked for; give the tables two names"));
     tf::Tensor* handle = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {}, &handle));
     handle->scalar<tf::ResourceHandle>()() =

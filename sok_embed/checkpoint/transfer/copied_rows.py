@@ -100,6 +100,8 @@ class CopiedRows:
             "storage_id": self._copy.id,
             "group": self._group,
             "step_clock": False,
+            "row_dtype": "float32",
+            "slot_dtype": "float32",
         }
         with tf.init_scope():
             handle = as_errors(lambda: tf_ops.anonymous_table(table.name, table.dim, **attributes))

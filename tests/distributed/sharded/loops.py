@@ -160,3 +160,26 @@ def keys_of_one_owner(here: Here) -> dict[str, Any]:
         targets = tf.ones([len(own), 1])
         compiled(tf.constant(own), targets, tf.constant(here.size / 12.0))
     return contents(model)
+
+
+@scenario
+def rows_in_fewer_bytes(here: Here) -> dict[str, Any]:
+    """Trains rows of several types by gradients that are whole numbers, which add up exactly."""
+    keys = np.arange(60).reshape(12, 5) * 7 - 100
+    saved: dict[str, Any] = {}
+    for row_dtype, slot_dtype in (("bfloat16", "float32"), ("int8", "bfloat16")):
+        layer = sok_embed.DynamicEmbedding(
+            4, seed=1, name=row_dtype, row_dtype=row_dtype, slot_dtype=slot_dtype
+        )
+        optimizer = sok_embed.DistributedOptimizer(keras.optimizers.Adam(0.01))
+        own = tf.constant(share(keys, here))
+        factors = tf.cast(own % 5 + 1, tf.float32)[..., None] * here.size
+        for _ in range(6):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(layer(own, training=True) * factors)
+            weights = layer.trainable_weights
+            optimizer.apply(tape.gradient(loss, weights), weights)
+        held = layer.table.export(slots=True)
+        saved[f"{row_dtype}.keys"], saved[f"{row_dtype}.rows"] = held.keys, held.embeddings
+        saved[f"{row_dtype}.slots"] = held.slots
+    return saved

@@ -9,6 +9,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/rows/apply_rows.h"
+#include "core/rows/decoded_row.h"
 #include "core/rows/direct_index.h"
 #include "core/rows/hash_index.h"
 #include "core/rows/pipelined_find.h"
@@ -44,10 +45,8 @@ class MemoryStore<Index>::FrozenStore final : public Frozen {
   uint64_t size() const override { return size_; }
   Status ForEach(const std::function<void(Key, RowRef)>& fn) const override {
     for (const auto& shard : store_.shards_) {
-      const RowSlabs& rows = shard->rows;
-      shard->index.ForEach([&](Key key, uint32_t row) {
-        fn(key, {rows.row(row), rows.meta(row)});
-      });
+      DecodedRow decoded(shard->rows);
+      shard->index.ForEach([&](Key key, uint32_t row) { fn(key, decoded.Read(row)); });
     }
     return Status();
   }
@@ -57,10 +56,10 @@ class MemoryStore<Index>::FrozenStore final : public Frozen {
     for (const auto& shard : store_.shards_) {
       const uint64_t size = shard->index.size();
       if (at < end && begin < at + size) {
-        const RowSlabs& rows = shard->rows;
+        DecodedRow decoded(shard->rows);
         uint64_t i = at;
         shard->index.ForEach([&](Key key, uint32_t row) {
-          if (i >= begin && i < end) fn(key, {rows.row(row), rows.meta(row)});
+          if (i >= begin && i < end) fn(key, decoded.Read(row));
           ++i;
         });
       }
@@ -79,6 +78,7 @@ template <typename Index>
 MemoryStore<Index>::MemoryStore(std::shared_ptr<const RowLayout> layout, const IndexConfig& config)
     : config_(config),
       dim_(layout->dim()),
+      coding_(layout->coding() == nullptr ? std::nullopt : std::optional(*layout->coding())),
       layout_(std::move(layout)),
       arena_(std::make_shared<Arena>()) {
   for (uint32_t s = 0; s < shard_count(); ++s) {
@@ -174,7 +174,7 @@ Status MemoryStore<Index>::Upsert(const Key* keys, size_t n, uint64_t max_rows, 
         failure = status;
         return;
       }
-      const std::vector<float>& start = shard.rows.layout().slot_start();
+      DecodedRow decoded(shard.rows);
       uint64_t made = 0;
       for (size_t i = 0; i < m; ++i) {
         const Key key = entries[i].key;
@@ -184,13 +184,13 @@ Status MemoryStore<Index>::Upsert(const Key* keys, size_t n, uint64_t max_rows, 
         if (is_new) {
           rows[i] = shard.rows.Allocate();
           shard.index.Insert(key, Hash(key), rows[i]);
-          std::copy(start.begin(), start.end(), shard.rows.row(rows[i]) + dim_);
           *shard.rows.meta(rows[i]) = RowMeta{0, now};
           size_.fetch_add(1, std::memory_order_relaxed);
           ++made;
         }
         if (shard.marks != nullptr) shard.marks->Changing(key, rows[i], shard.rows);
-        write(entries[i].position, {shard.rows.row(rows[i]), shard.rows.meta(rows[i])}, is_new);
+        write(entries[i].position, is_new ? decoded.Start(rows[i]) : decoded.Read(rows[i]), is_new);
+        decoded.Write(rows[i]);
       }
       made_.fetch_add(made, std::memory_order_relaxed);
     }

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "core/base/page_memory.h"
@@ -74,6 +75,11 @@ class MemoryStore final : public RowStore {
   void GatherAs(const Key* keys, size_t n, T* out, const GatherOptions& options,
                 const FillEmbedding& fill, std::vector<uint32_t>* missing,
                 const ParallelFor& parallel_for) const;
+  // The part of GatherAs for rows in fewer bytes; appends positions without a row. Every shard must
+  // be locked.
+  template <typename T>
+  void GatherCoded(const Key* keys, size_t begin, size_t end, T* out, const GatherOptions& options,
+                   std::vector<uint32_t>* absent) const;
   // Calls found(i, row) or absent(i) for i in [begin, end); `given` is as in GatherOptions. Every
   // shard must be locked.
   template <typename Found, typename Absent>
@@ -88,6 +94,8 @@ class MemoryStore final : public RowStore {
 
   const IndexConfig config_;
   const int dim_;
+  // Of the embeddings alone, whose coding stays while slots come and go; none: they are floats.
+  const std::optional<RowCoding> coding_;
   std::vector<std::unique_ptr<Shard>> shards_;
   std::atomic<uint64_t> size_{0}, made_{0};
   std::mutex limit_mu_;             // one Upsert at a time where there is a limit to keep

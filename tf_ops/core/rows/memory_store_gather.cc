@@ -28,6 +28,29 @@ void MemoryStore<Index>::Find(const Key* keys, size_t begin, size_t end, const f
 
 template <typename Index>
 template <typename T>
+void MemoryStore<Index>::GatherCoded(const Key* keys, size_t begin, size_t end, T* out,
+                                     const GatherOptions& options,
+                                     std::vector<uint32_t>* absent) const {
+  const RowCoding coding = *coding_;
+  const int dim = dim_;
+  const uint32_t* const places = options.places;
+  FindRange<Index, Shard>(
+      keys, begin, end, options.given, static_cast<int>(coding.embedding_bytes() / sizeof(float)),
+      [this](Key key) { return Hash(key); },
+      [this](uint64_t hash) -> const Shard& { return *shards_[ShardOf(hash)]; },
+      [&](size_t i, const Shard* shard, uint32_t, const float* row) {
+        T* const to = out + (places == nullptr ? i : places[i]) * dim;
+        if (shard == nullptr) {  // a row that is given: floats
+          CopyRow(row, dim, to);
+        } else {
+          coding.DecodeEmbedding(reinterpret_cast<const char*>(row), to);
+        }
+      },
+      [absent](size_t i) { absent->push_back(static_cast<uint32_t>(i)); });
+}
+
+template <typename Index>
+template <typename T>
 void MemoryStore<Index>::GatherAs(const Key* keys, size_t n, T* out, const GatherOptions& options,
                                   const FillEmbedding& fill, std::vector<uint32_t>* missing,
                                   const ParallelFor& parallel_for) const {
@@ -51,7 +74,9 @@ void MemoryStore<Index>::GatherAs(const Key* keys, size_t n, T* out, const Gathe
       const auto copy = [=](size_t i, const float* row) {
         CopyRow(row, dim, out + place(i) * dim);
       };
-      if (dim < kLongRow) {
+      if (coding_.has_value()) {
+        GatherCoded(keys, begin, end, out, options, &absent);
+      } else if (dim < kLongRow) {
         find(copy);
       } else {
         find([=](size_t i, const float* row) {
@@ -63,8 +88,11 @@ void MemoryStore<Index>::GatherAs(const Key* keys, size_t n, T* out, const Gathe
     if (absent.empty()) return;
     if (fill) {
       std::vector<float> start(dim);
+      std::vector<char> coded(coding_.has_value() ? coding_->bytes() : 0);
       for (uint32_t i : absent) {
         fill(keys[i], start.data());
+        // The row that training would make has these bits.
+        if (coding_.has_value()) coding_->RoundEmbedding(start.data(), coded.data());
         CopyRow(start.data(), dim, out + place(i) * dim);
       }
     }

@@ -7,17 +7,19 @@
 
 namespace sok {
 
-RowLayout::RowLayout(int dim, std::vector<Slot> slots) : dim_(dim), slots_(std::move(slots)) {
+RowLayout::RowLayout(int dim, std::vector<Slot> slots, const RowForm& form)
+    : dim_(dim), slots_(std::move(slots)), form_(form) {
   for (const Slot& slot : slots_) slot_start_.insert(slot_start_.end(), slot.width, slot.initial);
   // A row takes whole 16-byte vectors.
   stride_ = (dim_ + slot_floats() + 3) / 4 * 4;
+  if (!form.plain()) coding_.emplace(form, dim_, slot_floats());
 }
 
 bool RowLayout::SameShape(const RowLayout& other) const {
-  return dim_ == other.dim_ && std::equal(slots_.begin(), slots_.end(), other.slots_.begin(),
-                                          other.slots_.end(), [](const Slot& a, const Slot& b) {
-                                            return a.name == b.name && a.width == b.width;
-                                          });
+  return dim_ == other.dim_ && form_.row == other.form_.row && form_.slots == other.form_.slots &&
+         std::equal(
+             slots_.begin(), slots_.end(), other.slots_.begin(), other.slots_.end(),
+             [](const Slot& a, const Slot& b) { return a.name == b.name && a.width == b.width; });
 }
 
 Status RowSlabs::Reserve(uint32_t more) {
@@ -106,6 +108,13 @@ Result<RowSlabs> RowSlabs::WithLayout(std::shared_ptr<const RowLayout> layout,
   relaid.with_free_.resize(with_free_.size());
   const int dim = layout->dim();
   const std::vector<float>& start = layout->slot_start();
+  const RowCoding* const coding = layout->coding();
+  std::vector<char> coded_start(layout->row_bytes());  // of a row: its slots count
+  if (coding != nullptr) {
+    std::vector<float> row(dim, 0.0f);
+    row.insert(row.end(), start.begin(), start.end());
+    coding->EncodeNearest(row.data(), coded_start.data());
+  }
   for (uint32_t slab = 0; slab < slabs_.size(); ++slab) {
     if (slabs_[slab] == nullptr) continue;
     Status status = relaid.AddSlab(slab);
@@ -116,9 +125,16 @@ Result<RowSlabs> RowSlabs::WithLayout(std::shared_ptr<const RowLayout> layout,
       return status;
     }
     for (uint32_t r = slab << kShift; r < (slab << kShift) + uses_[slab].touched; ++r) {
-      float* to = relaid.row(r);
-      std::memcpy(to, row(r), dim * sizeof(float));
-      std::copy(start.begin(), start.end(), to + dim);
+      if (coding != nullptr) {
+        const size_t embedding = coding->embedding_bytes();
+        std::memcpy(relaid.place(r), place(r), embedding);
+        std::memcpy(relaid.place(r) + embedding, coded_start.data() + embedding,
+                    coding->bytes() - embedding);
+      } else {
+        float* to = relaid.row(r);
+        std::memcpy(to, row(r), dim * sizeof(float));
+        std::copy(start.begin(), start.end(), to + dim);
+      }
       *relaid.meta(r) = *meta(r);
     }
     relaid.uses_[slab] = uses_[slab];
@@ -149,7 +165,7 @@ size_t RowSlabs::untouched_bytes() const {
       if (last > first) bytes += (last - first) * page;
     };
     const auto begin = static_cast<uint32_t>(slab << kShift);
-    add(row(begin) + touched * stride_, meta(begin));
+    add(place(begin) + touched * row_bytes_, meta(begin));
     add(meta(begin) + touched, slabs_[slab] + SlabBytes());
   }
   return bytes;

@@ -5,10 +5,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "core/base/page_memory.h"
 #include "core/base/status.h"
+#include "core/rows/row_coding.h"
+#include "core/rows/row_type.h"
 #include "core/rules/row_optimizer.h"
 
 namespace sok {
@@ -23,14 +26,19 @@ struct RowMeta {
   uint32_t next_update() const { return update_num + (update_num != kMostUpdates); }
 };
 
-// The floats of a row: the embedding, then the slots of the table's rule.
+// The floats of a row: the embedding, then the slots of the table's rule. They lie in memory as
+// they are, or in fewer bytes.
 class RowLayout {
  public:
-  RowLayout(int dim, std::vector<Slot> slots);
+  RowLayout(int dim, std::vector<Slot> slots, const RowForm& form = {});
 
   int dim() const { return dim_; }
   int slot_floats() const { return static_cast<int>(slot_start_.size()); }
-  int stride() const { return stride_; }  // floats from one row to the next
+  int stride() const { return stride_; }  // floats from one row to the next, without a coding
+  // Returns the bytes from one row in memory to the next.
+  size_t row_bytes() const { return coding_ ? coding_->bytes() : stride_ * sizeof(float); }
+  // Returns the way to the floats of a row and back; null: the row is the floats.
+  const RowCoding* coding() const { return coding_ ? &*coding_ : nullptr; }
   const std::vector<Slot>& slots() const { return slots_; }
   // Returns what the slots of a new row hold.
   const std::vector<float>& slot_start() const { return slot_start_; }
@@ -41,13 +49,15 @@ class RowLayout {
   int stride_;
   std::vector<Slot> slots_;
   std::vector<float> slot_start_;
+  RowForm form_;
+  std::optional<RowCoding> coding_;
 };
 
 // The rows of one shard. Not thread-safe: the shard that owns it holds the lock.
 class RowSlabs {
  public:
   RowSlabs(std::shared_ptr<const RowLayout> layout, std::shared_ptr<Arena> arena)
-      : layout_(std::move(layout)), arena_(std::move(arena)), stride_(layout_->stride()) {}
+      : layout_(std::move(layout)), arena_(std::move(arena)), row_bytes_(layout_->row_bytes()) {}
 
   // Makes sure that `more` calls of Allocate succeed. On an error nothing has changed.
   Status Reserve(uint32_t more);
@@ -58,10 +68,11 @@ class RowSlabs {
   // Frees a row. A slab whose last row goes is given back.
   void Free(uint32_t row);
 
-  float* row(uint32_t row) const {
-    return reinterpret_cast<float*>(slabs_[row >> kShift]) +
-           static_cast<size_t>(row & kMask) * stride_;
+  char* place(uint32_t row) const {
+    return slabs_[row >> kShift] + static_cast<size_t>(row & kMask) * row_bytes_;
   }
+  // Returns where the row lies; what is there are floats only if the layout has no coding.
+  float* row(uint32_t row) const { return reinterpret_cast<float*>(place(row)); }
   // Counters lie beside the rows of the slab and not inside of them, so that embeddings of 16, 32,
   // … floats keep to whole cache lines.
   RowMeta* meta(uint32_t row) const {
@@ -69,6 +80,7 @@ class RowSlabs {
   }
 
   const RowLayout& layout() const { return *layout_; }
+  const std::shared_ptr<const RowLayout>& shared_layout() const { return layout_; }
   // Replaces the layout by one of the same shape. Hyperparameters may change what new slots start
   // from.
   void set_layout(std::shared_ptr<const RowLayout> layout) { layout_ = std::move(layout); }
@@ -100,7 +112,7 @@ class RowSlabs {
     uint16_t touched = 0;             // rows from here on were never in use
   };
 
-  size_t RowsBytes() const { return size_t{kRows} * stride_ * sizeof(float); }
+  size_t RowsBytes() const { return size_t{kRows} * row_bytes_; }
   size_t SlabBytes() const { return RowsBytes() + kRows * sizeof(RowMeta); }
   Status AddSlab(uint32_t slab);
   // Notes whether the slab has a row that is free.
@@ -108,7 +120,7 @@ class RowSlabs {
 
   std::shared_ptr<const RowLayout> layout_;
   std::shared_ptr<Arena> arena_;
-  int stride_;
+  size_t row_bytes_;
   std::vector<char*> slabs_;  // null where one was given back
   std::vector<Use> uses_;
   std::vector<uint32_t> vacant_;     // the numbers of those that were given back

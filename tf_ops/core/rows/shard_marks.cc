@@ -57,18 +57,47 @@ class UsedChunks {
   std::vector<std::unique_ptr<char[]>> free_;
 };
 
-// Writes a row into columns.
-void PutRow(const CapturedColumns& to, size_t at, Key key, const RowMeta& meta, const float* row,
-            size_t dim, size_t slot_floats) {
-  to.keys[at] = key;
-  to.update_nums[at] = meta.update_num;
-  to.update_times[at] = meta.update_time;
-  std::copy_n(row, dim, to.embeddings + at * dim);
-  std::copy_n(row + dim, slot_floats, to.slots + at * slot_floats);
+// Writes rows of a layout into columns.
+class RowColumns {
+ public:
+  RowColumns(const CapturedColumns& to, const RowLayout& layout)
+      : to_(to),
+        dim_(static_cast<size_t>(layout.dim())),
+        slot_floats_(static_cast<size_t>(layout.slot_floats())),
+        coding_(layout.coding()) {}
+
+  // `row` is where the row lies, as its layout has it.
+  void Put(size_t at, Key key, const RowMeta& meta, const char* row) const {
+    to_.keys[at] = key;
+    to_.update_nums[at] = meta.update_num;
+    to_.update_times[at] = meta.update_time;
+    float* const embedding = to_.embeddings + at * dim_;
+    float* const slots = to_.slots + at * slot_floats_;
+    if (coding_ != nullptr) {
+      coding_->DecodeEmbedding(row, embedding);
+      coding_->DecodeSlots(row, slots);
+      return;
+    }
+    const auto* const floats = reinterpret_cast<const float*>(row);
+    std::copy_n(floats, dim_, embedding);
+    std::copy_n(floats + dim_, slot_floats_, slots);
+  }
+
+ private:
+  const CapturedColumns& to_;
+  const size_t dim_, slot_floats_;
+  const RowCoding* const coding_;
+};
+
+// Returns the bytes of a row that hold something.
+size_t BytesOf(const RowLayout& layout) {
+  if (layout.coding() != nullptr) return layout.row_bytes();
+  return (static_cast<size_t>(layout.dim()) + static_cast<size_t>(layout.slot_floats())) *
+         sizeof(float);
 }
 
 void PrefetchRow(const RowSlabs& rows, uint32_t row) {
-  PrefetchForCopy(rows.row(row), rows.layout().dim() + rows.layout().slot_floats());
+  PrefetchForCopy(rows.row(row), static_cast<int>(BytesOf(rows.layout()) / sizeof(float)));
   __builtin_prefetch(rows.meta(row));
 }
 
@@ -93,16 +122,19 @@ uint64_t RowBits::Count() const {
 
 size_t RowCopies::chunk_rows() const { return std::max<size_t>(1, kChunkBytes / record_bytes()); }
 
+RowCopies::RowCopies(std::shared_ptr<const RowLayout> layout)
+    : layout_(std::move(layout)), row_bytes_(BytesOf(*layout_)) {}
+
 RowCopies::~RowCopies() {
   if (!chunks_.empty()) CaptureBudget::OfProcess().Remove(bytes());
 }
 
 RowCopies::RowCopies(RowCopies&& other) noexcept
-    : dim_(other.dim_), slot_floats_(other.slot_floats_), chunks_(std::move(other.chunks_)) {
+    : layout_(other.layout_), row_bytes_(other.row_bytes_), chunks_(std::move(other.chunks_)) {
   other.chunks_.clear();
 }
 
-bool RowCopies::Add(Key key, const float* row, const RowMeta& meta) {
+bool RowCopies::Add(Key key, const char* row, const RowMeta& meta) {
   if (chunks_.empty() || chunks_.back().rows == chunk_rows()) {
     Chunk chunk{chunk_bytes() <= kChunkBytes
                     ? UsedChunks::OfProcess().Take()
@@ -115,7 +147,7 @@ bool RowCopies::Add(Key key, const float* row, const RowMeta& meta) {
   char* const record = chunk.records.get() + chunk.rows++ * record_bytes();
   const Record head{key, meta};
   std::memcpy(record, &head, sizeof(head));
-  std::memcpy(record + sizeof(head), row, floats() * sizeof(float));
+  std::memcpy(record + sizeof(head), row, row_bytes_);
   return true;
 }
 
@@ -126,14 +158,14 @@ void RowCopies::TakeAll(RowCopies& other) {
 
 size_t RowCopies::TakeInto(const CapturedColumns& to, size_t begin, size_t end) {
   size_t at = begin, freed = 0;
+  const RowColumns columns(to, *layout_);
   while (at < end && !chunks_.empty()) {
     Chunk& chunk = chunks_.back();
     while (at < end && chunk.rows > 0) {
       const char* const record = chunk.records.get() + --chunk.rows * record_bytes();
       Record head;
       std::memcpy(&head, record, sizeof(head));
-      PutRow(to, at++, head.key, head.meta, reinterpret_cast<const float*>(record + sizeof(head)),
-             static_cast<size_t>(dim_), static_cast<size_t>(slot_floats_));
+      columns.Put(at++, head.key, head.meta, record + sizeof(head));
     }
     if (chunk.rows > 0) break;
     if (chunk_bytes() <= kChunkBytes) UsedChunks::OfProcess().Give(std::move(chunk.records));
@@ -188,9 +220,9 @@ void ShardMarks::PutBack(Changes earlier, const RowSlabs& rows) {
   changes_.rows.Add(earlier.rows);
 }
 
-void ShardMarks::StartCapture(RowBits waiting, const RowLayout& layout) {
+void ShardMarks::StartCapture(RowBits waiting, std::shared_ptr<const RowLayout> layout) {
   waiting_ = std::move(waiting);
-  kept_ = std::make_unique<RowCopies>(layout.dim(), layout.slot_floats());
+  kept_ = std::make_unique<RowCopies>(std::move(layout));
   lost_ = false;
 }
 
@@ -201,7 +233,7 @@ void ShardMarks::EndCapture() {
 }
 
 void ShardMarks::KeepCopy(Key key, uint32_t row, const RowSlabs& rows) {
-  lost_ |= !kept_->Add(key, rows.row(row), *rows.meta(row));
+  lost_ |= !kept_->Add(key, rows.place(row), *rows.meta(row));
   waiting_.Clear(row);
 }
 
@@ -217,8 +249,7 @@ void ShardMarks::KeepCopies(const NumberedKey* some, size_t n, const RowSlabs& r
 size_t ShardMarks::CopyOut(const std::vector<Key>& keys, const RowSlabs& rows,
                            const CapturedColumns& to, size_t begin, size_t end, uint32_t* from) {
   std::vector<uint64_t>& words = waiting_.words();
-  const auto dim = static_cast<size_t>(rows.layout().dim());
-  const auto slot_floats = static_cast<size_t>(rows.layout().slot_floats());
+  const RowColumns columns(to, rows.layout());
   size_t at = begin;
   size_t word = *from / 64;
   while (word < words.size() && at < end) {
@@ -228,7 +259,7 @@ size_t ShardMarks::CopyOut(const std::vector<Key>& keys, const RowSlabs& rows,
     }
     const auto row = static_cast<uint32_t>(word * 64 + __builtin_ctzll(words[word]));
     words[word] &= words[word] - 1;
-    PutRow(to, at++, keys[row], *rows.meta(row), rows.row(row), dim, slot_floats);
+    columns.Put(at++, keys[row], *rows.meta(row), rows.place(row));
   }
   *from = static_cast<uint32_t>(word * 64);
   return at - begin;
@@ -236,8 +267,7 @@ size_t ShardMarks::CopyOut(const std::vector<Key>& keys, const RowSlabs& rows,
 
 size_t ShardMarks::CopyListed(const std::vector<NumberedKey>& listed, const RowSlabs& rows,
                               const CapturedColumns& to, size_t begin, size_t end, uint32_t* from) {
-  const auto dim = static_cast<size_t>(rows.layout().dim());
-  const auto slot_floats = static_cast<size_t>(rows.layout().slot_floats());
+  const RowColumns columns(to, rows.layout());
   size_t at = begin, done = *from;
   // Backwards, so that the first entry of a row that is met is its last.
   for (; done < listed.size() && at < end; ++done) {
@@ -249,7 +279,7 @@ size_t ShardMarks::CopyListed(const std::vector<NumberedKey>& listed, const RowS
     const auto [key, row] = listed[left - 1];
     if (!waiting_.Has(row)) continue;
     waiting_.Clear(row);
-    PutRow(to, at++, key, *rows.meta(row), rows.row(row), dim, slot_floats);
+    columns.Put(at++, key, *rows.meta(row), rows.place(row));
   }
   *from = static_cast<uint32_t>(done);
   return at - begin;

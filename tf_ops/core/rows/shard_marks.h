@@ -42,17 +42,17 @@ class RowBits {
   std::vector<uint64_t> words_;
 };
 
-// Copies of rows, which count in the CaptureBudget of the process until they are taken.
+// Copies of rows, as they lie in memory, which count in the CaptureBudget of the process until they
+// are taken.
 class RowCopies {
  public:
-  // The floats of a row are its embedding and slots.
-  RowCopies(int dim, int slot_floats) : dim_(dim), slot_floats_(slot_floats) {}
+  explicit RowCopies(std::shared_ptr<const RowLayout> layout);
   ~RowCopies();
   RowCopies(RowCopies&& other) noexcept;
   RowCopies& operator=(const RowCopies&) = delete;
 
   // Returns whether there was memory.
-  bool Add(Key key, const float* row, const RowMeta& meta);
+  bool Add(Key key, const char* row, const RowMeta& meta);
   // Takes all that another one has.
   void TakeAll(RowCopies& other);
   // Moves rows into columns from place `begin` on, as many as there are or have room before `end`.
@@ -71,12 +71,12 @@ class RowCopies {
     size_t rows = 0;
   };
 
-  size_t floats() const { return static_cast<size_t>(dim_) + static_cast<size_t>(slot_floats_); }
-  size_t record_bytes() const { return sizeof(Record) + (floats() * sizeof(float) + 7) / 8 * 8; }
+  size_t record_bytes() const { return sizeof(Record) + (row_bytes_ + 7) / 8 * 8; }
   size_t chunk_rows() const;
   size_t chunk_bytes() const { return chunk_rows() * record_bytes(); }
 
-  int dim_, slot_floats_;
+  std::shared_ptr<const RowLayout> layout_;
+  size_t row_bytes_;  // without what lies between rows
   std::vector<Chunk> chunks_;
 };
 
@@ -115,7 +115,7 @@ class ShardMarks {
   void PutBack(Changes earlier, const RowSlabs& rows);
 
   // From now on rows of which a bit is set wait to be copied out.
-  void StartCapture(RowBits waiting, const RowLayout& layout);
+  void StartCapture(RowBits waiting, std::shared_ptr<const RowLayout> layout);
   void EndCapture();
   bool capturing() const { return kept_ != nullptr; }
 

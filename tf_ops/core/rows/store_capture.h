@@ -97,10 +97,7 @@ class MemoryStore<Index>::StoreCapture final : public RowCapture {
 
  private:
   StoreCapture(MemoryStore& store, const CaptureOptions& options)
-      : store_(store),
-        options_(options),
-        copies_(store.dim_, store.layout()->slot_floats()),
-        before_(store.shards_.size()) {}
+      : store_(store), options_(options), copies_(store.layout()), before_(store.shards_.size()) {}
 
   // All shards are locked for the moment, so that what is captured is of one time.
   Status Start() {
@@ -129,7 +126,7 @@ class MemoryStore<Index>::StoreCapture final : public RowCapture {
       }
       rows_ += waiting.Count();
       size_ += shard.index.size();
-      shard.marks->StartCapture(std::move(waiting), shard.rows.layout());
+      shard.marks->StartCapture(std::move(waiting), shard.rows.shared_layout());
     }
     if (status.ok() && noting) store_.mark_ = options_.mark;
     for (const auto& shard : store_.shards_) shard->mu.unlock();

@@ -5,6 +5,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "core/base/hash.h"
+#include "core/base/start_vector.h"
 #include "core/base/status_macros.h"
 #include "core/tables/row_checks.h"
 
@@ -25,7 +27,10 @@ Result<std::unique_ptr<Table>> Table::Make(const TableConfig& config,
                                            std::shared_ptr<const Expiry> clock,
                                            std::shared_ptr<Eviction> eviction) {
   SOK_RETURN_IF_ERROR(CheckDim(config.dim));
-  auto layout = std::make_shared<const RowLayout>(config.dim, std::vector<Slot>{});
+  TableConfig own = config;
+  // No start vector draws from the same stream.
+  own.form.seed = Mix64(Mix64(config.seed + 2 * kGolden) + static_cast<uint64_t>(config.group));
+  auto layout = std::make_shared<const RowLayout>(config.dim, std::vector<Slot>{}, own.form);
   std::unique_ptr<RowStore> store;
   if (config.direct) {
     constexpr uint64_t kMostKeys = uint64_t{1} << 62;
@@ -46,8 +51,8 @@ Result<std::unique_ptr<Table>> Table::Make(const TableConfig& config,
     store = MakeHashStore(std::move(layout), config.shards);
   }
   if (clock == nullptr) clock = std::make_shared<const Expiry>(0, nullptr);
-  auto table = Over(std::move(store), config, {}, std::move(clock), std::move(admission),
-                    std::nullopt, std::move(eviction));
+  auto table = Over(std::move(store), own, {}, std::move(clock), std::move(admission), std::nullopt,
+                    std::move(eviction));
   if (table.ok() && config.step_clock) {
     table.value()->ticks_ = std::make_unique<std::atomic<uint32_t>>(0);
   }
@@ -345,17 +350,19 @@ Status Table::Assign(const Key* keys, size_t n, const float* embeddings,
                      const ParallelFor& parallel_for) {
   SOK_RETURN_IF_ERROR(CheckRange(keys, n));
   std::lock_guard<std::mutex> commit(commit_mu_);  // Evict would remove what it has not looked at
-  return SetLocked(keys, n, embeddings, config_.dim, parallel_for);
+  return SetLocked(keys, n, embeddings, config_.dim, /*rounded=*/nullptr, parallel_for);
 }
 
 Status Table::SetLocked(const Key* keys, size_t n, const float* values, int floats,
-                        const ParallelFor& parallel_for) {
+                        const RowCoding* rounded, const ParallelFor& parallel_for) {
   const uint32_t now = this->now();
   const auto make = [&] {
     return store_->Set(
         keys, n, config_.max_rows, now,
         [&](size_t i, RowRef row, bool) {
           std::copy_n(values + i * floats, floats, row.embedding);
+          if (rounded != nullptr)
+            rounded->RoundForFormula(row.embedding, keys[i], row.meta->update_num);
         },
         parallel_for);
   };
@@ -398,7 +405,8 @@ Status Table::AssignRows(const Key* keys, size_t n, int slot_floats, const float
   SOK_RETURN_IF_ERROR(CheckRange(keys, n));
   std::lock_guard<std::mutex> commit(commit_mu_);
   SOK_RETURN_IF_ERROR(CheckSlots(n, slot_floats));
-  return SetLocked(keys, n, rows, config_.dim + slot_floats, parallel_for);
+  const auto layout = store_->layout();
+  return SetLocked(keys, n, rows, config_.dim + slot_floats, layout->coding(), parallel_for);
 }
 
 Result<uint64_t> Table::Remove(const Key* keys, size_t n, const ParallelFor& parallel_for) {

@@ -48,6 +48,8 @@ struct TableConfig {
   int group = 0;            // of the storage; part of what rows start from
   uint32_t shards = 0;      // the least number of shards by key; 0: as many as suit the machine
   bool step_clock = false;  // times of rows are steps of the table, not seconds
+  // The types of rows in memory. Table::Make derives the seed of the form from the table's.
+  RowForm form = {};
 };
 
 // The gradient of an anchor, which a deposit adds to.
@@ -292,8 +294,9 @@ class Table {
   // kFailedPrecondition if rows have another number of slot_floats.
   Status ReadRows(const Key* keys, size_t n, int slot_floats, std::vector<uint32_t>* places,
                   std::vector<float>* rows, const ParallelFor& parallel_for);
-  // Sets rows (n, dim + slot_floats) with their slots, as Assign sets embeddings. Errors: those of
-  // Assign; kFailedPrecondition if rows have another number of slot_floats.
+  // Sets rows (n, dim + slot_floats) with their slots to what a formula made of them in a step, as
+  // Assign sets embeddings; rows in fewer bytes are rounded at random. Errors: those of Assign;
+  // kFailedPrecondition if rows have another number of slot_floats.
   Status AssignRows(const Key* keys, size_t n, int slot_floats, const float* rows,
                     const ParallelFor& parallel_for);
 
@@ -366,6 +369,7 @@ class Table {
   Result<TableCapture> BeginCapture(const CaptureOptions& options);
 
   int dim() const { return config_.dim; }
+  const RowForm& form() const { return config_.form; }
   // Grows whenever rows may have gone.
   uint64_t removals() const { return removals_.load(); }
   uint64_t size() const { return store_->size(); }
@@ -379,8 +383,13 @@ class Table {
   // `floats` of each row.
   Status VisitLocked(const Key* keys, size_t n, const VisitRow& visit,
                      const ParallelFor& parallel_for);
+  // `rounded`, unless null, is the coding of the rows, which rounds the values at random.
   Status SetLocked(const Key* keys, size_t n, const float* values, int floats,
-                   const ParallelFor& parallel_for);
+                   const RowCoding* rounded, const ParallelFor& parallel_for);
+  // Returns the layout of the table's rows with these slots.
+  std::shared_ptr<const RowLayout> LayoutOf(std::vector<Slot> slots) const {
+    return std::make_shared<const RowLayout>(config_.dim, std::move(slots), config_.form);
+  }
   // Returns kFailedPrecondition if there are rows (n), and they have other slots.
   Status CheckSlots(size_t n, int slot_floats) const;
   // Removes the rows that `choose` adds, as they were when it looked at them. commit_mu_ is held.

@@ -201,7 +201,7 @@ Result<CommitOutcome> Table::CommitLocked(const CommitOptions& options,
 Status Table::Relayout(const std::string& rule, const std::vector<Slot>& slots, bool restart,
                        const ParallelFor& parallel_for) {
   if (restart && !state_.slots.empty()) {
-    auto bare = std::make_shared<const RowLayout>(config_.dim, std::vector<Slot>{});
+    auto bare = LayoutOf({});
     SOK_RETURN_IF_ERROR(store_->Relayout(std::move(bare), {}, parallel_for).status());
     state_ = {};  // as a table whose first step is to come
   }
@@ -210,7 +210,7 @@ Status Table::Relayout(const std::string& rule, const std::vector<Slot>& slots, 
   ready.rule = rule;
   ready.slots = slots;
   if (restart) ready.steps = 0;
-  auto layout = std::make_shared<const RowLayout>(config_.dim, slots);
+  auto layout = LayoutOf(slots);
   SOK_RETURN_IF_ERROR(store_->Relayout(std::move(layout), ready, parallel_for).status());
   state_ = std::move(ready);
   return Status();

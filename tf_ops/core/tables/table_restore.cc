@@ -117,7 +117,7 @@ Result<RestoreOutcome> Table::Restore(const TableContents& contents,
   outcome.dropped_counts = admission_ == nullptr && !contents.admission.empty();
   outcome.dropped_times = !SharesClock(contents);
 
-  auto layout = std::make_shared<const RowLayout>(config_.dim, state.slots);
+  auto layout = LayoutOf(state.slots);
   std::lock_guard<std::mutex> commit(commit_mu_);
   DropDeposits();
   ++removals_;

@@ -1,0 +1,35 @@
+"""The types that a table keeps its rows in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sok_embed.arguments import is_among, shown
+
+FLOAT32 = "float32"
+ROW_DTYPES = (FLOAT32, "bfloat16", "float16", "int8")
+SLOT_DTYPES = (FLOAT32, "bfloat16")
+
+
+def check_row_dtypes(what: str, row_dtype: Any, slot_dtype: Any, *, stored: bool) -> None:
+    """Raises ValueError for types that a table cannot keep its rows in.
+
+    Args:
+        what: The beginning of the message, such as `"Layer 'a'"`.
+        row_dtype: The type of the embeddings.
+        slot_dtype: The type of the optimizer's slots.
+        stored: True if the rows lie in a storage, where they are float32.
+    """
+    given = {"row_dtype": (row_dtype, ROW_DTYPES), "slot_dtype": (slot_dtype, SLOT_DTYPES)}
+    for name, (dtype, known) in given.items():
+        if dtype is None or not is_among(dtype, known):
+            raise ValueError(
+                f"{what}: expected {name} to be one of {', '.join(known)}. Received: "
+                f"{shown(dtype)}."
+            )
+        if stored and dtype != FLOAT32:
+            raise ValueError(
+                f"{what}: expected {name}='float32' with a storage. Received: {dtype!r}. Rows in "
+                "fewer bytes are for tables in memory: leave the storage out, or the "
+                f"{name}."
+            )

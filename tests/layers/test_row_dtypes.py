@@ -1,0 +1,173 @@
+"""Rows in fewer bytes than float32: what training, files and figures make of them."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from strange_optimizer import RootMomentum
+
+from sok_embed import All2AllDenseEmbedding, DynamicEmbedding, Table, kv
+from sok_embed.checkpoint import Checkpoint
+from sok_embed.initializers import RowInitializer
+
+DIM = 8
+UNIFORM = RowInitializer("uniform", -1.0, 1.0, None)
+UNIFORM_NAME = {"class_name": "RandomUniform", "config": {"minval": -1.0, "maxval": 1.0}}
+DTYPES = [("bfloat16", "float32"), ("float16", "bfloat16"), ("int8", "bfloat16")]
+TWO = pytest.mark.parametrize(("row_dtype", "slot_dtype"), DTYPES)
+KEYS = np.array([5, -9, 2**40, 5, 7, 11], np.int64)
+
+
+def table(row_dtype="float32", slot_dtype="float32", **arguments):
+    return Table(DIM, UNIFORM, seed=3, row_dtype=row_dtype, slot_dtype=slot_dtype, **arguments)
+
+
+def layer(row_dtype="float32", slot_dtype="float32", **arguments):
+    return DynamicEmbedding(
+        DIM, UNIFORM_NAME, seed=3, name="rows", row_dtype=row_dtype, slot_dtype=slot_dtype,
+        **arguments,
+    )  # fmt: skip
+
+
+def steps(embedding, optimizer, n=30):
+    """Trains rows by hand towards a fixed vector; returns those of KEYS."""
+    optimizer = keras.optimizers.get(optimizer)
+    embedding(KEYS)
+    target = np.linspace(-0.5, 0.5, DIM, dtype=np.float32)
+    weights = embedding.trainable_weights
+    for _ in range(n):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((embedding(KEYS, training=True) - target) ** 2)
+        optimizer.apply(tape.gradient(loss, weights), weights)
+    return embedding(KEYS).numpy()
+
+
+def of_type(values, row_dtype):
+    """Returns rows as NumPy and TensorFlow have them in a type: an independent model."""
+    if row_dtype == "int8":
+        greatest = np.abs(values).max(axis=-1, keepdims=True)
+        return np.rint(values / greatest * 127) / 127 * greatest
+    return tf.cast(tf.cast(values, row_dtype), tf.float32).numpy()
+
+
+@TWO
+def test_rows_that_are_assigned_are_rounded_to_nearest(row_dtype, slot_dtype):
+    made = table(row_dtype, slot_dtype)
+    keys = np.arange(100)
+    values = np.random.default_rng(1).normal(size=[100, DIM]).astype(np.float32)
+    made.assign(keys, values)
+    tolerance = 5e-5 if row_dtype == "int8" else 0
+    read = made.lookup(keys)
+    np.testing.assert_allclose(read, of_type(values, row_dtype), atol=tolerance, rtol=0)
+    made.assign(keys, read)
+    np.testing.assert_array_equal(made.lookup(keys), read)
+
+
+@TWO
+def test_a_key_starts_from_the_vector_that_it_had_without_a_row(row_dtype, slot_dtype):
+    embedding = layer(row_dtype, slot_dtype)
+    before = embedding(KEYS).numpy()
+    assert embedding.table.size() == 0
+    np.testing.assert_array_equal(embedding(KEYS, training=True), before)
+    np.testing.assert_array_equal(embedding(KEYS), before)
+    np.testing.assert_allclose(before, layer()(KEYS), atol=0.005)
+
+
+OPTIMIZERS = {
+    "adam": lambda: keras.optimizers.Adam(0.01),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.05),
+    "ftrl": lambda: keras.optimizers.Ftrl(0.05),
+    "own formula": lambda: RootMomentum(0.05),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.cover("values")
+@TWO
+def test_rows_follow_an_optimizer_as_float32_does(row_dtype, slot_dtype, optimizer):
+    expected = steps(layer(), OPTIMIZERS[optimizer]())
+    found = steps(layer(row_dtype, slot_dtype), OPTIMIZERS[optimizer]())
+    assert np.abs(found - layer()(KEYS)).max() > 0.1
+    np.testing.assert_allclose(found, expected, atol=0.06)
+
+
+def test_a_keras_file_gives_the_same_bits(tmp_path):
+    for row_dtype, slot_dtype in DTYPES:
+        model = keras.Sequential([keras.Input((6,), dtype="int64"), layer(row_dtype, slot_dtype)])
+        model.build()
+        steps(model.layers[0], "adam", 5)
+        model.save(tmp_path / "m.keras")
+        loaded = keras.models.load_model(tmp_path / "m.keras").layers[0]
+        assert (loaded.row_dtype, loaded.slot_dtype) == (row_dtype, slot_dtype)
+        assert sorted_rows(loaded.table) == sorted_rows(model.layers[0].table)
+        # Training goes on as it would have done, since the draws count on.
+        assert np.array_equal(steps(loaded, "sgd", 3), steps(model.layers[0], "sgd", 3))
+
+
+def sorted_rows(made):
+    """Returns everything in a table, in an order and a form that compares."""
+    held = made.export(slots=True)
+    order = np.argsort(held.keys)
+    names = ("keys", "embeddings", "slots", "update_nums")
+    return [getattr(held, name)[order].tolist() for name in names]
+
+
+@TWO
+def test_checkpoints_and_snapshots_load_into_any_type(tmp_path, row_dtype, slot_dtype):
+    source = layer(row_dtype, slot_dtype)
+    steps(source, "adagrad", 5)
+    saved = Checkpoint(table=source.table).save(str(tmp_path / "a"))
+    same, wide = table(row_dtype, slot_dtype), table()
+    for made in (same, wide):
+        Checkpoint(table=made).restore(saved)
+        assert sorted_rows(made) == sorted_rows(source.table)
+    narrow = table(row_dtype, slot_dtype)
+    narrow.restore(wide.snapshot())
+    assert sorted_rows(narrow) == sorted_rows(source.table)
+    other = table("int8" if row_dtype != "int8" else "float16")
+    other.restore(wide.snapshot())
+    np.testing.assert_allclose(other.lookup(KEYS), source.table.lookup(KEYS), atol=0.01)
+
+
+def test_rows_take_fewer_bytes():
+    keys = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 100_000)
+    values = np.zeros([len(keys), 64], np.float32)
+
+    def row_bytes(row_dtype):
+        made = Table(64, UNIFORM, row_dtype=row_dtype)
+        made.assign(keys, values)
+        return made.stats()["row_bytes"] / len(keys)
+
+    counters = 8
+    for row_dtype, payload in (("float32", 256), ("bfloat16", 128), ("float16", 128), ("int8", 68)):
+        assert payload + counters <= row_bytes(row_dtype) <= 1.1 * (payload + counters)
+
+
+@pytest.mark.parametrize("make", [layer, table], ids=["layer", "table"])
+def test_what_rows_cannot_be_is_refused(make, tmp_path):
+    with pytest.raises(ValueError, match=r"expected row_dtype to be one of float32, .*'int4'"):
+        make("int4")
+    with pytest.raises(ValueError, match=r"expected slot_dtype to be one of .*'float16'"):
+        make("int8", "float16")
+    with kv.Storage(str(tmp_path / "s")) as storage:
+        with pytest.raises(ValueError, match=r"expected row_dtype='float32' with a storage"):
+            make("int8", storage=storage)
+        with pytest.raises(ValueError, match=r"expected slot_dtype='float32' with a storage"):
+            make(slot_dtype="bfloat16", storage=storage)
+
+
+def test_a_layer_without_a_hash_table_keeps_its_rows_in_fewer_bytes():
+    embedding = All2AllDenseEmbedding(
+        100, DIM, 1, 1, use_hashtable=False, optimizer="sgd", row_dtype="int8", seed=1
+    )
+    config = embedding.get_config()
+    assert (config["row_dtype"], config["slot_dtype"]) == ("int8", "float32")
+    rows = embedding(np.arange(8).reshape(8, 1, 1)).numpy().reshape(8, DIM)
+    scales = np.abs(rows).max(axis=1, keepdims=True) / 127
+    np.testing.assert_allclose(rows / scales, np.rint(rows / scales), atol=1e-3)
+
+
+def test_a_layer_tells_its_types():
+    made = DynamicEmbedding.from_config(layer("int8", "bfloat16").get_config())
+    assert (made.row_dtype, made.slot_dtype) == ("int8", "bfloat16")
+    assert layer().get_config()["row_dtype"] == "float32"

@@ -1,0 +1,135 @@
+// Rows in fewer bytes than float32 has: the bytes of a row, and its way to float32 and back.
+//
+// An int8 row has a float32 in front, the scale by which its numbers are multiplied. The scale has
+// 16 bits of significand, so that these products are exact; the greatest number of a row is 127 or
+// -127. Hence a row that was decoded is encoded to the same bytes again.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+#include "core/base/bfloat16.h"
+#include "core/base/float16.h"
+#include "core/base/hash.h"
+#include "core/base/types.h"
+#include "core/rows/row_type.h"
+
+namespace sok {
+
+namespace row_coding_internal {
+
+template <typename From, typename T>
+void DecodeEach(const char* from, int n, T* out) {
+  const auto* const values = reinterpret_cast<const From*>(from);
+#pragma GCC ivdep
+  for (int j = 0; j < n; ++j) out[j] = FromFloat<T>(ToFloat(values[j]));
+}
+
+#if defined(__F16C__)
+template <>
+inline void DecodeEach<Float16, float>(const char* from, int n, float* out) {
+  const auto* const values = reinterpret_cast<const Float16*>(from);
+  int j = 0;
+  for (; j + 8 <= n; j += 8) {
+    const auto halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(values + j));
+    _mm256_storeu_ps(out + j, _mm256_cvtph_ps(halves));
+  }
+  for (; j < n; ++j) out[j] = ToFloat(values[j]);
+}
+#endif
+
+template <typename T>
+void DecodeScaled(const char* from, int n, T* out) {
+  float scale;
+  std::memcpy(&scale, from, sizeof(scale));
+  const auto* const values = reinterpret_cast<const int8_t*>(from + sizeof(scale));
+#pragma GCC ivdep
+  for (int j = 0; j < n; ++j) out[j] = FromFloat<T>(scale * static_cast<float>(values[j]));
+}
+
+}  // namespace row_coding_internal
+
+// Returns the bytes of n values, a multiple of 4.
+inline size_t CodedBytes(RowType type, int n) {
+  const auto values = static_cast<size_t>(n);
+  switch (type) {
+    case RowType::kFloat32:
+      return 4 * values;
+    case RowType::kInt8:
+      return 4 + (values + 3) / 4 * 4;
+    default:
+      return (2 * values + 3) / 4 * 4;
+  }
+}
+
+// Decodes n values, to T: float or BFloat16.
+template <typename T>
+inline void DecodeValues(RowType type, const char* from, int n, T* out) {
+  using namespace row_coding_internal;
+  switch (type) {
+    case RowType::kFloat32:
+      return DecodeEach<float>(from, n, out);
+    case RowType::kBFloat16:
+      return DecodeEach<BFloat16>(from, n, out);
+    case RowType::kFloat16:
+      return DecodeEach<Float16>(from, n, out);
+    case RowType::kInt8:
+      return DecodeScaled(from, n, out);
+  }
+}
+
+// The coding of the rows of a table. All methods are const and write only to what they are given.
+class RowCoding {
+ public:
+  RowCoding(const RowForm& form, int dim, int slot_floats)
+      : form_(form),
+        dim_(dim),
+        slot_floats_(slot_floats),
+        slots_at_(CodedBytes(form.row, dim)),
+        bytes_(slots_at_ + CodedBytes(form.slots, slot_floats)) {}
+
+  size_t bytes() const { return bytes_; }  // of a row
+  size_t embedding_bytes() const { return slots_at_; }
+  size_t floats() const { return static_cast<size_t>(dim_) + static_cast<size_t>(slot_floats_); }
+
+  template <typename T>
+  void DecodeEmbedding(const char* row, T* embedding) const {
+    DecodeValues(form_.row, row, dim_, embedding);
+  }
+  void DecodeSlots(const char* row, float* slots) const {
+    DecodeValues(form_.slots, row + slots_at_, slot_floats_, slots);
+  }
+  // Decodes the embedding and, behind it, the slots.
+  void Decode(const char* row, float* floats) const {
+    DecodeEmbedding(row, floats);
+    DecodeSlots(row, floats + dim_);
+  }
+
+  // Encodes a row of floats() values, each rounded to nearest. A row that came from Decode gets the
+  // bytes that it had.
+  void EncodeNearest(const float* floats, char* row) const;
+  // Rounds an embedding as EncodeNearest does, in place. `row` is scratch of bytes().
+  void RoundEmbedding(float* embedding, char* row) const;
+
+  // Encodes a row after an update, with each value rounded at random, by draws of the seed, the key
+  // and the number of the row's update. Values that the types have stay as they are.
+  void EncodeUpdated(const float* floats, Key key, uint32_t update, char* row) const {
+    EncodeAtRandom(floats, key, uint64_t{update} << 1, row);
+  }
+  // Rounds a row at random, in place, by other draws: a formula has made it of an updated one.
+  void RoundForFormula(float* floats, Key key, uint32_t update) const;
+
+ private:
+  void EncodeAtRandom(const float* floats, Key key, uint64_t number, char* row) const;
+
+  RowForm form_;
+  int dim_, slot_floats_;
+  size_t slots_at_, bytes_;
+};
+
+}  // namespace sok

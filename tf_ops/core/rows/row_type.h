@@ -1,0 +1,30 @@
+// The types that a table keeps its rows in.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "core/base/status.h"
+
+namespace sok {
+
+enum class RowType : uint8_t { kFloat32, kBFloat16, kFloat16, kInt8 };
+
+// Returns "float32", "bfloat16", "float16" or "int8".
+const char* RowTypeName(RowType type);
+
+// The form of a row in memory. Rows are float32 wherever they are anywhere else: in lookups, in
+// the arithmetic of a step, in files.
+struct RowForm {
+  RowType row = RowType::kFloat32;    // of the embedding
+  RowType slots = RowType::kFloat32;  // kFloat32 or kBFloat16
+  // Of the draws by which a step is rounded. Tables of equal seeds round alike, on all workers.
+  uint64_t seed = 0;
+
+  bool plain() const { return row == RowType::kFloat32 && slots == RowType::kFloat32; }
+
+  // Errors: kInvalidArgument for names that are not those of the types that rows and slots have.
+  static Result<RowForm> Make(const std::string& row, const std::string& slots);
+};
+
+}  // namespace sok
