@@ -18,6 +18,7 @@ from sok_embed.feature_column.initializers import (
     serialize_initializer,
 )
 from sok_embed.feature_column.storage_options import StorageOption, StorageType
+from sok_embed.tables.row_dtypes import FLOAT32, check_row_dtypes
 
 
 @dataclass(frozen=True)
@@ -84,15 +85,20 @@ class EmbeddingVariableOption:
             their static row, whatever their mask, and train it.
         storage_option: `None` or `StorageOption`.
         init_option: `None` or `InitializerOption`.
+        row_dtype: The type in which own rows lie in memory, as for `DynamicEmbedding`.
+        slot_dtype: The type in which their optimizer's slots do.
 
     Raises:
-        ValueError: For anything else, and for a `GlobalStepEvict` of rows on disk.
+        ValueError: For anything else, and for a `GlobalStepEvict` or other types than float32 of
+            rows on disk.
     """
 
     evict_option: GlobalStepEvict | L2WeightEvict | None = None
     filter_option: CounterFilter | CBFFilter | None = None
     storage_option: StorageOption | None = None
     init_option: InitializerOption | None = None
+    row_dtype: str = FLOAT32
+    slot_dtype: str = FLOAT32
 
     def __post_init__(self) -> None:
         for name, kinds in _PARTS.items():
@@ -103,6 +109,7 @@ class EmbeddingVariableOption:
                     f"{', '.join(kind.__name__ for kind in kinds)}. Received: {shown(part)}."
                 )
         on_disk = self.storage_option is not None and self.storage_option.on_disk
+        check_row_dtypes("EmbeddingVariableOption", self.row_dtype, self.slot_dtype, stored=on_disk)
         if on_disk and isinstance(self.evict_option, GlobalStepEvict):
             raise ValueError(
                 "EmbeddingVariableOption: expected no GlobalStepEvict with a storage_option on "
@@ -139,12 +146,14 @@ class EmbeddingVariableOption:
 
     def get_config(self) -> dict[str, Any]:
         """Returns the parts, as JSON can hold them; see `from_config`."""
-        return {name: _config_of(getattr(self, name)) for name in _PARTS}
+        parts = {name: _config_of(getattr(self, name)) for name in _PARTS}
+        return {**parts, "row_dtype": self.row_dtype, "slot_dtype": self.slot_dtype}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> EmbeddingVariableOption:
         """Makes the option that a `get_config` came from."""
-        return cls(**{name: _part_from(config[name]) for name in _PARTS})
+        types = {name: config[name] for name in ("row_dtype", "slot_dtype") if name in config}
+        return cls(**{name: _part_from(config[name]) for name in _PARTS}, **types)
 
 
 _PARTS: dict[str, tuple[type[Any], ...]] = {

@@ -49,11 +49,13 @@ def made_by_config() -> Iterator[None]:
 
 
 def table_attributes(column: OwnRowsCategorical) -> dict[str, Any]:
-    """Returns the attributes that a column gives its table beside the arguments of `Table`."""
+    """Returns the attributes that a column gives its table beside those of a bare `Table`."""
     eviction = column.ev_option.eviction
     return {
         "shards": column.partition_num or 0,
         "step_clock": isinstance(eviction, MaxAge),
+        "row_dtype": column.ev_option.row_dtype,
+        "slot_dtype": column.ev_option.slot_dtype,
     }
 
 

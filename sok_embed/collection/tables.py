@@ -131,6 +131,8 @@ class TableCollection(Mapping[str, Table]):
             group=config.group or 0,
             admission=config.admission,
             eviction=config.eviction,
+            row_dtype=config.row_dtype,
+            slot_dtype=config.slot_dtype,
             name=config.name,
         )
         table.constraint = config.constraint
@@ -202,7 +204,8 @@ class TableCollection(Mapping[str, Table]):
         numbers = {name: number for number, name in enumerate(self._tables)}
         said = [
             [[config.name, config.vocabulary_size, config.embedding_dim, config.trainable,
-              config.admission is not None, *self.placements[config.name]]
+              config.admission is not None, config.row_dtype, config.slot_dtype,
+              *self.placements[config.name]]
              for config in self.configs],
             [[feature.name, feature.table.name, feature.own_combiner] for feature in features],
             self._exchange_dtype,

@@ -17,6 +17,7 @@ from sok_embed.keras_bridge.keras_arguments import function_of_rows
 from sok_embed.lookups.padding import padding_key
 from sok_embed.optimizers import row_rules
 from sok_embed.tables import row_constraints, storage_copies
+from sok_embed.tables.row_dtypes import FLOAT32, check_row_dtypes
 from sok_embed.tf_ops.collections import COMBINERS as POOLED
 
 COMBINERS = (*POOLED, None)
@@ -58,6 +59,9 @@ class TableConfig:
         group: The group of the storage, in [0, 256). `None`: 0. Each table needs one of its own.
         admission: The admission of keys, as for `DynamicEmbedding`. `None`: all keys get rows.
         eviction: The eviction of rows, as for `DynamicEmbedding`. `None`: rows stay.
+        row_dtype: The type in which rows lie in memory, as for `DynamicEmbedding`: `"float32"`,
+            `"bfloat16"`, `"float16"` or `"int8"`. Not with a storage.
+        slot_dtype: The type in which the optimizer's slots do: `"float32"` or `"bfloat16"`.
         regularizer: A Keras regularizer, as `embeddings_regularizer` of `DynamicEmbedding`. The
             features of the table are then pooled by the workers that asked for their rows. `None`:
             there is none.
@@ -83,6 +87,8 @@ class TableConfig:
     group: int | None = field(default=None, kw_only=True)
     admission: Any = field(default=None, kw_only=True)
     eviction: Any = field(default=None, kw_only=True)
+    row_dtype: str = field(default=FLOAT32, kw_only=True)
+    slot_dtype: str = field(default=FLOAT32, kw_only=True)
     regularizer: Any = field(default=None, kw_only=True)
     constraint: Any = field(default=None, kw_only=True)
     trainable: bool = field(default=True, kw_only=True)
@@ -121,6 +127,7 @@ class TableConfig:
                     f"{what}: expected group in [0, {kv.GROUPS}) of a storage. Received: "
                     f"group={self.group}, storage={shown(self.storage)}."
                 )
+        check_row_dtypes(what, self.row_dtype, self.slot_dtype, stored=self.storage is not None)
         self.optimizer = row_rules.get(self.optimizer)
         self.admission = admissions.get(self.admission)
         self.eviction = evictions.get(self.eviction)
@@ -166,6 +173,8 @@ class TableConfig:
             "group": self.group,
             "admission": None if self.admission is None else self.admission.get_config(),
             "eviction": None if self.eviction is None else self.eviction.get_config(),
+            "row_dtype": self.row_dtype,
+            "slot_dtype": self.slot_dtype,
             "regularizer": keras.regularizers.serialize(self.regularizer),
             "constraint": keras.constraints.serialize(self.constraint),
             "trainable": self.trainable,

@@ -54,7 +54,7 @@ _REMEDIES = {
         ["initializer", "optimizer", "seed", "max_rows", "storage", "group", "admission"],
         _OF_TABLES,
     ),
-    "eviction": _OF_TABLES,
+    **dict.fromkeys(["eviction", "row_dtype", "slot_dtype"], _OF_TABLES),
     "embeddings_regularizer": "Give regularizer= to a TableConfig.",
     "embeddings_constraint": "Give constraint= to a TableConfig.",
 }

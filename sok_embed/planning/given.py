@@ -10,6 +10,7 @@ from sok_embed.arguments import check_integer, check_positive
 from sok_embed.binding import _core
 from sok_embed.binding.rules import rule_of_class
 from sok_embed.planning.tables import PLACED
+from sok_embed.tables.row_dtypes import FLOAT32, check_row_dtypes
 
 AUTO = "auto"
 COMBINERS = ("sum", "mean", "sqrtn", "max", None)
@@ -17,7 +18,7 @@ CACHE_BYTES = 256 << 20  # of a storage whose config does not say it
 _TABLE = {
     *("name", "vocabulary_size", "embedding_dim", "initializer", "optimizer", "combiner"),
     *("placement", "seed", "worker", "max_rows", "storage", "group", "admission", "eviction"),
-    *("trainable", "regularizer", "constraint", "rows", "distinct"),
+    *("trainable", "regularizer", "constraint", "rows", "distinct", "row_dtype", "slot_dtype"),
 }
 _FEATURE = {
     *("name", "table", "input_shape", "output_shape", "combiner", "max_length"),
@@ -48,6 +49,8 @@ class GivenTable:
     max_rows: int | None
     trainable: bool
     storage: tuple[str, int] | None  # path and bytes of cache
+    row_dtype: str
+    slot_dtype: str
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,8 @@ def given_by_configs(feature_configs: Any) -> Given:
             table.max_rows,
             table.trainable,
             None if table.storage is None else (table.storage.path, table.storage.cache_bytes),
+            table.row_dtype,
+            table.slot_dtype,
         )
         for table in distinct_tables(features)
     ]
@@ -279,6 +284,9 @@ def _table(raw: Mapping[str, Any]) -> GivenTable:
             f"Expected storage of the {what} to be an object with a path. Received: {storage!r}."
         )
 
+    row_dtype, slot_dtype = raw.get("row_dtype", FLOAT32), raw.get("slot_dtype", FLOAT32)
+    check_row_dtypes(f"The {what}", row_dtype, slot_dtype, stored=storage is not None)
+
     def positive(name: str) -> int | None:
         return None if raw.get(name) is None else check_positive(f"{name} of {what}", raw[name])
 
@@ -294,6 +302,8 @@ def _table(raw: Mapping[str, Any]) -> GivenTable:
         None
         if storage is None
         else (str(storage["path"]), int(storage.get("cache_bytes", CACHE_BYTES))),
+        row_dtype,
+        slot_dtype,
     )
 
 

@@ -23,6 +23,7 @@ from sok_embed.planning.tables import (
     PlannedFeature,
     PlannedTable,
 )
+from sok_embed.tables.row_dtypes import check_row_dtypes
 
 _VERSION = 1  # of the JSON
 
@@ -380,6 +381,8 @@ def _check_placement(table: PlannedTable, workers: int) -> None:
             f"Expected decided_by of {what} to be 'config', 'plan' or 'hand'. Received: "
             f"{table.decided_by!r}."
         )
+    stored = table.storage is not None
+    check_row_dtypes(f"Plan, {what}", table.row_dtype, table.slot_dtype, stored=stored)
     if table.exchange_dtype not in EXCHANGED:
         raise ValueError(
             f"Expected exchange_dtype of {what} to be one of {', '.join(EXCHANGED)}. Received: "

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from sok_embed.tables.row_dtypes import FLOAT32, stored_bytes
+
 KEY, WORKER, REPLICATED = "key", "worker", "replicated"
 PLACED = (KEY, WORKER, REPLICATED)  # placements but for "auto"
 # Bytes of a number of a row that is sent to another worker, by the exchange_dtype of the layer.
@@ -19,7 +21,7 @@ BY_CONFIG, BY_PLAN, BY_HAND = "config", "plan", "hand"
 # takes.
 _COUNTERS = 8
 _INDEX = 45
-_ROUNDED = 16  # floats of a row are rounded up to so many bytes
+_ROUNDED = 16  # a row of float32 is rounded up to so many bytes
 # A table takes memory in blocks: what it has with its first row, and as how many rows more the
 # blocks count that its shards have begun.
 _TABLE = 64 << 10
@@ -83,6 +85,8 @@ class PlannedTable:
         decided_by: `"plan"`; `"config"`, which asked for the placement; or `"hand"`, an edit.
         exchange_dtype: The dtype in which rows go to the workers that asked for them: `"float32"`
             or `"bfloat16"`. Their gradients come back in float32.
+        row_dtype: The type in which rows lie in memory.
+        slot_dtype: The type in which their slots do.
     """
 
     name: str
@@ -101,12 +105,15 @@ class PlannedTable:
     worker: int | None = None
     decided_by: str = BY_PLAN
     exchange_dtype: str = "float32"
+    row_dtype: str = FLOAT32
+    slot_dtype: str = FLOAT32
 
     @property
     def row_bytes(self) -> int:
         """The most bytes of memory that a row takes: counters, floats and index."""
-        floats = 4 * (self.dim + self.slot_floats)
-        return _COUNTERS + math.ceil(floats / _ROUNDED) * _ROUNDED + _INDEX
+        plain = self.row_dtype == self.slot_dtype == FLOAT32
+        rounded = _ROUNDED if plain else 1
+        return _COUNTERS + math.ceil(self._stored / rounded) * rounded + _INDEX
 
     def rows_on(self, workers: int, placement: str) -> int | None:
         """Returns the number of rows on a worker that has some, on average. `None`: unknown."""
@@ -183,7 +190,13 @@ class PlannedTable:
     @property
     def _update(self) -> int:
         """Bytes that a commit reads and writes of a row."""
-        return 8 * (self.dim + self.slot_floats) if self.trainable else 0
+        return 2 * self._stored if self.trainable else 0
+
+    @property
+    def _stored(self) -> int:
+        """The bytes of the vector and the slots of a row in memory."""
+        slots = stored_bytes(self.slot_dtype, self.slot_floats)
+        return stored_bytes(self.row_dtype, self.dim) + slots
 
     def _keys(self, features: Iterable[PlannedFeature]) -> int:
         return sum(feature.keys for feature in features)

@@ -9,6 +9,7 @@ from sok_embed.arguments import is_among, shown
 FLOAT32 = "float32"
 ROW_DTYPES = (FLOAT32, "bfloat16", "float16", "int8")
 SLOT_DTYPES = (FLOAT32, "bfloat16")
+_BYTES = {FLOAT32: 4, "bfloat16": 2, "float16": 2, "int8": 1}  # of a number
 
 
 def check_row_dtypes(what: str, row_dtype: Any, slot_dtype: Any, *, stored: bool) -> None:
@@ -33,3 +34,13 @@ def check_row_dtypes(what: str, row_dtype: Any, slot_dtype: Any, *, stored: bool
                 "fewer bytes are for tables in memory: leave the storage out, or the "
                 f"{name}."
             )
+
+
+def stored_bytes(dtype: str, n: int) -> int:
+    """Returns the bytes that `n` numbers of a row take: whole float32, and an int8 row's scale.
+
+    Example:
+    >>> stored_bytes("bfloat16", 15), stored_bytes("int8", 16)
+    (32, 20)
+    """
+    return -(-n * _BYTES[dtype] // 4) * 4 + (4 if dtype == "int8" else 0)

@@ -51,6 +51,14 @@ def test_filters_are_admissions():
         (lambda: fc.StorageOption(cache_strategy="LFU"), "no cache_strategy.*no meaning"),
         (lambda: fc.StorageOption(layout="x"), "no layout.*no meaning"),
         (lambda: fc.StorageOption("DRAM"), "storage_type to be a StorageType"),
+        (lambda: Option(row_dtype="half"), "expected row_dtype to be one of .*Received: 'half'"),
+        (
+            lambda: Option(
+                slot_dtype="bfloat16",
+                storage_option=fc.StorageOption(fc.StorageType.SSDHASH, "rows"),
+            ),
+            "slot_dtype='float32' with a storage",
+        ),
         (lambda: fc.InitializerOption(default_value_dim=0), "default_value_dim.*Received: 0"),
         (
             lambda: fc.InitializerOption(default_value_no_permission=float("nan")),

@@ -6,7 +6,17 @@ import pytest
 import tensorflow as tf
 from strange_optimizer import RootMomentum
 
-from sok_embed import All2AllDenseEmbedding, DynamicEmbedding, Table, kv
+from sok_embed import (
+    All2AllDenseEmbedding,
+    DistributedEmbedding,
+    DynamicEmbedding,
+    FeatureConfig,
+    Table,
+    TableConfig,
+    kv,
+    plan,
+)
+from sok_embed import feature_column as fc
 from sok_embed.checkpoint import Checkpoint
 from sok_embed.initializers import RowInitializer
 
@@ -171,3 +181,62 @@ def test_a_layer_tells_its_types():
     made = DynamicEmbedding.from_config(layer("int8", "bfloat16").get_config())
     assert (made.row_dtype, made.slot_dtype) == ("int8", "bfloat16")
     assert layer().get_config()["row_dtype"] == "float32"
+
+
+def test_a_collection_keeps_each_table_in_its_type(tmp_path):
+    tables = [
+        TableConfig("wide", None, DIM, combiner=None, seed=3),
+        TableConfig("int8", None, DIM, combiner=None, seed=3, row_dtype="int8"),
+        TableConfig("half", 100, DIM, combiner=None, seed=3, row_dtype="float16",
+                    slot_dtype="bfloat16"),
+    ]  # fmt: skip
+    embedding = DistributedEmbedding(
+        {table.name: FeatureConfig(table.name, table) for table in tables}
+    )
+    inputs = {table.name: keras.Input((2,), dtype="int64", name=table.name) for table in tables}
+    model = keras.Model(inputs, embedding(inputs))
+    model.compile("adam", "mse")
+    keys = np.arange(20).reshape(10, 2)
+    target = np.full([10, 2, DIM], 0.2, np.float32)
+    names = [table.name for table in tables]
+    model.fit(dict.fromkeys(names, keys), dict.fromkeys(names, target), epochs=3, verbose=0)
+    wide, *others = (embedding.tables[name].lookup(keys) for name in names)
+    for values, row_dtype in zip(others, ("int8", "float16"), strict=True):
+        assert np.abs(values - wide).max() > 0
+        np.testing.assert_allclose(values, wide, atol=0.002)
+        np.testing.assert_allclose(of_type(values, row_dtype), values, atol=1e-5)
+    model.save(tmp_path / "m.keras")
+    (loaded,) = (each for each in keras.models.load_model(tmp_path / "m.keras").layers
+                 if isinstance(each, DistributedEmbedding))  # fmt: skip
+    for name in names:
+        assert sorted_rows(loaded.tables[name]) == sorted_rows(embedding.tables[name])
+
+
+@pytest.mark.parametrize(("row_dtype", "slot_dtype"), [*DTYPES, ("float32", "float32")])
+def test_a_plan_counts_the_bytes_of_the_types(row_dtype, slot_dtype):
+    config = TableConfig(
+        "t", None, DIM, row_dtype=row_dtype, slot_dtype=slot_dtype, optimizer="adam"
+    )
+    planned = plan([FeatureConfig("f", config)], workers=1, batch_size=8, rows={"t": 10**6})["t"]
+    sizes = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+    floats = DIM * sizes[row_dtype] + 2 * DIM * sizes[slot_dtype] + 4 * (row_dtype == "int8")
+    assert planned.row_bytes == floats + 8 + 45
+    with pytest.raises(ValueError, match="TableConfig 't': expected row_dtype to be one of"):
+        TableConfig("t", None, DIM, row_dtype="float64")
+
+
+def test_own_rows_of_a_column_are_of_the_type_of_its_option():
+    option = fc.EmbeddingVariableOption(row_dtype="bfloat16", slot_dtype="bfloat16")
+    assert fc.EmbeddingVariableOption.from_config(option.get_config()) == option
+    column = fc.embedding_column(
+        fc.categorical_column_with_embedding("k", tf.int64, ev_option=option), DIM, combiner="sum"
+    )
+    features = fc.DenseFeatures([column])
+    model = keras.Sequential([features, keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    keys = np.arange(12).reshape(12, 1)
+    model.fit({"k": keys}, np.ones([12, 1]), epochs=2, verbose=0)
+    (own,) = features.tables.values()
+    rows = own.lookup(keys[:, 0])
+    assert own.size() == 12
+    np.testing.assert_array_equal(of_type(rows, "bfloat16"), rows)
