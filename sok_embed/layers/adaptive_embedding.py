@@ -21,11 +21,12 @@ from sok_embed.lookups.combining import output_spec
 from sok_embed.lookups.input_forms import flat_values, values_beside
 from sok_embed.lookups.padding import is_key, mask_of_keys, padding_key
 from sok_embed.tables.adaptive_table import AdaptiveTable
+from sok_embed.tables.row_dtypes import FLOAT32
 
 # Arguments of the layer that stand in its config as they are.
 _ARGUMENTS = (
     "output_dim static_buckets promote_after max_rows decay_every ttl combiner mask_zero "
-    "padding_value mask slots demote_blend sketch_capacity counter_bits"
+    "padding_value mask slots demote_blend sketch_capacity counter_bits row_dtype slot_dtype"
 )
 
 
@@ -92,6 +93,9 @@ class AdaptiveEmbedding(KeyLayer):
             the key loses its row; in [0, 1].
         sketch_capacity: The number of distinct keys that the sketch is sized for, over all workers.
         counter_bits: The bits of a cell of the sketch: 8, which counts to 255, or 16.
+        row_dtype: The type in which own and static rows lie in memory, as `DynamicEmbedding` has
+            it: `"float32"`, `"bfloat16"`, `"float16"` or `"int8"`.
+        slot_dtype: The type in which their optimizer slots do: `"float32"` or `"bfloat16"`.
         **kwargs: The arguments of `keras.layers.Layer`.
 
     Call arguments:
@@ -143,6 +147,8 @@ class AdaptiveEmbedding(KeyLayer):
         demote_blend: float = 0.0,
         sketch_capacity: int = 1_000_000,
         counter_bits: int = 8,
+        row_dtype: str = FLOAT32,
+        slot_dtype: str = FLOAT32,
         **kwargs: Any,
     ) -> None:
         refuse_unknown_arguments(
@@ -193,6 +199,8 @@ class AdaptiveEmbedding(KeyLayer):
         self.demote_blend = float(demote_blend)
         self.sketch_capacity = sketch_capacity
         self.counter_bits = counter_bits
+        self.row_dtype = row_dtype
+        self.slot_dtype = slot_dtype
         self.seed = self._choose_seed(seed)
         communicator = communicators.current()
         self.table = AdaptiveTable(
@@ -208,6 +216,8 @@ class AdaptiveEmbedding(KeyLayer):
             demote_blend=demote_blend,
             sketch_capacity=sketch_capacity,
             counter_bits=counter_bits,
+            row_dtype=row_dtype,
+            slot_dtype=slot_dtype,
             owners=communicator.size,
             owner=communicator.rank,
             name=self.name,

@@ -17,6 +17,7 @@ from sok_embed.tables.base_table import BaseTable, Part
 from sok_embed.tables.counts import SketchPlace
 from sok_embed.tables.removed_keys import taken_keys
 from sok_embed.tables.row_batches import Batch, batches_in_memory
+from sok_embed.tables.row_dtypes import FLOAT32, check_row_dtypes
 from sok_embed.tables.tensors import as_errors, as_keys, eager
 
 # Figures that are not counts.
@@ -26,7 +27,7 @@ _VECTORS = ("own_keys", "own_embeddings", "static_keys", "static_embeddings")
 
 
 class AdaptiveTable(BaseTable):
-    """Rows of float32 that frequent keys own and all other keys share, on this worker.
+    """Rows of floats that frequent keys own and all other keys share, on this worker.
 
     A layer makes its own table; this is what to inspect of it. Each key has a *static row*, that of
     its bucket, which it shares with the other keys of the bucket. A count-min sketch with
@@ -69,6 +70,8 @@ class AdaptiveTable(BaseTable):
             the key loses its row.
         sketch_capacity: The number of distinct keys that the sketch is sized for, over all workers.
         counter_bits: The bits of a cell of the sketch: 8 or 16.
+        row_dtype: The type in which own and static rows lie in memory, as of a `Table`.
+        slot_dtype: The type in which their optimizer slots do.
         owners: The number of workers that share the buckets.
         owner: The number of this worker.
         name: The name for messages.
@@ -94,11 +97,14 @@ class AdaptiveTable(BaseTable):
         demote_blend: float = 0.0,
         sketch_capacity: int = 1_000_000,
         counter_bits: int = 8,
+        row_dtype: str = FLOAT32,
+        slot_dtype: str = FLOAT32,
         owners: int = 1,
         owner: int = 0,
         name: str = "adaptive_table",
     ) -> None:
         super().__init__(dim, owners=owners, owner=owner, owner_text="bucket % size", name=name)
+        check_row_dtypes(f"AdaptiveTable '{name}'", row_dtype, slot_dtype, stored=False)
         self.static_buckets = static_buckets
         self._attributes: dict[str, Any] = {
             "initializer": initializer.kind,
@@ -114,6 +120,8 @@ class AdaptiveTable(BaseTable):
             "demote_blend": demote_blend,
             "sketch_capacity": sketch_capacity,
             "counter_bits": counter_bits,
+            "row_dtype": row_dtype,
+            "slot_dtype": slot_dtype,
             "owners": owners,
             "owner": owner,
         }

@@ -7,6 +7,7 @@ import tensorflow as tf
 from strange_optimizer import RootMomentum
 
 from sok_embed import (
+    AdaptiveEmbedding,
     All2AllDenseEmbedding,
     DistributedEmbedding,
     DynamicEmbedding,
@@ -240,3 +241,28 @@ def test_own_rows_of_a_column_are_of_the_type_of_its_option():
     rows = own.lookup(keys[:, 0])
     assert own.size() == 12
     np.testing.assert_array_equal(of_type(rows, "bfloat16"), rows)
+
+
+@TWO
+def test_own_and_static_rows_of_an_adaptive_layer_are_of_the_type(row_dtype, slot_dtype):
+    def made(*types):
+        return AdaptiveEmbedding(
+            DIM, 5, 3, embeddings_initializer=UNIFORM_NAME, seed=3, row_dtype=types[0],
+            slot_dtype=types[1],
+        )  # fmt: skip
+
+    wide, narrow = made("float32", "float32"), made(row_dtype, slot_dtype)
+    assert narrow.get_config()["row_dtype"] == row_dtype
+    for embedding in (wide, narrow):
+        steps(embedding, keras.optimizers.Adam(0.01), 1)
+    table = narrow.table
+    before = table.lookup(KEYS)
+    assert table.promote(KEYS) > 0
+    np.testing.assert_array_equal(table.lookup(KEYS), before)  # as the static row, bit for bit
+    np.testing.assert_allclose(before, of_type(before, row_dtype), atol=1e-5)
+    for embedding in (wide, narrow):
+        steps(embedding, keras.optimizers.Adam(0.01))
+    np.testing.assert_allclose(table.lookup(KEYS), wide.table.lookup(KEYS), atol=0.06)
+    copy = made(row_dtype, slot_dtype).table
+    copy.restore(table.snapshot())
+    np.testing.assert_array_equal(copy.lookup(KEYS), table.lookup(KEYS))

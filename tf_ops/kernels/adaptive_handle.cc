@@ -47,6 +47,8 @@ REGISTER_OP("SokEmbed>AnonymousAdaptiveTable")
     .Attr("demote_blend: float = 0.0")
     .Attr("sketch_capacity: int >= 1 = 1000000")
     .Attr("counter_bits: int = 8")
+    .Attr("row_dtype: string = 'float32'")
+    .Attr("slot_dtype: string = 'float32'")
     .SetIsStateful()
     .SetShapeFn(tf::shape_inference::ScalarShape);
 
@@ -72,6 +74,7 @@ class AnonymousAdaptiveTableOp : public tf::OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("demote_blend", &blend));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("sketch_capacity", &capacity));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("counter_bits", &config_.counter_bits));
+    OP_REQUIRES_OK(ctx, ReadForm(ctx, &rows_.form));
     rows_.initializer_a = a;
     rows_.initializer_b = b;
     rows_.seed = static_cast<uint64_t>(seed);

@@ -94,13 +94,7 @@ absl::Status TablePlace::Read(tf::OpKernelConstruction* ctx) {
   config_.owners = static_cast<uint64_t>(owners);
   config_.owner = static_cast<uint64_t>(owner);
 
-  std::string row_dtype, slot_dtype;
-  TF_RETURN_IF_ERROR(ctx->GetAttr("row_dtype", &row_dtype));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("slot_dtype", &slot_dtype));
-  const auto form = RowForm::Make(row_dtype, slot_dtype);
-  if (!form.ok()) return ToAbsl(form.status());
-  config_.form = form.value();
-
+  TF_RETURN_IF_ERROR(ReadForm(ctx, &config_.form));
   TF_RETURN_IF_ERROR(ReadEviction(ctx));
   AdmissionConfig admission;
   TF_RETURN_IF_ERROR(ctx->GetAttr("admission", &admission.kind));

@@ -82,6 +82,9 @@ using TableResource = ResourceOf<OpenTable>;
 // Returns the core's error as TensorFlow's, with the table's name in front if there is one.
 absl::Status ToAbsl(const Status& status, const std::string& table_name = "");
 
+// Reads the attributes row_dtype and slot_dtype of a table.
+absl::Status ReadForm(tensorflow::OpKernelConstruction* ctx, RowForm* form);
+
 // Finds the table of input 0.
 absl::Status GetTable(tensorflow::OpKernelContext* ctx, std::shared_ptr<OpenTable>* table);
 
