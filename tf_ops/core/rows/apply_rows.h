@@ -123,8 +123,7 @@ class RowUpdate {
   // some, updates them, and encodes them.
   void ApplyCoded(const RowCoding& coding, const Step& step, const float* const* gradients,
                   const RowOptimizer& optimizer, int dim) {
-    constexpr size_t kBytes = 32768;  // of decoded rows, which fit the processor's first cache
-    constexpr size_t kAhead = 12;     // rows between a prefetch and its use
+    constexpr size_t kBytes = 16384;  // of decoded rows, which fit the processor's first cache
     const size_t stride = (coding.floats() + 15) / 16 * 16;
     const size_t most = std::max<size_t>(16, kBytes / (stride * sizeof(float)));
     const size_t distinct = places_.size();
@@ -134,18 +133,21 @@ class RowUpdate {
     for (size_t i = 0; i < decoded_places_.size(); ++i) {
       decoded_places_[i] = decoded_.data() + i * stride;
     }
-    for (size_t u = 0; u < std::min(kAhead, distinct); ++u) PrefetchOutput(places_[u], lines);
+    // The rows of a block are on their way while those of the block before are encoded.
+    const auto prefetch = [&](size_t u) {
+      if (u < distinct) PrefetchOutput(places_[u], lines);
+    };
+    for (size_t u = 0; u < most; ++u) prefetch(u);
     for (size_t begin = 0; begin < distinct; begin += most) {
       const size_t m = std::min(most, distinct - begin);
       for (size_t i = 0; i < m; ++i) {
-        const size_t ahead = begin + i + kAhead;
-        if (ahead < distinct) PrefetchOutput(places_[ahead], lines);
         coding.Decode(reinterpret_cast<const char*>(places_[begin + i]), decoded_places_[i]);
       }
       Step part = step;
       if (part.row_numbers != nullptr) part.row_numbers += begin;
       optimizer.Apply(part, decoded_places_.data(), gradients + begin, m, dim);
       for (size_t i = 0; i < m; ++i) {
+        prefetch(begin + most + i);
         coding.EncodeUpdated(decoded_places_[i], keys_[begin + i], own_[begin + i],
                              reinterpret_cast<char*>(places_[begin + i]));
       }
