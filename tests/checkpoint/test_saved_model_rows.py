@@ -41,6 +41,9 @@ MODELS = {
     "admission": lambda: of_layer(
         sok.DynamicEmbedding(DIM, admission=sok.admission.FrequencyAdmission(2))
     ),
+    "types of rows": lambda: of_layer(
+        sok.DynamicEmbedding(DIM, row_dtype="int8", slot_dtype="bfloat16")
+    ),
     "eviction": lambda: of_layer(sok.DynamicEmbedding(DIM, max_rows=200, eviction="lru")),
     "adaptive": lambda: of_layer(sok.AdaptiveEmbedding(DIM, 10, promote_after=2)),
     "collection": collection,

@@ -16,6 +16,7 @@ from sok_embed import (
     TableConfig,
     kv,
     plan,
+    tf_ops,
 )
 from sok_embed import feature_column as fc
 from sok_embed.checkpoint import Checkpoint
@@ -266,3 +267,11 @@ def test_own_and_static_rows_of_an_adaptive_layer_are_of_the_type(row_dtype, slo
     copy = made(row_dtype, slot_dtype).table
     copy.restore(table.snapshot())
     np.testing.assert_array_equal(copy.lookup(KEYS), table.lookup(KEYS))
+
+
+def test_a_name_stands_for_a_table_of_one_type():
+    tf_ops.table_handle("of one type", DIM, row_dtype="bfloat16")
+    with pytest.raises(tf.errors.InvalidArgumentError, match="exists with rows of bfloat16 and"):
+        tf_ops.table_handle("of one type", DIM, row_dtype="int8")
+    with pytest.raises(tf.errors.InvalidArgumentError, match="expected row_dtype to be one of"):
+        tf_ops.anonymous_table("another", DIM, row_dtype="int4")
