@@ -94,7 +94,7 @@ class MemoryStore final : public RowStore {
 
   const IndexConfig config_;
   const int dim_;
-  // Of the embeddings alone, whose coding stays while slots come and go; none: they are floats.
+  // Decodes embeddings alone, since slots come and go. None: embeddings are floats.
   const std::optional<RowCoding> coding_;
   std::vector<std::unique_ptr<Shard>> shards_;
   std::atomic<uint64_t> size_{0}, made_{0};

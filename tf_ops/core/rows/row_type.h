@@ -18,7 +18,7 @@ const char* RowTypeName(RowType type);
 struct RowForm {
   RowType row = RowType::kFloat32;    // of the embedding
   RowType slots = RowType::kFloat32;  // kFloat32 or kBFloat16
-  // Of the draws by which a step is rounded. Tables of equal seeds round alike, on all workers.
+  // Seeds the draws by which a step is rounded. Tables of equal seeds round alike, on all workers.
   uint64_t seed = 0;
 
   bool plain() const { return row == RowType::kFloat32 && slots == RowType::kFloat32; }

@@ -361,8 +361,9 @@ Status Table::SetLocked(const Key* keys, size_t n, const float* values, int floa
         keys, n, config_.max_rows, now,
         [&](size_t i, RowRef row, bool) {
           std::copy_n(values + i * floats, floats, row.embedding);
-          if (rounded != nullptr)
+          if (rounded != nullptr) {
             rounded->RoundForFormula(row.embedding, keys[i], row.meta->update_num);
+          }
         },
         parallel_for);
   };
