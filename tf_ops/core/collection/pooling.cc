@@ -6,18 +6,17 @@
 
 #include "core/base/bfloat16.h"
 #include "core/collection/bag_scale.h"
+#include "core/rows/row_copy.h"
 
 namespace sok {
 namespace {
 
 // Rows of a feature's table.
 struct FeatureRows {
-  const float* rows;
-  const RowPlaces& places;
-  uint32_t table;
+  PlacedRows<const float> rows;
   const uint32_t* row_of;  // (n)
   size_t dim;
-  const float* at(size_t i) const { return rows + places.at(table, row_of[i], dim); }
+  const float* at(size_t i) const { return rows.at(row_of[i]); }
 };
 
 void AddBag(const FeatureRows& rows, const float* weights, size_t begin, size_t end, float* sum) {
@@ -43,6 +42,17 @@ void MaxOfBag(const FeatureRows& rows, size_t begin, size_t end, float* most) {
 template <typename T>
 void PoolBags(const FeatureRows& rows, const FeatureBags& bags, const Pooling& pooling,
               const BagVectors<T>& out, size_t first, size_t last) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (bags.is_key_a_bag() && pooling.weights == nullptr) {  // whatever the combiner
+      // Vectors of one feature may be far apart, where the processor does not prefetch by itself.
+      constexpr size_t kAhead = 16;
+      for (size_t bag = first; bag < last; ++bag) {
+        __builtin_prefetch(out.data + (bag + kAhead) * out.stride, /*rw=*/1);
+        CopyRow(rows.at(bag), static_cast<int>(rows.dim), out.data + bag * out.stride);
+      }
+      return;
+    }
+  }
   std::vector<float> sum(rows.dim);
   for (size_t bag = first; bag < last; ++bag) {
     const size_t begin = bags.begin(bag), end = bags.end(bag);
@@ -88,8 +98,8 @@ void Pool(const CollectionRequest& request, const std::vector<Pooling>& poolings
     size_t feature = std::upper_bound(starts.begin(), starts.end(), first) - starts.begin() - 1;
     for (; feature < poolings.size() && starts[feature] < last; ++feature) {
       const uint32_t table = plan.feature_tables[feature];
-      const FeatureRows of_feature{rows, places, table, request.rows_of(feature),
-                                   static_cast<size_t>(plan.tables[table].dim)};
+      const auto dim = static_cast<size_t>(plan.tables[table].dim);
+      const FeatureRows of_feature{{rows, places, table, dim}, request.rows_of(feature), dim};
       PoolBags(of_feature, request.feature(feature), poolings[feature], out[feature],
                std::max(first, starts[feature]) - starts[feature],
                std::min(last, starts[feature + 1]) - starts[feature]);

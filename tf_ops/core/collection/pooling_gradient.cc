@@ -103,14 +103,47 @@ class GradientOfPool {
 
   // Returns whether each bag of a feature is one key, whose row gets the gradient of the vector.
   bool IsPlain(uint32_t feature) const {
-    const FeatureBags& bags = request_.feature(feature);
-    return bags.splits == nullptr && bags.length == 1 && poolings_[feature].weights == nullptr;
+    return request_.feature(feature).is_key_a_bag() && poolings_[feature].weights == nullptr;
   }
 
   // Addend: a Share, or, of plain features, the gradient of a vector.
   template <typename Addend>
   void OfTable(size_t table, float* gradients, const RowPlaces& places,
                const ParallelFor& inner) const {
+    constexpr size_t kMany = 4096;
+    if (request_.tables()[table].row_of.size() > kMany) {
+      OfTableOfMany<Addend>(table, gradients, places, inner);
+    } else {
+      OfTableOfFew<Addend>(table, gradients, places);
+    }
+  }
+
+  // Adds each key's part to its row at once. The sums are those of OfTableOfMany, bit by bit.
+  template <typename Addend>
+  void OfTableOfFew(size_t table, float* gradients, const RowPlaces& places) const {
+    const auto& part = request_.tables()[table];
+    const auto dim = static_cast<size_t>(request_.plan().tables[table].dim);
+    std::vector<uint8_t> used(part.rows, 0);
+    const PlacedRows to(gradients, places, table, dim);
+    for (size_t row = 0; row < part.rows; ++row) {
+      std::fill_n(to.at(row), dim, 0.0f);
+    }
+    for (uint32_t feature : part.features) {
+      const uint32_t* row_of = request_.rows_of(feature);
+      ForEachAddend<Addend>(feature, [&](uint32_t key, const Addend& addend) {
+        used[row_of[key]] = 1;
+        Add(addend, dim, to.at(row_of[key]));
+      });
+    }
+    if (!request_.plan().marks_unused) return;
+    for (size_t row = 0; row < part.rows; ++row) {
+      if (used[row] == 0) MarkUnused(to.at(row));
+    }
+  }
+
+  template <typename Addend>
+  void OfTableOfMany(size_t table, float* gradients, const RowPlaces& places,
+                     const ParallelFor& inner) const {
     const auto& part = request_.tables()[table];
     const auto distinct = static_cast<uint32_t>(part.rows);
     std::vector<uint32_t> starts(distinct + 1);
@@ -125,20 +158,10 @@ class GradientOfPool {
     sort.Start();
     std::vector<Addend> shares(n);
     for (uint32_t feature : part.features) {
-      if (upstream_[feature].data == nullptr) continue;
       const uint32_t* row_of = request_.rows_of(feature);
-      const auto add = [&](uint32_t key, const Addend& share) {
-        shares[sort.Take(row_of[key])] = share;
-      };
-      if constexpr (std::is_same_v<Addend, const T*>) {
-        const BagVectors<const T>& upstream = upstream_[feature];
-        const size_t keys = request_.feature(feature).n;
-        for (size_t i = 0; i < keys; ++i) {
-          add(static_cast<uint32_t>(i), upstream.data + i * upstream.stride);
-        }
-      } else {
-        ForEachShare(feature, add);
-      }
+      ForEachAddend<Addend>(feature, [&](uint32_t key, const Addend& addend) {
+        shares[sort.Take(row_of[key])] = addend;
+      });
     }
     sort.Finish();
     const auto dim = static_cast<size_t>(request_.plan().tables[table].dim);
@@ -147,14 +170,33 @@ class GradientOfPool {
       for (int64_t row = first; row < last; ++row) {
         float* const sum = gradients + places.at(table, row, dim);
         SumOf(shares.data() + starts[row], shares.data() + starts[row + 1], dim, sum);
-        if (starts[row] == starts[row + 1] && request_.plan().marks_unused) {
-          std::memcpy(sum, &kUnusedBits, sizeof(kUnusedBits));
-        }
+        if (starts[row] == starts[row + 1] && request_.plan().marks_unused) MarkUnused(sum);
       }
     });
   }
 
-  // Calls fn(key, share) for the keys of a feature, in their order.
+  static void MarkUnused(float* gradient) {
+    std::memcpy(gradient, &kUnusedBits, sizeof(kUnusedBits));
+  }
+
+  // Calls fn(key, addend) for the keys of a feature, in their order, if the feature was used.
+  template <typename Addend, typename Fn>
+  void ForEachAddend(size_t feature, const Fn& fn) const {
+    const BagVectors<const T>& upstream = upstream_[feature];
+    if (upstream.data == nullptr) return;
+    if constexpr (std::is_same_v<Addend, const T*>) {
+      // Vectors of one feature may be far apart, where the processor does not prefetch by itself.
+      constexpr size_t kAhead = 16;
+      const auto keys = static_cast<uint32_t>(request_.feature(feature).n);
+      for (uint32_t i = 0; i < keys; ++i) {
+        __builtin_prefetch(upstream.data + (i + kAhead) * upstream.stride);
+        fn(i, upstream.data + i * upstream.stride);
+      }
+    } else {
+      ForEachShare(feature, fn);
+    }
+  }
+
   template <typename Fn>
   void ForEachShare(size_t feature, const Fn& fn) const {
     const FeatureBags& bags = request_.feature(feature);
@@ -176,15 +218,19 @@ class GradientOfPool {
   template <typename Addend>
   static void SumOf(const Addend* first, const Addend* last, size_t dim, float* sum) {
     std::fill_n(sum, dim, 0.0f);
-    for (const Addend* share = first; share < last; ++share) {
-      if constexpr (std::is_same_v<Addend, const T*>) {
-        for (size_t j = 0; j < dim; ++j) sum[j] += ToFloat((*share)[j]);
-      } else if (share->winners == nullptr) {
-        for (size_t j = 0; j < dim; ++j) sum[j] += share->factor * ToFloat(share->upstream[j]);
-      } else {
-        for (size_t j = 0; j < dim; ++j) {
-          if (share->winners[j] == share->key) sum[j] += ToFloat(share->upstream[j]);
-        }
+    for (const Addend* addend = first; addend < last; ++addend) Add(*addend, dim, sum);
+  }
+
+  static void Add(const T* __restrict upstream, size_t dim, float* __restrict sum) {
+    for (size_t j = 0; j < dim; ++j) sum[j] += ToFloat(upstream[j]);
+  }
+
+  static void Add(const Share<T>& share, size_t dim, float* sum) {
+    if (share.winners == nullptr) {
+      for (size_t j = 0; j < dim; ++j) sum[j] += share.factor * ToFloat(share.upstream[j]);
+    } else {
+      for (size_t j = 0; j < dim; ++j) {
+        if (share.winners[j] == share.key) sum[j] += ToFloat(share.upstream[j]);
       }
     }
   }

@@ -125,16 +125,21 @@ void CollectionRequest::FindRowsOfMany(size_t table, size_t n, const ParallelFor
 
 void CollectionRequest::FindRowsOfFew(size_t table, size_t n) {
   TablePart& part = tables_[table];
-  DistinctIndex index;
+  thread_local DistinctIndex scratch;
+  DistinctIndex& index = scratch;  // whose place is not asked for anew for every key
   index.Reset(n);
+  part.keys.resize(n);
+  Key* const distinct = part.keys.data();
   uint32_t* row = part.row_of.data();
   for (uint32_t feature : part.features) {
     const FeatureBags& bags = features_[feature];
     for (size_t i = 0; i < bags.n; ++i, ++row) {
-      *row = index.FindOrAdd(bags.keys[i], [&](uint32_t number) { return part.keys[number]; });
-      if (*row == part.keys.size()) part.keys.push_back(bags.keys[i]);
+      *row =
+          index.FindOrAdd(bags.keys[i], [distinct](uint32_t number) { return distinct[number]; });
+      distinct[*row] = bags.keys[i];  // also of one that is there: a branch would be mispredicted
     }
   }
+  part.keys.resize(index.size());
   part.splits.assign(plan_->workers, 0);
   if (plan_->workers == 1) {
     part.splits[0] = static_cast<uint32_t>(part.keys.size());

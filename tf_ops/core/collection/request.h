@@ -67,6 +67,7 @@ struct FeatureBags {
 
   size_t begin(size_t bag) const { return splits != nullptr ? splits[bag] : bag * length; }
   size_t end(size_t bag) const { return begin(bag + 1); }
+  bool is_key_a_bag() const { return splits == nullptr && length == 1; }
 };
 
 // The places of the rows of tables, in floats.
@@ -77,6 +78,22 @@ struct RowPlaces {
   size_t at(size_t table, size_t row, size_t dim) const {
     return places.empty() ? starts[table] + row * dim : places[table][row];
   }
+};
+
+// The rows of one table among those of all. Float is float or const float.
+template <typename Float>
+class PlacedRows {
+ public:
+  PlacedRows(Float* rows, const RowPlaces& places, size_t table, size_t dim)
+      : dim_(dim),
+        places_(places.places.empty() ? nullptr : places.places[table].data()),
+        first_(places.places.empty() ? rows + places.starts[table] : rows) {}
+  Float* at(size_t row) const { return first_ + (places_ == nullptr ? row * dim_ : places_[row]); }
+
+ private:
+  const size_t dim_;
+  const size_t* const places_;
+  Float* const first_;
 };
 
 class CollectionRequest {

@@ -1,7 +1,6 @@
 #include "core/collection/table_collection.h"
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 #include <utility>
 
@@ -113,12 +112,6 @@ Status FirstError(const std::vector<Status>& statuses,
 }
 
 }  // namespace
-
-bool IsUnused(const float* gradient) {
-  uint32_t bits;
-  std::memcpy(&bits, gradient, sizeof(bits));
-  return bits == kUnusedBits;
-}
 
 double CollectionKeys::square() const {
   double sum = 0.0;

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -21,7 +22,11 @@ namespace sok {
 // is left as it is. It is a NaN that no arithmetic makes.
 constexpr uint32_t kUnusedBits = 0x7fcb5e57u;
 // Returns true if a row of gradients begins with it.
-bool IsUnused(const float* gradient);
+inline bool IsUnused(const float* gradient) {
+  uint32_t bits;
+  std::memcpy(&bits, gradient, sizeof(bits));
+  return bits == kUnusedBits;
+}
 
 // Bags of one table that were pooled here, for the gradients of their vectors.
 struct PooledBags {
