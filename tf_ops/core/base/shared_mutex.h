@@ -34,8 +34,8 @@ class SharedMutex {
 };
 
 // Holds the `mu` of every shard shared, for as long as it lives; `shards` is a vector of pointers.
-// The locks are taken in order: whoever waits for one holds only locks before it, and a writer
-// holds no other, so nobody waits in a circle.
+// The locks are taken in order: whoever waits for one holds only locks before it, so nobody waits
+// in a circle.
 template <typename Shards>
 class SharedLocks {
  public:
@@ -47,6 +47,23 @@ class SharedLocks {
   }
   SharedLocks(const SharedLocks&) = delete;
   SharedLocks& operator=(const SharedLocks&) = delete;
+
+ private:
+  const Shards& shards_;
+};
+
+// Holds the `mu` of every shard alone, likewise, and in the same order.
+template <typename Shards>
+class ExclusiveLocks {
+ public:
+  explicit ExclusiveLocks(const Shards& shards) : shards_(shards) {
+    for (const auto& shard : shards_) shard->mu.lock();
+  }
+  ~ExclusiveLocks() {
+    for (const auto& shard : shards_) shard->mu.unlock();
+  }
+  ExclusiveLocks(const ExclusiveLocks&) = delete;
+  ExclusiveLocks& operator=(const ExclusiveLocks&) = delete;
 
  private:
   const Shards& shards_;

@@ -147,6 +147,7 @@ Status TableCollection::LookupInTable(size_t t, const AskedKeys& asked, bool mak
   keys.keys = asked.keys + asked.starts[t];
   keys.n = asked.starts[t + 1] - asked.starts[t];
   keys.hold = asked.hold;
+  keys.distinct = asked.segments.workers() == 1;  // a worker asks for distinct keys
   if (served_.counts[t] && asked.counts != nullptr) keys.counts = asked.counts + asked.starts[t];
   std::shared_ptr<PooledBags> pooled;
   float* of_keys = rows;
@@ -158,6 +159,7 @@ Status TableCollection::LookupInTable(size_t t, const AskedKeys& asked, bool mak
     keys.keys = distinct.keys.data();
     keys.counts = distinct.counts.empty() ? nullptr : distinct.counts.data();
     keys.n = distinct.keys.size();
+    keys.distinct = true;
     keys.hold = pooled;
     of_keys = pooled->rows.data();
   }

@@ -24,6 +24,12 @@ const float* GradientOf(const GradientBatch& batch, uint32_t position, int dim) 
   return batch.gradients == nullptr ? nullptr : batch.gradients + size_t{position} * dim;
 }
 
+// Returns true if a batch has one gradient for each of its keys, float32 and as the rule takes it.
+bool HasOneAKey(const GradientBatch& batch) {
+  const bool summed = batch.summed != nullptr || (batch.distinct && batch.gradients != nullptr);
+  return summed && batch.factor == 1.0f;
+}
+
 }  // namespace
 
 uint32_t GradientSum::Unique(uint32_t row) {
@@ -36,20 +42,23 @@ uint32_t GradientSum::Unique(uint32_t row) {
 }
 
 void GradientSum::Take(const ShardEntry* entries, const uint32_t* row_numbers, size_t n,
-                       const SummedGradients& summed) {
-  rows_.clear();
-  gradients_.clear();
+                       const GradientBatch& batch, int dim) {
+  rows_.resize(n);
+  gradients_.resize(n);
+  size_t taken = 0;
   for (size_t i = 0; i < n; ++i) {
-    if (row_numbers[i] == kLeftOut) continue;
-    rows_.push_back(row_numbers[i]);
-    gradients_.push_back(summed.gradient(entries[i].position));
+    rows_[taken] = row_numbers[i];
+    gradients_[taken] = GradientOf(batch, entries[i].position, dim);
+    taken += row_numbers[i] != kLeftOut;
   }
+  rows_.resize(taken);
+  gradients_.resize(taken);
 }
 
 void GradientSum::Build(const ShardEntry* entries, const uint32_t* row_numbers, size_t n,
                         const std::vector<GradientBatch>& batches, int dim) {
-  if (batches.size() == 1 && batches[0].summed != nullptr && batches[0].factor == 1.0f) {
-    Take(entries, row_numbers, n, *batches[0].summed);
+  if (batches.size() == 1 && HasOneAKey(batches[0])) {
+    Take(entries, row_numbers, n, batches[0], dim);
     return;
   }
   index_.Reset(n);

@@ -16,7 +16,8 @@ class GradientSum {
  public:
   // Computes the sums. row_numbers[i] is the row of entries[i], or UINT32_MAX to leave the entry
   // out. A float32 gradient that is the only one of its row, with a factor of 1, is not
-  // copied: gradients() points to where it lies. Where a batch is summed already, it points there.
+  // copied: gradients() points to where it lies. So are those of a batch that is summed already, or
+  // whose keys are distinct.
   void Build(const ShardEntry* entries, const uint32_t* row_numbers, size_t n,
              const std::vector<GradientBatch>& batches, int dim);
 
@@ -26,9 +27,9 @@ class GradientSum {
 
  private:
   uint32_t Unique(uint32_t row);
-  // Takes gradients that are summed already.
+  // Takes gradients of which each key has one.
   void Take(const ShardEntry* entries, const uint32_t* row_numbers, size_t n,
-            const SummedGradients& summed);
+            const GradientBatch& batch, int dim);
 
   DistinctIndex index_;           // of rows_
   std::vector<uint32_t> unique_;  // (n) position in rows_, UINT32_MAX if the entry is left out

@@ -34,6 +34,14 @@ int ShardBits(uint32_t least = 0) {
   return bits;
 }
 
+// Returns true for a commit of keys that are distinct, and so few that one thread updates them all
+// before several had begun.
+bool IsFew(const std::vector<GradientBatch>& batches) {
+  constexpr size_t kFew = 2048;
+  return batches.size() == 1 && batches[0].distinct && batches[0].summed == nullptr &&
+         batches[0].n <= kFew;
+}
+
 }  // namespace
 
 template <typename Index>
@@ -203,6 +211,11 @@ Result<uint64_t> MemoryStore<Index>::Apply(const std::vector<GradientBatch>& bat
                                            const RowOptimizer& optimizer, const CommitStep& step,
                                            const ParallelFor& parallel_for) {
   WaitForCapture();
+  if (IsFew(batches)) {
+    const uint64_t rows = ApplyFew(batches, optimizer, step);
+    if (step.applied != nullptr) *step.applied = true;
+    return rows;
+  }
   const ShardPartition& partition = PartitionOf(*this, batches, parallel_for, &apply_partition_);
   std::atomic<uint64_t> touched{0};
   parallel_for(shard_count(), kShardCost, [&](int64_t first, int64_t last) {
@@ -294,6 +307,13 @@ template <typename Index>
 Result<bool> MemoryStore<Index>::Relayout(std::shared_ptr<const RowLayout> layout,
                                           const TableState& /*state*/,
                                           const ParallelFor& parallel_for) {
+  {
+    std::lock_guard<std::mutex> guard(layout_mu_);
+    if (all_laid_out_ && layout->SameShape(*layout_) &&
+        layout->slot_start() == layout_->slot_start()) {
+      return false;
+    }
+  }
   // Each shard is asked separately: a Relayout that ran out of memory leaves some of them as they
   // were.
   bool reshape = false;
@@ -324,6 +344,7 @@ Result<bool> MemoryStore<Index>::Relayout(std::shared_ptr<const RowLayout> layou
       shard.rows = std::move(relaid.value());
     }
   });
+  all_laid_out_ = failure.ok();
   if (!failure.ok()) return failure;
   layout_ = std::move(layout);
   arena_ = std::move(arena);

@@ -85,6 +85,9 @@ class MemoryStore final : public RowStore {
   template <typename Found, typename Absent>
   void Find(const Key* keys, size_t begin, size_t end, const float* const* given,
             int prefetch_floats, const Found& found, const Absent& absent) const;
+  // Applies one batch of distinct keys. All shards are locked meanwhile.
+  uint64_t ApplyFew(const std::vector<GradientBatch>& batches, const RowOptimizer& optimizer,
+                    const CommitStep& step);
   uint64_t CountNew(const ShardPartition& partition, const ParallelFor& parallel_for) const;
 
   // Waits, before any lock is taken, while the copies of a capture have no room.
@@ -102,7 +105,8 @@ class MemoryStore final : public RowStore {
   ShardPartition apply_partition_;  // scratch of Apply
   std::atomic<bool> capturing_{false};
   std::atomic<uint64_t> mark_{0};  // the number of the state that changes are noted since; 0: none
-  mutable std::mutex layout_mu_;   // guards the two below
+  mutable std::mutex layout_mu_;   // guards the three below
+  bool all_laid_out_ = true;       // false: some shards' rows have another layout than this
   std::shared_ptr<const RowLayout> layout_;
   std::shared_ptr<Arena> arena_;
 };

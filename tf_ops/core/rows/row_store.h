@@ -33,7 +33,8 @@ struct GradientBatch {
   const uint32_t* positions = nullptr;
   // The same gradients, summed by key, by the shards of the store. Null: they are not summed yet.
   const SummedGradients* summed = nullptr;
-  float factor = 1.0f;  // multiplies the gradients
+  float factor = 1.0f;    // multiplies the gradients
+  bool distinct = false;  // true if no key is there twice
 };
 
 // A row as an exporter or an importer sees it.

@@ -71,6 +71,7 @@ struct LookupKeys {
   const int64_t* counts = nullptr;
   // Of Table::CountOnce, where the lookup did not count the keys for an admission.
   std::shared_ptr<std::atomic<bool>> counted = nullptr;
+  bool distinct = false;  // true if no key is there twice
   // Keys that have no row by the commit are left out; else they get one.
   bool leave_absent = false;
   double factor = 1.0;  // that their gradients are multiplied by

@@ -134,7 +134,7 @@ std::vector<GradientBatch> Table::BatchesOf(Deposits& deposits, const ParallelFo
       keys.summed = SumByKey(keys, deposit.gradients, deposit.gradients_bf16, parallel_for);
     }
     batches.push_back({keys.keys, deposit.gradients, deposit.gradients_bf16, keys.n, keys.positions,
-                       keys.summed.get(), static_cast<float>(deposit.factor * keys.factor)});
+                       keys.summed.get(), static_cast<float>(deposit.factor * keys.factor), keys.distinct});
   }
   return batches;
 }
