@@ -34,6 +34,7 @@ LookupKeys WithoutResting(const LookupKeys& keys, const float* gradients, int di
   }
   LookupKeys left = keys;
   left.keys = kept->keys.data();
+  left.found = nullptr;  // of all keys
   left.positions = kept->positions.data();
   if (keys.counts != nullptr) left.counts = kept->counts.data();
   left.n = kept->keys.size();
@@ -166,8 +167,9 @@ Status TableCollection::LookupInTable(size_t t, const AskedKeys& asked, bool mak
   keys.removals = table.removals();
   if (make_rows) keys.claim = table.Claim(keys);
   if (!make_rows) keys.counted = table.CountOnce();
+  if (make_rows && keys.distinct) keys.found = table.NumberRows(keys.n);
   Status status = table.Lookup(keys.keys, keys.n, make_rows, of_keys, parallel_for,
-                               /*exists=*/nullptr, keys.counts);
+                               /*exists=*/nullptr, keys.counts, keys.found.get());
   keys.rows_made = make_rows;
   if (status.ok() && pooled != nullptr) PoolAll(*pooled, rows, parallel_for);
   looked_up->tables[t] = std::move(keys);

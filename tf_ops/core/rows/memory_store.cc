@@ -257,6 +257,7 @@ Result<uint64_t> MemoryStore<Index>::Erase(const Key* keys, size_t n,
       Shard& shard = *shards_[s];
       uint32_t gone = 0;
       std::lock_guard<SharedMutex> lock(shard.mu);
+      erasures_ += partition.size(s) > 0;
       for (size_t i = 0; i < partition.size(s); ++i) {
         const Key key = partition.begin(s)[i].key;
         const uint32_t row = shard.index.Erase(key, Hash(key));
@@ -291,6 +292,7 @@ void MemoryStore<Index>::Clear() {
     if (shard.marks != nullptr) shard.marks->ChangingAll(shard.index, shard.rows);
     shard.index = Index(config_, s);
     shard.rows = RowSlabs(layout_, arena_);
+    ++erasures_;
   }
 }
 
@@ -307,13 +309,6 @@ template <typename Index>
 Result<bool> MemoryStore<Index>::Relayout(std::shared_ptr<const RowLayout> layout,
                                           const TableState& /*state*/,
                                           const ParallelFor& parallel_for) {
-  {
-    std::lock_guard<std::mutex> guard(layout_mu_);
-    if (all_laid_out_ && layout->SameShape(*layout_) &&
-        layout->slot_start() == layout_->slot_start()) {
-      return false;
-    }
-  }
   // Each shard is asked separately: a Relayout that ran out of memory leaves some of them as they
   // were.
   bool reshape = false;
@@ -349,6 +344,12 @@ Result<bool> MemoryStore<Index>::Relayout(std::shared_ptr<const RowLayout> layou
   layout_ = std::move(layout);
   arena_ = std::move(arena);
   return reshape;
+}
+
+template <typename Index>
+bool MemoryStore<Index>::IsLaidOut(const std::vector<Slot>& slots) const {
+  std::lock_guard<std::mutex> guard(layout_mu_);
+  return all_laid_out_ && layout_->slots() == slots;
 }
 
 template <typename Index>

@@ -46,8 +46,10 @@ class MemoryStore final : public RowStore {
   void Clear();
   Result<bool> Relayout(std::shared_ptr<const RowLayout> layout, const TableState& state,
                         const ParallelFor& parallel_for) override;
+  bool IsLaidOut(const std::vector<Slot>& slots) const override;
   std::shared_ptr<const RowLayout> layout() const override;
   uint64_t size() const override { return size_.load(std::memory_order_relaxed); }
+  uint64_t erasures() const override { return erasures_; }
   uint64_t made() const override { return made_.load(std::memory_order_relaxed); }
   uint64_t index_bytes() const override;
   uint64_t row_bytes() const override;
@@ -80,14 +82,19 @@ class MemoryStore final : public RowStore {
   template <typename T>
   void GatherCoded(const Key* keys, size_t begin, size_t end, T* out, const GatherOptions& options,
                    std::vector<uint32_t>* absent) const;
-  // Calls found(i, row) or absent(i) for i in [begin, end); `given` is as in GatherOptions. Every
-  // shard must be locked.
+  // Calls found(i, number, row) or absent(i) for i in [begin, end); `given` is as in GatherOptions.
+  // Every shard must be locked.
   template <typename Found, typename Absent>
   void Find(const Key* keys, size_t begin, size_t end, const float* const* given,
             int prefetch_floats, const Found& found, const Absent& absent) const;
   // Applies one batch of distinct keys. All shards are locked meanwhile.
   uint64_t ApplyFew(const std::vector<GradientBatch>& batches, const RowOptimizer& optimizer,
                     const CommitStep& step);
+  // Does what FindRange does, for keys [begin, end) whose rows are known: calls found(i, shard,
+  // number, row) or absent(i).
+  template <typename Found, typename Absent>
+  void TakeFound(const GradientBatch& batch, size_t begin, size_t end, int floats,
+                 const Found& found, const Absent& absent) const;
   uint64_t CountNew(const ShardPartition& partition, const ParallelFor& parallel_for) const;
 
   // Waits, before any lock is taken, while the copies of a capture have no room.
@@ -101,8 +108,9 @@ class MemoryStore final : public RowStore {
   const std::optional<RowCoding> coding_;
   std::vector<std::unique_ptr<Shard>> shards_;
   std::atomic<uint64_t> size_{0}, made_{0};
-  std::mutex limit_mu_;             // one Upsert at a time where there is a limit to keep
-  ShardPartition apply_partition_;  // scratch of Apply
+  std::atomic<uint64_t> erasures_{0};  // changes with the lock of a shard
+  std::mutex limit_mu_;                // one Upsert at a time where there is a limit to keep
+  ShardPartition apply_partition_;     // scratch of Apply
   std::atomic<bool> capturing_{false};
   std::atomic<uint64_t> mark_{0};  // the number of the state that changes are noted since; 0: none
   mutable std::mutex layout_mu_;   // guards the three below

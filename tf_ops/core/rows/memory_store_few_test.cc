@@ -63,6 +63,27 @@ class Store {
     return touched;
   }
 
+  // The numbers of rows as a lookup finds them.
+  RowNumbers Numbers(const std::vector<Key>& keys) {
+    RowNumbers found{std::vector<uint32_t>(keys.size()), store_->erasures()};
+    GatherOptions options;
+    options.numbers = found.numbers.data();
+    std::vector<float> out(keys.size() * rule_.dim);
+    REQUIRE(
+        store_->Gather(keys.data(), keys.size(), out.data(), options, nullptr, nullptr, ThreadedFor)
+            .ok());
+    return found;
+  }
+
+  // Erases some rows and makes others, which get their numbers.
+  void Replace(const std::vector<Key>& gone, const std::vector<Key>& made) {
+    Value(store_->Erase(gone.data(), gone.size(), SerialFor));
+    const auto start = [&](size_t, RowRef row, bool is_new) {
+      if (is_new) std::fill_n(row.embedding, rule_.dim, 0.125f);
+    };
+    REQUIRE(store_->Upsert(made.data(), made.size(), 0, 1, start, SerialFor).ok());
+  }
+
   Rows Now() {
     Rows rows;
     const Status status = Value(store_->Freeze())->ForEach([&](Key key, RowRef row) {
@@ -142,6 +163,30 @@ TEST_CASE("few distinct keys are committed as many are, bit by bit") {
         const Gradients gradients(n, rule.dim, n % 2 == 1, &rng);
         const uint64_t touched = few.Commit(gradients.Batch(), true, ++now);
         CHECK(touched == partitioned.Commit(gradients.Batch(), false, now));
+      }
+      REQUIRE(few.Now() == partitioned.Now());
+    }
+  }
+}
+
+TEST_CASE("rows that a lookup has found are committed as others are, whatever went meanwhile") {
+  std::mt19937_64 rng(TestSeed());
+  for (const Rule& rule : kRules) {
+    for (bool direct : {false, true}) {
+      Store few(rule, direct), partitioned(rule, direct);
+      for (uint32_t step = 2; step < 40; ++step) {
+        const Gradients gradients(rng() % 700, rule.dim, false, &rng);
+        const RowNumbers found = few.Numbers(gradients.keys);
+        const Gradients gone(rng() % 900, rule.dim, false, &rng);
+        const Gradients made(rng() % 900, rule.dim, false, &rng);
+        const bool erases = rng() % 2 == 0;
+        for (Store* store : {&few, &partitioned}) {
+          store->Replace(erases ? gone.keys : std::vector<Key>(), made.keys);
+        }
+        GradientBatch batch = gradients.Batch();
+        batch.found = &found;
+        const uint64_t touched = few.Commit(batch, true, step);
+        CHECK(touched == partitioned.Commit(gradients.Batch(), false, step));
       }
       REQUIRE(few.Now() == partitioned.Now());
     }

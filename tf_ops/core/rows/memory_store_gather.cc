@@ -23,7 +23,8 @@ void MemoryStore<Index>::Find(const Key* keys, size_t begin, size_t end, const f
   FindRange<Index, Shard>(
       keys, begin, end, given, prefetch_floats, [this](Key key) { return Hash(key); },
       [this](uint64_t hash) -> const Shard& { return *shards_[ShardOf(hash)]; },
-      [&](size_t i, const Shard*, uint32_t, const float* row) { found(i, row); }, absent);
+      [&](size_t i, const Shard*, uint32_t number, const float* row) { found(i, number, row); },
+      absent);
 }
 
 template <typename Index>
@@ -38,7 +39,8 @@ void MemoryStore<Index>::GatherCoded(const Key* keys, size_t begin, size_t end, 
       keys, begin, end, options.given, static_cast<int>(coding.embedding_bytes() / sizeof(float)),
       [this](Key key) { return Hash(key); },
       [this](uint64_t hash) -> const Shard& { return *shards_[ShardOf(hash)]; },
-      [&](size_t i, const Shard* shard, uint32_t, const float* row) {
+      [&](size_t i, const Shard* shard, uint32_t number, const float* row) {
+        if (options.numbers != nullptr) options.numbers[i] = number;
         T* const to = out + (places == nullptr ? i : places[i]) * dim;
         if (shard == nullptr) {  // a row that is given: floats
           CopyRow(row, dim, to);
@@ -74,15 +76,30 @@ void MemoryStore<Index>::GatherAs(const Key* keys, size_t n, T* out, const Gathe
       const auto copy = [=](size_t i, const float* row) {
         CopyRow(row, dim, out + place(i) * dim);
       };
+      const auto find_all = [&](const auto& note) {
+        if (dim < kLongRow) {
+          find([=](size_t i, uint32_t number, const float* row) {
+            note(i, number);
+            copy(i, row);
+          });
+        } else {
+          find([=](size_t i, uint32_t number, const float* row) {
+            note(i, number);
+            PrefetchOutput(out + place(std::min(i + kAhead, last)) * dim, dim);
+            copy(i, row);
+          });
+        }
+      };
+      uint32_t* const numbers = options.numbers;
       if (coding_.has_value()) {
         GatherCoded(keys, begin, end, out, options, &absent);
-      } else if (dim < kLongRow) {
-        find(copy);
+      } else if (numbers == nullptr) {
+        find_all([](size_t, uint32_t) {});
       } else {
-        find([=](size_t i, const float* row) {
-          PrefetchOutput(out + place(std::min(i + kAhead, last)) * dim, dim);
-          copy(i, row);
-        });
+        find_all([numbers](size_t i, uint32_t number) { numbers[i] = number; });
+      }
+      if (numbers != nullptr) {
+        for (uint32_t i : absent) numbers[i] = Index::kNone;
       }
     }
     if (absent.empty()) return;
@@ -128,7 +145,7 @@ Result<std::vector<uint32_t>> MemoryStore<Index>::Missing(const Key* keys, size_
     {
       const SharedLocks lock(shards_);
       Find(
-          keys, begin, end, /*given=*/nullptr, 0, [](size_t, const float*) {},
+          keys, begin, end, /*given=*/nullptr, 0, [](size_t, uint32_t, const float*) {},
           [&](size_t i) { absent.push_back(static_cast<uint32_t>(i)); });
     }
     std::lock_guard<std::mutex> guard(missing_mu);

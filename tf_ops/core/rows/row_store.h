@@ -23,6 +23,13 @@ namespace sok {
 
 class SummedGradients;
 
+// Where a lookup has found the rows of its keys, so that the commit of their gradients need not
+// search for them again.
+struct RowNumbers {
+  std::vector<uint32_t> numbers;  // (n) of the rows in their shards; UINT32_MAX: not found
+  uint64_t erasures = 0;          // RowStore::erasures() before the search
+};
+
 // Gradients that wait for a commit. The caller that deposited them owns the memory.
 struct GradientBatch {
   const Key* keys;                 // (n)
@@ -33,8 +40,9 @@ struct GradientBatch {
   const uint32_t* positions = nullptr;
   // The same gradients, summed by key, by the shards of the store. Null: they are not summed yet.
   const SummedGradients* summed = nullptr;
-  float factor = 1.0f;    // multiplies the gradients
-  bool distinct = false;  // true if no key is there twice
+  float factor = 1.0f;                // multiplies the gradients
+  bool distinct = false;              // true if no key is there twice
+  const RowNumbers* found = nullptr;  // of the keys; null: they are not known
 };
 
 // A row as an exporter or an importer sees it.
@@ -77,6 +85,8 @@ struct GatherOptions {
   // (n) where not null, the row that is copied instead of the key's own. Such a key is not
   // looked up: it is never missing, and may be out of range. Null: every key is looked up.
   const float* const* given = nullptr;
+  // (n) gets what RowNumbers says of each key. Null: nobody asks.
+  uint32_t* numbers = nullptr;
 
   // Returns how many of n keys are looked up.
   size_t asked(size_t n) const {
@@ -86,11 +96,11 @@ struct GatherOptions {
 };
 
 // A store of rows. Thread-safe, except where a method says otherwise. Lookups run beside lookups;
-// whatever writes excludes others from one shard at a time, never from the whole store. Shards are
-// locked inside of what runs on `parallel_for` and never around it. Otherwise a thread pool could
-// lock itself up: callers may wait for the pool's threads without helping them, and these threads
-// for the shards. Other locks may be held around it, so no thread of the pool may call a store of a
-// storage.
+// whatever writes excludes others from one shard at a time, never from the whole store, but for
+// commits of so few keys that they are done at once. Shards are locked inside of what runs on
+// `parallel_for` and never around it. Otherwise a thread pool could lock itself up: callers may
+// wait for the pool's threads without helping them, and these threads for the shards. Other locks
+// may be held around it, so no thread of the pool may call a store of a storage.
 class RowStore {
  public:
   virtual ~RowStore() = default;
@@ -144,6 +154,9 @@ class RowStore {
   // Erases rows. Returns how many there were.
   virtual Result<uint64_t> Erase(const Key* keys, size_t n, const ParallelFor& parallel_for) = 0;
 
+  // Returns how often rows may have gone, so that their numbers are those of other rows since.
+  // UINT64_MAX: this store does not number rows.
+  virtual uint64_t erasures() const { return UINT64_MAX; }
   // Returns how often rows were replaced other than by the table: a storage that took in a
   // dump.
   virtual uint64_t replacements() const { return 0; }
@@ -176,6 +189,8 @@ class RowStore {
   // start anew and true comes back. Until a row is changed, a later layout may start them instead.
   virtual Result<bool> Relayout(std::shared_ptr<const RowLayout> layout, const TableState& state,
                                 const ParallelFor& parallel_for) = 0;
+  // Returns true if a Relayout to these slots, with the state as it is, would do nothing.
+  virtual bool IsLaidOut(const std::vector<Slot>& /*slots*/) const { return false; }
   virtual std::shared_ptr<const RowLayout> layout() const = 0;
 
   virtual uint64_t size() const = 0;

@@ -21,6 +21,11 @@ struct Slot {
   int width;                  // floats a row: dim, or 1
   float initial;              // what each of its floats starts from
   bool sums_squares = false;  // its floats are sums of squares, or norms: at least 0
+
+  friend bool operator==(const Slot& a, const Slot& b) {
+    return a.name == b.name && a.width == b.width && a.initial == b.initial &&
+           a.sums_squares == b.sums_squares;
+  }
 };
 
 // The last field of such a slot.

@@ -189,14 +189,16 @@ void KeepFirstOfEachKey(const Key* keys, std::vector<uint32_t>* positions) {
 
 template <typename T>
 Status Table::Lookup(const Key* keys, size_t n, bool make_rows, T* out,
-                     const ParallelFor& parallel_for, uint8_t* exists, const int64_t* counts) {
+                     const ParallelFor& parallel_for, uint8_t* exists, const int64_t* counts,
+                     RowNumbers* found) {
   SOK_RETURN_IF_ERROR(CheckRange(keys, n));
   SOK_RETURN_IF_ERROR(CheckCounts(counts, n));
   std::vector<uint32_t> missing;
+  GatherOptions options;
+  if (found != nullptr) options.numbers = found->numbers.data();
   SOK_RETURN_IF_ERROR(store_->Gather(
-      keys, n, out, /*options=*/{},
-      [&](Key key, float* row) { initializer_.Fill(key, row, config_.dim); }, &missing,
-      parallel_for));
+      keys, n, out, options, [&](Key key, float* row) { initializer_.Fill(key, row, config_.dim); },
+      &missing, parallel_for));
   CountLookup(n, missing.size());
   if (exists != nullptr) {
     std::fill_n(exists, n, uint8_t{1});
@@ -233,9 +235,18 @@ Status Table::Lookup(const Key* keys, size_t n, bool make_rows, T* out,
 }
 
 template Status Table::Lookup(const Key*, size_t, bool, float*, const ParallelFor&, uint8_t*,
-                              const int64_t*);
+                              const int64_t*, RowNumbers*);
 template Status Table::Lookup(const Key*, size_t, bool, BFloat16*, const ParallelFor&, uint8_t*,
-                              const int64_t*);
+                              const int64_t*, RowNumbers*);
+
+std::shared_ptr<RowNumbers> Table::NumberRows(size_t n) const {
+  const uint64_t erasures = store_->erasures();
+  if (erasures == UINT64_MAX) return nullptr;
+  auto numbers = std::make_shared<RowNumbers>();
+  numbers->numbers.resize(n);
+  numbers->erasures = erasures;
+  return numbers;
+}
 
 template <typename T>
 Status Table::Find(const Key* keys, size_t n, const GatherOptions& options, T* out,

@@ -71,7 +71,8 @@ struct LookupKeys {
   const int64_t* counts = nullptr;
   // Of Table::CountOnce, where the lookup did not count the keys for an admission.
   std::shared_ptr<std::atomic<bool>> counted = nullptr;
-  bool distinct = false;  // true if no key is there twice
+  bool distinct = false;                        // true if no key is there twice
+  std::shared_ptr<RowNumbers> found = nullptr;  // of Table::NumberRows; null: none
   // Keys that have no row by the commit are left out; else they get one.
   bool leave_absent = false;
   double factor = 1.0;  // that their gradients are multiplied by
@@ -191,10 +192,14 @@ class Table {
   // with the values they start from, and others evicted.
   // kInvalidArgument for a negative count.
   // exists (n), unless null: whether the key had a row before. counts (n), unless null: how many
-  // keys of the batch each stands for, for the admission.
+  // keys of the batch each stands for, for the admission. found, unless null, gets the numbers.
   template <typename T>  // float or BFloat16
   Status Lookup(const Key* keys, size_t n, bool make_rows, T* out, const ParallelFor& parallel_for,
-                uint8_t* exists = nullptr, const int64_t* counts = nullptr);
+                uint8_t* exists = nullptr, const int64_t* counts = nullptr,
+                RowNumbers* found = nullptr);
+  // Returns room for the numbers of the rows of n keys, for a Lookup that is to be trained; null in
+  // a store that does not number rows.
+  std::shared_ptr<RowNumbers> NumberRows(size_t n) const;
   // Returns true if there is an admission, which counts keys.
   bool counts_keys() const { return admission_ != nullptr; }
   // For LookupKeys::counted of a lookup that makes no rows; null without an admission.

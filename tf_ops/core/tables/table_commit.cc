@@ -134,7 +134,8 @@ std::vector<GradientBatch> Table::BatchesOf(Deposits& deposits, const ParallelFo
       keys.summed = SumByKey(keys, deposit.gradients, deposit.gradients_bf16, parallel_for);
     }
     batches.push_back({keys.keys, deposit.gradients, deposit.gradients_bf16, keys.n, keys.positions,
-                       keys.summed.get(), static_cast<float>(deposit.factor * keys.factor), keys.distinct});
+                       keys.summed.get(), static_cast<float>(deposit.factor * keys.factor),
+                       keys.distinct, keys.found.get()});
   }
   return batches;
 }
@@ -204,6 +205,10 @@ Status Table::Relayout(const std::string& rule, const std::vector<Slot>& slots, 
     auto bare = LayoutOf({});
     SOK_RETURN_IF_ERROR(store_->Relayout(std::move(bare), {}, parallel_for).status());
     state_ = {};  // as a table whose first step is to come
+  }
+  if (!restart && state_.rule == rule && store_->IsLaidOut(slots)) {
+    state_.slots = slots;
+    return Status();
   }
   // Slots are never without their rule: the step may fail, and others may look at the table before.
   TableState ready = state_;
