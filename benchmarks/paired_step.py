@@ -9,7 +9,8 @@ differ by some 3 % by where their memory lies, so that there are several rounds.
     step        the compiled step of benchmarks/train_step.py
     fit         Keras' `fit` of a small model (4 features, dim 4, batch 256)
     collection  Keras' `fit` of a DistributedEmbedding of 26 tables (2,048 examples)
-    workers     the same on two workers, 1,024 examples each
+    tables      a compiled step of a DistributedEmbedding of many small tables
+    workers     the same as `collection` on two workers, 1,024 examples each
     spread      the compiled step of one layer on two workers, half of the keys each, which do not
                 repeat in a batch
     restore     the restore of a checkpoint of the table that `step` trains
@@ -133,6 +134,40 @@ def collection_of(case: dict[str, Any]) -> Run:
     return run
 
 
+def tables_of(case: dict[str, Any]) -> Run:
+    """Returns a function that trains many small tables for a number of steps."""
+    rng = np.random.default_rng(0)
+    shape = (16, case["tables"], case["batch"] // case["tables"])
+    layer = sok_embed.DistributedEmbedding(
+        [
+            sok_embed.FeatureConfig(
+                f"field{i}", sok_embed.TableConfig(f"table{i}", None, case["dim"])
+            )
+            for i in range(case["tables"])
+        ],
+        output="concat",
+    )
+    layer.build()
+    variables = layer.trainable_variables
+    optimizer = OPTIMIZERS[case["optimizer"]]()
+    optimizer.build(variables)
+
+    @tf.function
+    def step(keys: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(layer(tf.unstack(keys), training=True) - 9.0))
+        gradients = tape.gradient(loss, [variable.value for variable in variables])
+        optimizer.apply(gradients, variables)
+
+    batches = [tf.constant(batch) for batch in rng.integers(0, case["rows"], shape)]
+
+    def run(count: int) -> None:
+        for i in range(count):
+            step(batches[i % len(batches)])
+
+    return run
+
+
 def spread_of(case: dict[str, Any]) -> Run:
     """Returns a function that trains a layer on several workers for a number of steps."""
     sok_embed.init()
@@ -178,6 +213,7 @@ RUNS: dict[str, Callable[[dict[str, Any]], Run]] = {
     "step": steps_of,
     "fit": fit_of,
     "collection": collection_of,
+    "tables": tables_of,
     "workers": collection_of,
     "spread": spread_of,
     "restore": restores_of,
@@ -280,6 +316,9 @@ def main() -> None:
     parser.add_argument("--dim", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--batch", type=int, default=65_536, help="keys of a step")
+    parser.add_argument("--tables", type=int, default=200, help="of the case `tables`")
+    parser.add_argument("--rows", type=int, default=1000, help="of each of them")
+    parser.add_argument("--table-keys", type=int, default=256, help="of a step, for each of them")
     parser.add_argument("--rounds", type=int, default=5, help="each with processes of its own")
     parser.add_argument("--blocks", type=int, default=8, help="pairs of blocks of a round")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
@@ -304,6 +343,10 @@ def main() -> None:
             )
             for dim in arguments.dim
         ]
+        for dim in arguments.dim:
+            batch = arguments.tables * arguments.table_keys
+            tables = {"tables": arguments.tables, "rows": arguments.rows}
+            cases.append({"what": "tables", "dim": dim, "batch": batch, **tables, **common})
         cases.append({"what": "fit", "dim": FIT_DIM, "batch": FIT_BATCH, **common})
         for case in cases:
             if case["what"] in arguments.what:
