@@ -8,10 +8,10 @@ from sok_embed import kv
 
 def test_keys_without_a_row_are_answered_from_memory(tmp_path):
     start = kv.Initializer("zeros")
-    keys = np.arange(100_000, dtype=np.uint64)
+    keys = np.arange(150_000, dtype=np.uint64)
     for _ in range(2):  # a new folder, and one that is opened again
         with kv.Storage(tmp_path / "rows", cache_bytes=1 << 20) as storage:
-            embedding = kv.Embedding(storage, kv.Optimizer("sgd"), start, dimension=4)
+            embedding = kv.Embedding(storage, kv.Optimizer("sgd"), start, dimension=32)
             embedding.lookup(keys)
             storage.flush()
             before = storage.stats()
