@@ -42,7 +42,7 @@ class KeyFilter {
   // A file that was complete when a filter was saved.
   struct SeenFile {
     uint64_t number;
-    uint64_t bytes;
+    uint64_t mark;  // a checksum of what tells it from files of the same number
   };
   // Writes the filter into a file, with the files whose keys it is known to have. Errors: those of
   // ReplacementFile; kFailedPrecondition for a filter that passes every key.

@@ -94,7 +94,7 @@ TEST_CASE("a filter comes back from its file, or not at all") {
     REQUIRE(read.Load(path, &seen));
     REQUIRE(seen.size() == 2);
     CHECK(seen[1].number == 9);
-    CHECK(seen[1].bytes == 90);
+    CHECK(seen[1].mark == 90);
     CHECK(read.size() == filter.size());
     CHECK(read.bytes() == filter.bytes());
     const auto others = Keys(uint64_t{1} << 40, 100000);

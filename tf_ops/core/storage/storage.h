@@ -32,8 +32,9 @@ struct StorageOptions {
   // If true, an existing folder gets another TTL only together with the first rows that are loaded.
   // Until then rows expire by it here, and none is removed because of it.
   bool ttl_with_load = false;
-  // The memory for cached rows, in bytes. An index of about 20 bytes a row comes on top, and the
-  // memory of RocksDB: see kBlockCacheBytes and kMemtableBytes.
+  // The memory for cached rows, in bytes. Indexes of rows and what the database keeps in memory of
+  // its keys are part of it: see CacheMemory. The rest of RocksDB's memory comes on top: see
+  // kBlockCacheBytes and kMemtableBytes.
   uint64_t cache_bytes = uint64_t{256} << 20;
   // The largest number of evicted rows in the spill file. Unset: as many as an index of a quarter
   // of cache_bytes, or of 32 MiB, has places for.

@@ -10,6 +10,8 @@
 #include <system_error>
 #include <utility>
 
+#include "core/base/checksum.h"
+
 namespace sok {
 namespace {
 
@@ -28,6 +30,20 @@ std::vector<rocksdb::LiveFileMetaData> FilesOf(rocksdb::DB* db, rocksdb::ColumnF
                              }),
               files.end());
   return files;
+}
+
+// Returns what tells the file from files of the same number, in other folders or in later lives of
+// this one.
+uint64_t MarkOf(const rocksdb::LiveFileMetaData& file) {
+  RunningChecksum checksum;
+  checksum.Start(0);
+  for (uint64_t number : {uint64_t{file.size}, file.num_entries, file.file_creation_time}) {
+    checksum.Add(&number, sizeof(number));
+  }
+  for (const std::string* key : {&file.smallestkey, &file.largestkey}) {
+    checksum.Add(key->data(), key->size());
+  }
+  return checksum.value();
 }
 
 }  // namespace
@@ -80,7 +96,7 @@ void KnownKeys::Open(const std::string& folder, rocksdb::DB* db,
   const auto files = FilesOf(db, rows);
   for (const rocksdb::LiveFileMetaData& file : files) {
     const bool known = std::any_of(seen.begin(), seen.end(), [&](const KeyFilter::SeenFile& one) {
-      return one.number == file.file_number && one.bytes == file.size;
+      return one.number == file.file_number && one.mark == MarkOf(file);
     });
     if (known) continue;
     unknown.push_back(std::make_unique<Reader>());
@@ -174,7 +190,7 @@ Status KnownKeys::Save(const std::string& folder, rocksdb::DB* db,
   if (!whole_ || keys < kFewestSaved) return Status();
   std::vector<KeyFilter::SeenFile> seen;
   for (const rocksdb::LiveFileMetaData& file : FilesOf(db, rows)) {
-    seen.push_back({file.file_number, file.size});
+    seen.push_back({file.file_number, MarkOf(file)});
   }
   Status status = filter_->Save(folder + "/" + kFileName, seen);
   if (status.ok()) saved_keys_ = keys;

@@ -52,7 +52,7 @@ std::unique_ptr<rocksdb::CompactionFilter> MakeExpiryFilter(std::shared_ptr<cons
 rocksdb::DBOptions DatabaseOptions() {
   rocksdb::DBOptions options;
   options.max_background_jobs = 2;
-  options.max_open_files = 2048;
+  options.max_open_files = 512;
   options.db_write_buffer_size = kMemtableBytes;
   options.max_total_wal_size = uint64_t{128} << 20;
   options.keep_log_file_num = 2;
@@ -90,6 +90,7 @@ rocksdb::ColumnFamilyOptions RowOptions(const std::shared_ptr<rocksdb::Cache>& b
   options.compaction_style = rocksdb::kCompactionStyleUniversal;
   options.compaction_options_universal.max_size_amplification_percent = 100;
   options.level0_file_num_compaction_trigger = kMostRuns;
+  options.target_file_size_base = uint64_t{512} << 20;  // so that all files are open at a time
   options.level0_slowdown_writes_trigger = 4 * kMostRuns;
   options.level0_stop_writes_trigger = 6 * kMostRuns;
   options.compaction_filter = filter;

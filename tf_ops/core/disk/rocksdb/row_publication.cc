@@ -20,6 +20,8 @@ constexpr char kPublicationName[] = "publication";
 constexpr size_t kKeysAtOnce = 4096;
 // A file of a publication is a sorted run of its own until it is merged, so there should be few.
 constexpr uint64_t kFileBytes = uint64_t{2} << 30;
+// Until a file is finished its writer has 8 bytes of memory for each row.
+constexpr uint64_t kFileRows = uint64_t{16} << 20;
 
 rocksdb::Slice SliceOf(std::string_view view) { return {view.data(), view.size()}; }
 
@@ -31,6 +33,7 @@ struct RowDatabase::RowPublication::Writing {
   std::vector<std::string> files;
   std::string value;         // scratch
   uint64_t bytes = 0;        // of the files
+  uint64_t rows = 0;         // in the file that is being written
   std::vector<RowKey> keys;  // of rows in the files that the database does not know yet
 
   rocksdb::Status OpenFile(const std::string& folder, rocksdb::DB* db,
@@ -41,6 +44,7 @@ struct RowDatabase::RowPublication::Writing {
     return writer->Open(files.back());
   }
   rocksdb::Status CloseFile() {
+    rows = 0;
     const auto status = writer->Finish();
     bytes += writer->FileSize();
     writer.reset();
@@ -81,7 +85,10 @@ Status RowDatabase::RowPublication::Put(std::string_view key, std::string_view v
     status = value.empty() ? writing_->writer->Delete(SliceOf(key))
                            : writing_->writer->Put(SliceOf(key), SliceOf(value));
   }
-  if (status.ok() && writing_->writer->FileSize() > kFileBytes) status = writing_->CloseFile();
+  ++writing_->rows;
+  if (status.ok() && (writing_->writer->FileSize() > kFileBytes || writing_->rows == kFileRows)) {
+    status = writing_->CloseFile();
+  }
   error_ = FromRocksdb(status, "publish rows of '" + database_.path_ + "'");
   return error_;
 }
