@@ -28,7 +28,7 @@ class KeyFilter {
   KeyFilter() = default;
   KeyFilter(const KeyFilter&) = delete;
 
-  // Adds keys. Where there is no memory for one, the filter passes every key from then on.
+  // Adds keys. If memory for one is missing, the filter passes every key afterwards.
   void Add(const RowKey* keys, size_t n);
 
   // Returns the positions of the keys that may be there, in ascending order.
@@ -75,7 +75,7 @@ class KeyFilter {
   static uint64_t Hash(const RowKey& key);
   // Sets found[i] to 1 where the filters below `used` have the hash.
   void Find(const std::vector<uint64_t>& hashes, uint32_t used, std::vector<uint8_t>* found) const;
-  // Returns the filter that takes new keys, or null if there is no memory for it.
+  // Returns the filter that takes new keys, or null where memory has ended.
   Filter* Filling();
   bool PassesAll() const { return passes_all_.load(std::memory_order_relaxed); }
 

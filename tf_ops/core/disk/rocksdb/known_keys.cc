@@ -117,7 +117,7 @@ void KnownKeys::Open(const std::string& folder, rocksdb::DB* db,
       } catch (const std::exception&) {  // memory has ended
       }
     });
-  } catch (const std::system_error&) {  // there is no thread to be had
+  } catch (const std::system_error&) {  // no thread could be started
   }
 }
 
