@@ -88,7 +88,7 @@ class DiskStore final : public DurableStore {
 
   struct Shard;
   class FrozenStore;
-  // Where the newest version of a row is that the database does not have.
+  // Says where the newest version of a row is that the database does not have.
   struct DirtyPlace {
     Key key;
     uint32_t shard;

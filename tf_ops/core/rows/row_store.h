@@ -23,8 +23,8 @@ namespace sok {
 
 class SummedGradients;
 
-// Where a lookup has found the rows of its keys, so that the commit of their gradients need not
-// search for them again.
+// Says where a lookup has found the rows of its keys, so that the commit of their gradients need
+// not search for them again.
 struct RowNumbers {
   std::vector<uint32_t> numbers;  // (n) of the rows in their shards; UINT32_MAX: not found
   uint64_t erasures = 0;          // RowStore::erasures() before the search

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/base/checksum.h"
+#include "core/disk/rocksdb/row_database_handles.h"
 
 namespace sok {
 namespace {
@@ -77,11 +78,8 @@ bool KnownKeys::ReadRows(rocksdb::Iterator* rows, KeyFilter* filter) {
 }
 
 bool KnownKeys::ReadFiles(const std::vector<std::unique_ptr<Reader>>& files) {
-  rocksdb::ReadOptions reading;
-  reading.fill_cache = false;
-  reading.readahead_size = size_t{2} << 20;
   for (const auto& reader : files) {
-    const std::unique_ptr<rocksdb::Iterator> rows(reader->file.NewIterator(reading));
+    const std::unique_ptr<rocksdb::Iterator> rows(reader->file.NewIterator(WholeRead()));
     if (!ReadRows(rows.get(), filter_.get())) return false;
   }
   return true;
@@ -103,7 +101,7 @@ void KnownKeys::Open(const std::string& folder, rocksdb::DB* db,
     if (!unknown.back()->file.Open(file.db_path + file.name).ok()) return;
     bytes += file.size;
   }
-  // Where all files are read anyway, the keys that have gone need not come back.
+  // If all files are read anyway, the keys that have gone need not come back.
   if (unknown.size() == files.size()) filter_ = std::make_unique<KeyFilter>();
   saved_keys_ = filter_->size();
   if (bytes <= kReadAtOnce) {

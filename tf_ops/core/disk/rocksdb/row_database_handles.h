@@ -11,6 +11,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <string_view>
 
 #include "core/disk/rocksdb/row_database.h"
 
@@ -18,6 +19,17 @@ namespace sok {
 
 // Files that a publication has not finished begin with this.
 constexpr char kPublishPrefix[] = "sok-publish-";
+
+inline rocksdb::Slice SliceOf(std::string_view view) { return {view.data(), view.size()}; }
+inline std::string_view ViewOf(const rocksdb::Slice& slice) { return {slice.data(), slice.size()}; }
+
+// Returns reading options for a caller that reads many rows once.
+inline rocksdb::ReadOptions WholeRead() {
+  rocksdb::ReadOptions reading;
+  reading.fill_cache = false;
+  reading.readahead_size = size_t{2} << 20;
+  return reading;
+}
 
 // Notes that RocksDB ran into an error that stopped its writes, and how much it writes.
 class Listener final : public rocksdb::EventListener {

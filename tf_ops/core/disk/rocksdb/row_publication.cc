@@ -23,8 +23,6 @@ constexpr uint64_t kFileBytes = uint64_t{2} << 30;
 // Until a file is finished its writer has 8 bytes of memory for each row.
 constexpr uint64_t kFileRows = uint64_t{16} << 20;
 
-rocksdb::Slice SliceOf(std::string_view view) { return {view.data(), view.size()}; }
-
 }  // namespace
 
 struct RowDatabase::RowPublication::Writing {
@@ -56,11 +54,8 @@ RowDatabase::RowPublication::RowPublication(RowDatabase* database)
     : database_(*database), writing_(std::make_unique<Writing>()) {
   error_ = database_.CheckFolder();
   if (!error_.ok() || !database_.has_pending()) return;
-  rocksdb::ReadOptions reading;
-  reading.fill_cache = false;
-  reading.readahead_size = size_t{2} << 20;
   Handles& h = *database_.handles_;
-  writing_->pending = h.Iterate(reading, h.pending);
+  writing_->pending = h.Iterate(WholeRead(), h.pending);
   writing_->pending->SeekToFirst();
 }
 
