@@ -4,8 +4,9 @@
     python benchmarks/disk_scale.py --keys 200000000 --chart docs/guide/images/disk_scale.png
 
 Every step looks up a batch of new keys, which makes their rows, and updates them; the storage is
-flushed every --flush rows. Prints the rate of each tenth of the growth with its longest step, which
-includes the call of the flush; then the rates of lookups with updates of uniform keys and of Zipf's
+flushed every --flush rows, beside the steps that follow, or within a step with --wait. Prints the
+rate of each tenth of the growth, the median step with and without a flush under way, and the longest
+step, which includes the call of the flush; then the rates of lookups with updates of uniform keys and of Zipf's
 law over all rows, the times of a checkpoint and of opening the folder again, the resident memory
 beside `cache_bytes`, and what the storage says of itself. Targets: the last tenth at least 0.7 of
 the first, no step above 1 s, memory within `cache_bytes` and a tenth, opening below 1 s.
@@ -92,19 +93,25 @@ class Growth:
         done = 0
         for tenth in range(10):
             seconds = []
+            beside = []  # those of them with a flush under way
             used = time.process_time()
             while done < steps * (tenth + 1) // 10:
                 places = np.arange(done * batch, (done + 1) * batch, dtype=np.uint64)
+                flushing = self.storage.flushing
                 start = time.perf_counter()
                 self.step(places)
                 done += 1
                 if flush and done * batch // flush > (done - 1) * batch // flush:
-                    self.storage.flush()
+                    self.storage.flush(wait=self.arguments.wait)
                 seconds.append(time.perf_counter() - start)
+                if flushing:
+                    beside.append(seconds[-1])
             figures = {
                 "rows": done * batch,
                 "rows_per_s": round(len(seconds) * batch / sum(seconds)),
                 "median_ms": round(float(np.median(seconds)) * 1e3, 1),
+                "median_flushing_ms": round(float(np.median(beside)) * 1e3, 1) if beside else 0.0,
+                "steps_flushing": len(beside),
                 "longest_s": round(max(seconds), 3),
                 "processor_s": round(time.process_time() - used, 2),
                 "memory_gib": round(resident_bytes() / 2**30, 3),
@@ -197,6 +204,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=65_536, help="keys a step")
     parser.add_argument(
         "--flush", type=int, default=10_000_000, help="rows between flushes; 0: none"
+    )
+    parser.add_argument(
+        "--wait", action="store_true", help="flush within a step, not beside those that follow"
     )
     parser.add_argument("--cache-gib", type=float, default=2.0, help="cache_bytes, in GiB")
     parser.add_argument("--seconds", type=float, default=20.0, help="of the uniform and Zipf steps")

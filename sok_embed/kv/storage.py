@@ -173,9 +173,25 @@ class Storage:
         # A lock of the core may have been held by a thread that a forked process does not have.
         return os.getpid() != self._process or self._native.closed
 
-    def flush(self) -> None:
-        """Writes everything so far, in one step that happens as a whole or not at all."""
-        self.ready().flush()
+    def flush(self, wait: bool = True) -> None:
+        """Writes everything so far, in one step that happens as a whole or not at all.
+
+        Args:
+            wait: False: return once it is settled which rows these are, within about a second.
+                They are written while training goes on, and survive once `flushing` is False, or
+                another `flush` has returned. That one, `checkpoint`, `compact`, dumps, loads and
+                `close` wait for it. If it fails, a line on stderr says so, and the next flush
+                writes the rows.
+
+        Raises:
+            StorageError: If the disk fails. The rows are kept in memory.
+        """
+        self.ready().flush(check_flag("wait", wait))
+
+    @property
+    def flushing(self) -> bool:
+        """True while rows are written that `flush(wait=False)` has settled on."""
+        return self.ready().flushing
 
     def close(self) -> None:
         """Flushes and closes. If that fails, the storage stays open. Another call does nothing."""

@@ -151,6 +151,8 @@ class Killer:
             replay.apply(call)
             if call.kind in FLUSHING:
                 flushed = [replay.copy()]
+            elif call.kind == "flush_beside":
+                flushed.append(replay.copy())
             if call.kind == "checkpoint":
                 self._checkpoints[number] = flushed[0]
         if run.begun == run.done:
@@ -164,7 +166,8 @@ class Killer:
         if self._durability == "update":
             return [replay, after]
         # A load flushes first.
-        return [*flushed, replay, after] if call.kind in FLUSHING else flushed
+        flushes = call.kind in FLUSHING or call.kind == "flush_beside"
+        return [*flushed, replay, after] if flushes else flushed
 
     def _compare(self, run: Run) -> None:
         candidates = self._candidates(run)

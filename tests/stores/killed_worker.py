@@ -17,6 +17,9 @@ from bare_core import load_core
 from storage_work import CACHE_BYTES, GROUPS, Call, call_at, time_at
 from table_model import key_at
 
+# A flush of less goes through RocksDB's log; a few calls change more.
+BATCH_BYTES = 1 << 18
+
 
 class Worker:
     """A storage and its tables. The seed decides how many rows may wait in the spill."""
@@ -36,7 +39,13 @@ class Worker:
         folder = str(self._folder / "rows")
         self.storage, self._tables = None, {}
         self.storage = self._core.Storage(
-            folder, self._ttl, CACHE_BYTES, self._through, False, spill_rows=self._spill_rows
+            folder,
+            self._ttl,
+            CACHE_BYTES,
+            self._through,
+            False,
+            spill_rows=self._spill_rows,
+            batch_bytes=BATCH_BYTES,
         )
         self.storage.set_now(now)
         self._tables = {group: group.open_table(self.storage) for group in GROUPS}
@@ -64,8 +73,8 @@ class Worker:
             storage.dump(file)
         elif call.kind == "load" and os.path.exists(file):
             storage.load(file)
-        elif call.kind in ("flush", "load"):
-            storage.flush()
+        elif call.kind in ("flush", "flush_beside", "load"):
+            storage.flush(call.kind != "flush_beside")
         elif call.kind == "compact":
             storage.compact()
         elif call.kind == "checkpoint":

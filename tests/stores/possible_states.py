@@ -37,12 +37,14 @@ class PossibleStates:
         elif self._every_call:
             for replay in self.kept:
                 replay.apply(replace(call, kind="nothing") if call.kind == "dump" else call)
+        elif call.kind == "flush_beside":
+            self.kept += [replay.copy() for replay in self.present]
 
     def failed(self, call: Call) -> None:
         """A call has raised an error."""
         if call.kind in ("look_up", "update"):
             self.rows_in_doubt |= any(replay.makes_rows(call) for replay in self.present)
-        if call.kind in FLUSHING:
+        if call.kind in FLUSHING or call.kind == "flush_beside":
             self.kept += [replay.copy() for replay in self.present]
         self.present = _both(self.present, call)
         if self._every_call:

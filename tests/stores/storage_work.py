@@ -27,6 +27,7 @@ SHARES = {
     "assign": 12,
     "remove": 10,
     "flush": 8,
+    "flush_beside": 8,
     "survey": 3,
     "dump": 6,
     "load": 6,
@@ -36,7 +37,8 @@ SHARES = {
 }
 KINDS = list(SHARES)
 _CHANCES = np.array(list(SHARES.values())) / sum(SHARES.values())
-# These calls have everything before them survive, whatever the durability.
+# These calls have everything before them survive, whatever the durability. After "flush_beside" a
+# thread writes the rows of that moment while other calls are made.
 FLUSHING = {"flush", "load", "checkpoint", "compact", "reopen", "close"}
 
 

@@ -42,7 +42,8 @@ std::optional<EvictionConfig> ToEviction(const std::optional<EvictionTuple>& giv
 
 void Open(PyStorage* self, nb::handle path, std::optional<uint32_t> ttl, uint64_t cache_bytes,
           bool write_through, bool read_only, bool reset_slots, std::optional<uint64_t> spill_rows,
-          bool ttl_with_load, bool sync, bool reset_initializer) {
+          bool ttl_with_load, bool sync, bool reset_initializer,
+          std::optional<uint64_t> batch_bytes) {
   StorageOptions options;
   options.path = ToPath(path);
   options.ttl = ttl;
@@ -54,6 +55,7 @@ void Open(PyStorage* self, nb::handle path, std::optional<uint32_t> ttl, uint64_
   options.ttl_with_load = ttl_with_load;
   options.sync = sync;
   options.reset_initializer = reset_initializer;
+  if (batch_bytes.has_value()) options.batch_bytes = *batch_bytes;
   new (self) PyStorage{Held<Storage>(Value(Unlocked([&] { return Storage::Open(options); })))};
 }
 
@@ -240,7 +242,8 @@ void BindStorage(nb::module_& module) {
           .def("__init__", Open, nb::arg("path"), nb::arg("ttl").none(), nb::arg("cache_bytes"),
                nb::arg("write_through"), nb::arg("read_only"), nb::arg("reset_slots") = false,
                nb::arg("spill_rows").none() = nb::none(), nb::arg("ttl_with_load") = false,
-               nb::arg("sync") = false, nb::arg("reset_initializer") = false)
+               nb::arg("sync") = false, nb::arg("reset_initializer") = false,
+               nb::arg("batch_bytes").none() = nb::none())
           .def_static("find_open", FindOpen, nb::arg("path"))
           .def_prop_ro("path", [](PyStorage& self) { return FromPath(self.storage->path()); })
           .def_prop_ro("id", [](PyStorage& self) { return self.storage->id(); })
@@ -257,8 +260,13 @@ void BindStorage(nb::module_& module) {
           .def_prop_ro(
               "closed",
               [](PyStorage& self) { return Unlocked([&] { return self.storage->closed(); }); })
-          .def("flush",
-               [](PyStorage& self) { Check(Unlocked([&] { return self.storage->Flush(); })); })
+          .def(
+              "flush",
+              [](PyStorage& self, bool wait) {
+                Check(Unlocked([&] { return self.storage->Flush(wait); }));
+              },
+              nb::arg("wait") = true)
+          .def_prop_ro("flushing", [](PyStorage& self) { return self.storage->flushing(); })
           .def("close",
                [](PyStorage& self) { Check(Unlocked([&] { return self.storage->Close(); })); })
           .def(

@@ -22,7 +22,7 @@ enum RowState : uint16_t {
   // changes rows as a whole is under way.
   kRowPinned = 16,
   kRowKept = 32,
-  kRowSpilled = 64,  // this version was read from the spill, so it need not be written again
+  kRowSpilled = 64,  // this version is in the spill too, so it need not be written again
 };
 
 // The cached rows of one shard. Not thread-safe, but for Touch: the shard that owns it holds the
@@ -83,6 +83,7 @@ class CacheRows {
   void ForEach(const Fn& fn) const {
     for (uint32_t block = 0; block < blocks_.size(); ++block) ForEachOfBlock(block, fn);
   }
+  uint32_t block_numbers() const { return static_cast<uint32_t>(blocks_.size()); }
   template <typename Fn>
   void ForEachOfBlock(uint32_t block, const Fn& fn) const {
     if (blocks_[block] == nullptr) return;

@@ -25,8 +25,8 @@ namespace sok {
 // Returns the error for a value in the database that is not a row.
 Status DamagedRow(int group, Key key, const std::string& path);
 
-// A database of rows. Thread-safe, except that nothing else may run beside Publish, and no reader
-// beside a writer of the same key.
+// A database of rows. Thread-safe, except that nothing else may run beside a publication of pending
+// rows, and no reader beside a writer of the same key.
 class Database {
  public:
   struct Options {
@@ -89,6 +89,16 @@ class Database {
   // Publishes what is pending, and rows that are newer, in one atomic step.
   class Publication;
   virtual std::unique_ptr<Publication> StartPublication() = 0;
+  // Sets what is pending apart, for a publication beside other calls: pending rows that come later
+  // are newer, and stay when that is finished. Nothing may be set apart already.
+  virtual Status SetPendingApart() = 0;
+  virtual bool has_set_apart() const = 0;
+  // Publishes what is set apart, and rows that are newer than that. Beside it others may read, and
+  // write pending rows.
+  virtual std::unique_ptr<Publication> StartPublicationOfSetApart() = 0;
+  // Forgets what is set apart, which such a publication has published. Nothing else may run beside
+  // it. What cannot be forgotten now is hidden, and goes with the next Recover.
+  virtual void DropSetApart() = 0;
   // Publishes what is pending. Without anything pending, and without meta, it does nothing.
   Status Publish(const Meta& meta);
   // Publishes what a journal holds, with `meta` in place of its own. Nothing may be pending.
@@ -97,6 +107,7 @@ class Database {
   virtual void ShowJournal(std::unique_ptr<JournalReader> journal, Meta meta) = 0;
   // Forgets what is pending.
   virtual Status DropPending() = 0;
+  // Returns whether rows are pending, set apart or not.
   virtual bool has_pending() const = 0;
 
   // Makes the database writable again after an error, such as a full disk. Without an error it does

@@ -77,6 +77,10 @@ class DiskStore final : public DurableStore {
   Status RecordMeta() override;
   uint64_t DirtyBytes() const override;
   Status ForEachDirty(const VisitDirty& fn) const override;
+  Status SpillDirty() override;
+  std::unique_ptr<FrozenRows> FreezeDirty() override;
+  void Thaw(bool published) override;
+  bool can_spill() const override;
   void MarkClean() override;
   void MarkPublished() override;
   Status Settle() override;
@@ -88,12 +92,16 @@ class DiskStore final : public DurableStore {
 
   struct Shard;
   class FrozenStore;
+  class FrozenSpill;
   // Says where the newest version of a row is that the database does not have.
   struct DirtyPlace {
+    static constexpr uint32_t kCached = uint32_t{1} << 31;
+    bool cached() const { return (where & kCached) != 0; }
+    uint32_t shard() const { return where & ~kCached; }
+
     Key key;
-    uint32_t shard;
-    uint32_t number;  // in the cache, or in the spill
-    bool cached;
+    uint32_t where;   // kCached and the shard, or the segment of the spill
+    uint32_t number;  // in the cache, or in the segment
   };
 
   static uint64_t Hash(Key key) { return HashIndex::Hash(key); }
@@ -153,6 +161,10 @@ class DiskStore final : public DurableStore {
   Status NoMemory(const Shard& shard) const;
   // Takes rows out of the cache, to the spill or the database.
   Status SpillRows(Shard& shard, const std::vector<uint32_t>& rows);
+  // Writes rows to the spill, or, without room there, those that are dirty to the database, and
+  // sets *spilled accordingly.
+  Status SpillOrWrite(Shard& shard, const std::vector<Spill::Row>& rows, bool* spilled);
+  Spill::Row SpillRowOf(const Shard& shard, uint32_t row) const;
   // Finds room in the spill for more rows, or returns false.
   Result<bool> ReserveSpill(Shard& shard, size_t rows);
   Status SpillBlock(Shard& shard);
@@ -221,6 +233,8 @@ class DiskStore final : public DurableStore {
                    const ParallelFor& parallel_for);
   // Called with the gate held exclusively.
   void SetState(TableState state);
+  // Calls fn for the rows of these places, which it sorts.
+  Status VisitPlaces(std::vector<DirtyPlace>* places, size_t floats, const VisitDirty& fn) const;
   // Reads those of the rows that are spilled into records, the row of places[i] into record i.
   Status ReadSpilled(const DirtyPlace* places, size_t n, size_t record_bytes,
                      std::vector<char>* records) const;

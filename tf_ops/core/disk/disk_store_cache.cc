@@ -183,7 +183,6 @@ Status DiskStore::NoMemory(const Shard& shard) const {
 }
 
 Status DiskStore::SpillRows(Shard& shard, const std::vector<uint32_t>& rows) {
-  Spill& spill = *shard.spill;
   std::vector<Spill::Row> leaving;
   std::vector<Key> left;  // the keys of rows that the database has, and that may not come again
   for (uint32_t row : rows) {
@@ -193,28 +192,33 @@ Status DiskStore::SpillRows(Shard& shard, const std::vector<uint32_t>& rows) {
       left.push_back(shard.rows.key(row));
       continue;
     }
-    leaving.push_back({{shard.rows.key(row), HeaderOf(shard, row), (state & kRowNew) != 0},
-                       shard.rows.row(row),
-                       (state & kRowDirty) != 0});
+    leaving.push_back(SpillRowOf(shard, row));
   }
-  SOK_ASSIGN_OR_RETURN(auto room, ReserveSpill(shard, leaving.size()));
-  Status status;
-  if (room) {
-    status = spill.Append(leaving);
-  } else {
-    RowBatch batch;
-    for (const Spill::Row& row : leaving) {
-      if (row.dirty) AddSpillRow(row.head, row.floats, spill.floats(), &batch);
-    }
-    status = Write(batch);
-    for (const Spill::Row& row : leaving) {
-      if (status.ok()) spill.Remove(row.head.key);
-    }
-  }
-  if (!status.ok()) return status;
-  for (Key key : left) spill.Remove(key);  // an older version may be there
+  bool spilled = false;
+  SOK_RETURN_IF_ERROR(SpillOrWrite(shard, leaving, &spilled));
+  for (Key key : left) shard.spill->Remove(key);  // an older version may be there
   for (uint32_t row : rows) shard.Forget(row);
-  return status;
+  return Status();
+}
+
+Status DiskStore::SpillOrWrite(Shard& shard, const std::vector<Spill::Row>& rows, bool* spilled) {
+  Spill& spill = *shard.spill;
+  SOK_ASSIGN_OR_RETURN(*spilled, ReserveSpill(shard, rows.size()));
+  if (*spilled) return spill.Append(rows);
+  RowBatch batch;
+  for (const Spill::Row& row : rows) {
+    if (row.dirty) AddSpillRow(row.head, row.floats, spill.floats(), &batch);
+  }
+  SOK_RETURN_IF_ERROR(Write(batch));
+  for (const Spill::Row& row : rows) spill.Remove(row.head.key);
+  return Status();
+}
+
+Spill::Row DiskStore::SpillRowOf(const Shard& shard, uint32_t row) const {
+  const uint16_t state = shard.rows.state(row);
+  return {{shard.rows.key(row), HeaderOf(shard, row), (state & kRowNew) != 0},
+          shard.rows.row(row),
+          (state & kRowDirty) != 0};
 }
 
 void DiskStore::AddSpillRow(const Spill::Head& head, const float* floats, size_t n,

@@ -14,7 +14,7 @@ Result<bool> DiskStore::Relayout(std::shared_ptr<const RowLayout> layout, const 
     // Whatever has to be mended first.
     SOK_ASSIGN_OR_RETURN(const auto entrance, core_->Enter(/*to_write=*/true));
   }
-  std::lock_guard<SharedMutex> gate(core_->gate);
+  const auto gate = core_->TakeAlone();
   SOK_RETURN_IF_ERROR(core_->CheckWritable());
   std::vector<Slot> slots = layout->slots();
   TableState reached = state;

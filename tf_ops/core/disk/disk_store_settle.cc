@@ -37,34 +37,41 @@ Status DiskStore::ForEachDirty(const VisitDirty& fn) const {
     std::shared_lock<SharedMutex> lock(shard.mu);
     const auto dirty = [&](uint32_t row) { return (shard.rows.state(row) & kRowDirty) != 0; };
     shard.rows.ForEach([&](uint32_t row) {
-      if (dirty(row)) places.push_back({shard.rows.key(row), s, row, true});
+      if (dirty(row)) places.push_back({shard.rows.key(row), DirtyPlace::kCached | s, row});
     });
     shard.spill->ForEachPlace([&](Key key, uint32_t place) {
       if (!shard.spill->dirty(place)) return;
       const uint32_t row = shard.index.Find(key, Hash(key));
       if (row != CacheRows::kNone && dirty(row)) return;  // the cached one is newer
-      places.push_back({key, s, place, false});
+      const SpillFile::Wanted in_file = shard.spill->Wanted(place, 0);
+      places.push_back({key, in_file.segment, in_file.row});
     });
   }
+  return VisitPlaces(&places, dim_ + layout()->slot_floats(), fn);
+}
+
+Status DiskStore::VisitPlaces(std::vector<DirtyPlace>* sorted, size_t floats,
+                              const VisitDirty& fn) const {
+  std::vector<DirtyPlace>& places = *sorted;
   std::sort(places.begin(), places.end(),
             [](const DirtyPlace& a, const DirtyPlace& b) { return a.key < b.key; });
-  const size_t floats = dim_ + layout()->slot_floats();
   const size_t record_bytes = sizeof(Spill::Head) + floats * sizeof(float);
   const size_t at_once = std::max<size_t>(1, kSpilledBytes / record_bytes);
   std::vector<char> records;
   std::vector<float> row(floats);
   for (size_t begin = 0; begin < places.size(); begin += at_once) {
     const size_t end = std::min(places.size(), begin + at_once);
-    // Nothing but lookups of what is cached runs beside this, and they change no row.
+    // Nothing but lookups of what is cached runs beside this where rows are cached, and they change
+    // no row.
     SOK_RETURN_IF_ERROR(ReadSpilled(places.data() + begin, end - begin, record_bytes, &records));
     for (size_t i = begin; i < end; ++i) {
-      if (i + kRowsAhead < end && places[i + kRowsAhead].cached) {
+      if (i + kRowsAhead < end && places[i + kRowsAhead].cached()) {
         const DirtyPlace& ahead = places[i + kRowsAhead];
-        shards_[ahead.shard]->rows.Prefetch(ahead.number);
+        shards_[ahead.shard()]->rows.Prefetch(ahead.number);
       }
       const DirtyPlace& place = places[i];
-      if (place.cached) {
-        const Shard& shard = *shards_[place.shard];
+      if (place.cached()) {
+        const Shard& shard = *shards_[place.shard()];
         SOK_RETURN_IF_ERROR(
             fn(place.key, HeaderOf(shard, place.number), shard.rows.row(place.number), floats));
         continue;
@@ -81,20 +88,14 @@ Status DiskStore::ForEachDirty(const VisitDirty& fn) const {
 
 Status DiskStore::ReadSpilled(const DirtyPlace* places, size_t n, size_t record_bytes,
                               std::vector<char>* records) const {
-  std::vector<std::vector<Spill::Wanted>> wanted(shard_count());
-  bool any = false;
+  std::vector<SpillFile::Wanted> wanted;
   for (size_t i = 0; i < n; ++i) {
-    if (places[i].cached) continue;
-    any = true;
-    wanted[places[i].shard].push_back({places[i].number, static_cast<uint32_t>(i)});
+    if (places[i].cached()) continue;
+    wanted.push_back({places[i].where, places[i].number, static_cast<uint32_t>(i)});
   }
-  if (any) records->resize(n * record_bytes);
-  for (uint32_t s = 0; s < shard_count(); ++s) {
-    std::sort(wanted[s].begin(), wanted[s].end(),
-              [](const Spill::Wanted& a, const Spill::Wanted& b) { return a.place < b.place; });
-    SOK_RETURN_IF_ERROR(shards_[s]->spill->ReadRecords(wanted[s], records->data()));
-  }
-  return Status();
+  if (wanted.empty()) return Status();
+  records->resize(n * record_bytes);
+  return core_->spill->ReadRecords(&wanted, record_bytes, records->data());
 }
 
 void DiskStore::MarkClean() {
@@ -166,7 +167,7 @@ Status DiskStore::Replace(std::shared_ptr<const RowLayout> layout, const TableSt
   if (const auto entrance = core_->Enter(/*to_write=*/true); !entrance.ok()) {
     return entrance.status();
   }
-  std::lock_guard<SharedMutex> gate(core_->gate);
+  const auto gate = core_->TakeAlone();
   SOK_RETURN_IF_ERROR(core_->CheckWritable());
   // From here on nothing is pending but what this call writes, so that it can be dropped again.
   SOK_RETURN_IF_ERROR(core_->flush());
@@ -246,7 +247,7 @@ void DiskStore::SetState(TableState state) {
 // All rows lie in the database as long as it lives, since it holds the gate alone.
 class DiskStore::FrozenStore final : public Frozen {
  public:
-  explicit FrozenStore(DiskStore* store) : store_(*store), gate_(store->core_->gate) {}
+  explicit FrozenStore(DiskStore* store) : store_(*store), gate_(store->core_->TakeAlone()) {}
 
   Status Prepare() {
     SOK_RETURN_IF_ERROR(store_.core_->CheckOpen());
@@ -289,7 +290,7 @@ class DiskStore::FrozenStore final : public Frozen {
   }
 
   DiskStore& store_;
-  const std::unique_lock<SharedMutex> gate_;
+  const StorageCore::Alone gate_;
   std::unique_ptr<Database::View> view_;
   uint32_t now_ = 0;
   uint64_t size_ = 0;

@@ -325,7 +325,7 @@ Result<DiskStore::Call> DiskStore::BeginCall(size_t rows) {
     if (published || !disk_full || core_->journal->empty()) return room.status();
     // The journal itself may be what fills the disk.
     gate.unlock();
-    std::lock_guard<SharedMutex> alone(core_->gate);
+    const auto alone = core_->TakeAlone();
     SOK_RETURN_IF_ERROR(core_->CheckOpen());
     if (!core_->flush || !core_->flush().ok()) return room.status();
   }

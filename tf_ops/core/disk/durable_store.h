@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 
 #include "core/base/status.h"
 #include "core/base/types.h"
@@ -30,6 +31,24 @@ class DurableStore : public RowStore {
   using VisitDirty =
       std::function<Status(Key key, const RowHeader& header, const float* floats, size_t n)>;
   virtual Status ForEachDirty(const VisitDirty& fn) const = 0;
+  // Moves dirty rows that are cached to the spill, as dirty as they were, or, without room there,
+  // to the database, pending. The gate may be shared.
+  virtual Status SpillDirty() = 0;
+  // The rows that were dirty at one moment, for another thread, which needs no gate.
+  class FrozenRows {
+   public:
+    virtual ~FrozenRows() = default;
+    // The same as ForEachDirty.
+    virtual Status ForEach(const VisitDirty& fn) const = 0;
+  };
+  // Returns the dirty rows, which are in the spill, all of them: see SpillDirty. From then on they
+  // are clean, as if they were published, until Thaw. Nothing may be frozen already. Where it
+  // throws, Thaw has all as it was.
+  virtual std::unique_ptr<FrozenRows> FreezeDirty() = 0;
+  // Ends that: these rows are published, or else those that have no newer version are dirty again.
+  virtual void Thaw(bool published) = 0;
+  // Returns whether rows can be spilled at all, which those that are too long cannot.
+  virtual bool can_spill() const = 0;
   // They are in the database now.
   virtual void MarkClean() = 0;
   // The same, and that is durable, with all rows that have gone.

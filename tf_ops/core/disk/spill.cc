@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "core/base/status_macros.h"
 
@@ -10,8 +11,6 @@ namespace {
 
 // Rows between a prefetch and its use.
 constexpr size_t kAhead = 12;
-// Bytes between two rows that are read for nothing rather than with another system call.
-constexpr size_t kLargestGap = size_t{8} << 10;
 
 }  // namespace
 
@@ -64,32 +63,10 @@ Status Spill::Read(uint32_t place, Head* head, float* floats) const {
                      sizeof(*head), reinterpret_cast<char*>(floats), floats_ * sizeof(float));
 }
 
-Status Spill::ReadRecords(const std::vector<Wanted>& wanted, char* records) const {
-  const uint32_t in_segment = (uint32_t{1} << shift_) - 1;
-  std::vector<char> piece;
-  for (size_t i = 0; i < wanted.size();) {
-    const uint32_t first = wanted[i].place;
-    size_t end = i + 1;
-    while (end < wanted.size() && wanted[end].place >> shift_ == first >> shift_ &&
-           (wanted[end].place - wanted[end - 1].place) * record_bytes_ <= kLargestGap) {
-      ++end;
-    }
-    piece.resize((wanted[end - 1].place - first + 1) * record_bytes_);
-    SOK_RETURN_IF_ERROR(file_->Read(segments_[first >> shift_].number,
-                                    (first & in_segment) * record_bytes_, piece.data(),
-                                    piece.size()));
-    for (; i < end; ++i) {
-      std::memcpy(records + wanted[i].record * record_bytes_,
-                  piece.data() + (wanted[i].place - first) * record_bytes_, record_bytes_);
-    }
-  }
-  return Status();
-}
-
 uint32_t Spill::Oldest() const {
   uint32_t oldest = kNone;
   for (uint32_t s = 0; s < segments_.size(); ++s) {
-    if (segments_[s].number == kNone || s == filling_) continue;
+    if (segments_[s].number == kNone || s == filling_ || !segments_[s].frozen.empty()) continue;
     if (oldest == kNone || segments_[s].filled < segments_[oldest].filled) oldest = s;
   }
   return oldest;
@@ -114,11 +91,11 @@ uint32_t Spill::Filling() {
 
 Status Spill::Append(const std::vector<Row>& rows) {
   Status status = index_.Reserve(static_cast<uint32_t>(rows.size()));
-  // A shard may have twice the segments that its valid rows need, and two more. A tighter limit
-  // would make emptying segments more work.
+  // A shard may have twice the segments that its valid rows need, and two more, beside those with
+  // frozen rows. A tighter limit would make emptying segments more work.
   const auto in_use = [&] {
     return std::count_if(segments_.begin(), segments_.end(),
-                         [](const Segment& s) { return s.number != kNone; });
+                         [](const Segment& s) { return s.number != kNone && s.frozen.empty(); });
   };
   while (status.ok() && static_cast<uint64_t>(in_use()) * rows_per_segment_ >
                             2 * (index_.size() + rows.size()) + 2 * uint64_t{rows_per_segment_}) {
@@ -181,7 +158,7 @@ Status Spill::WriteRows(const std::vector<Row>& rows) {
 Status Spill::Compact() {
   uint32_t emptiest = kNone;
   for (uint32_t s = 0; s < segments_.size(); ++s) {
-    if (segments_[s].number == kNone || s == filling_) continue;
+    if (segments_[s].number == kNone || s == filling_ || !segments_[s].frozen.empty()) continue;
     if (emptiest == kNone || segments_[s].valid_rows < segments_[emptiest].valid_rows) emptiest = s;
   }
   if (emptiest == kNone) return Status();
@@ -230,12 +207,41 @@ void Spill::Free(uint32_t s) {
 }
 
 void Spill::FreeIfEmpty(uint32_t s) {
-  if (segments_[s].number != kNone && segments_[s].valid_rows == 0) Free(s);
+  const Segment& segment = segments_[s];
+  if (segment.number != kNone && segment.valid_rows == 0 && segment.frozen.empty()) Free(s);
 }
 
 void Spill::SetAllClean() {
   for (Segment& segment : segments_) std::fill(segment.dirty.begin(), segment.dirty.end(), 0);
   dirty_ = 0;
+}
+
+std::vector<Spill::FrozenPart> Spill::Freeze() {
+  std::vector<FrozenPart> parts;
+  std::vector<std::pair<uint32_t, std::vector<uint64_t>>> kept;
+  for (uint32_t s = 0; s < segments_.size(); ++s) {
+    const std::vector<uint64_t>& dirty = segments_[s].dirty;
+    if (std::all_of(dirty.begin(), dirty.end(), [](uint64_t bits) { return bits == 0; })) continue;
+    parts.push_back({segments_[s].number, dirty});
+    kept.emplace_back(s, dirty);
+  }
+  for (auto& [s, rows] : kept) segments_[s].frozen = std::move(rows);
+  SetAllClean();
+  return parts;
+}
+
+void Spill::Thaw(bool dirty) {
+  for (uint32_t s = 0; s < segments_.size(); ++s) {
+    Segment& segment = segments_[s];
+    if (segment.frozen.empty()) continue;
+    for (size_t i = 0; dirty && i < segment.frozen.size(); ++i) {
+      const uint64_t again = segment.frozen[i] & segment.valid[i] & ~segment.dirty[i];
+      segment.dirty[i] |= again;
+      dirty_ += static_cast<uint64_t>(__builtin_popcountll(again));
+    }
+    segment.frozen = std::vector<uint64_t>();
+    if (s != filling_) FreeIfEmpty(s);
+  }
 }
 
 }  // namespace sok

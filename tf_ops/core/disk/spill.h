@@ -44,15 +44,12 @@ class Spill {
   // Finds the places of many keys, with reads of the index that overlap.
   void FindAll(const std::vector<Key>& keys, std::vector<uint32_t>* places) const;
   Status Read(uint32_t place, Head* head, float* floats) const;
-  // A row at a place, and the number of the record that is to have it.
-  struct Wanted {
-    uint32_t place;
-    uint32_t record;
-  };
   // Returns the bytes of a record: a Head, then the floats.
   size_t record_bytes() const { return record_bytes_; }
-  // Reads rows, ascending by place, into records. Rows that lie close together are one read.
-  Status ReadRecords(const std::vector<Wanted>& wanted, char* records) const;
+  // Says where the row of a place lies in the file, for SpillFile::ReadRecords.
+  SpillFile::Wanted Wanted(uint32_t place, uint32_t record) const {
+    return {segments_[place >> shift_].number, place & ((uint32_t{1} << shift_) - 1), record};
+  }
   bool dirty(uint32_t place) const {
     return Bit(segments_[place >> shift_].dirty, place & ((uint32_t{1} << shift_) - 1));
   }
@@ -80,13 +77,25 @@ class Spill {
     index_.ForEach(fn);
   }
   void SetAllClean();
+  // Rows of a segment of the file, a bit a row.
+  struct FrozenPart {
+    uint32_t segment;
+    std::vector<uint64_t> rows;
+  };
+  // Returns where the dirty rows lie, which are clean from then on. Until Thaw their records stay
+  // in the file, also those of rows that have a newer version or are gone by then, so that another
+  // thread may read them there. Nothing may be frozen already. Where it throws, nothing is.
+  std::vector<FrozenPart> Freeze();
+  // Lets go of these records. If `dirty`, rows that have no newer version are dirty again.
+  void Thaw(bool dirty);
   uint64_t dirty() const { return dirty_; }
   // Returns the memory of the places of rows.
   uint64_t index_bytes() const { return index_.bytes(); }
 
-  // Empties the oldest segment, the one whose filling began first. Calls fn(head, floats) for each
-  // of its dirty rows, then taken(), which must store what fn has collected, and forgets all rows
-  // of the segment. Returns false if there is no segment but the one that is being filled.
+  // Empties the oldest segment, the one whose filling began first, of those without frozen rows.
+  // Calls fn(head, floats) for each of its dirty rows, then taken(), which must store what fn has
+  // collected, and forgets all rows of the segment. Returns false if there is no segment but the
+  // one that is being filled.
   template <typename Fn, typename Taken>
   Result<bool> DropOldest(const Fn& fn, const Taken& taken) {
     const uint32_t oldest = Oldest();
@@ -113,6 +122,7 @@ class Spill {
     uint32_t valid_rows = 0;
     std::vector<uint64_t> valid;  // a bit a row
     std::vector<uint64_t> dirty;
+    std::vector<uint64_t> frozen;  // empty: none is
   };
   static bool Bit(const std::vector<uint64_t>& bits, uint32_t i) {
     return (bits[i / 64] >> (i % 64) & 1) != 0;

@@ -4,14 +4,23 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <tuple>
 #include <utility>
 
 #include "core/base/file_error.h"
+#include "core/base/status_macros.h"
 
 namespace sok {
+namespace {
+
+// Bytes between two records that are read for nothing rather than with another system call.
+constexpr size_t kLargestGap = size_t{8} << 10;
+
+}  // namespace
 
 Result<std::unique_ptr<SpillFile>> SpillFile::Open(const std::string& folder, uint64_t most_rows) {
   int file = open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
@@ -98,6 +107,30 @@ Status SpillFile::Read(uint32_t segment, size_t offset, char* head, size_t head_
     if (tail != nullptr) tail += of_tail;
     tail_bytes -= of_tail;
     at += got;
+  }
+  return Status();
+}
+
+Status SpillFile::ReadRecords(std::vector<Wanted>* wanted, size_t record_bytes,
+                              char* records) const {
+  std::sort(wanted->begin(), wanted->end(), [](const Wanted& a, const Wanted& b) {
+    return std::tie(a.segment, a.row) < std::tie(b.segment, b.row);
+  });
+  std::vector<char> piece;
+  for (auto first = wanted->begin(); first != wanted->end();) {
+    auto end = first + 1;
+    while (end != wanted->end() && end->segment == first->segment &&
+           (end->row - (end - 1)->row) * record_bytes <= kLargestGap) {
+      ++end;
+    }
+    piece.resize(((end - 1)->row - first->row + 1) * record_bytes);
+    SOK_RETURN_IF_ERROR(
+        Read(first->segment, first->row * record_bytes, piece.data(), piece.size()));
+    const uint32_t from = first->row;
+    for (; first != end; ++first) {
+      std::memcpy(records + first->record * record_bytes,
+                  piece.data() + (first->row - from) * record_bytes, record_bytes);
+    }
   }
   return Status();
 }

@@ -40,6 +40,14 @@ class SpillFile {
   // Reads into two places: the first `head_bytes` go to head, those that follow to tail.
   Status Read(uint32_t segment, size_t offset, char* head, size_t head_bytes, char* tail,
               size_t tail_bytes) const;
+  // A record of a segment, counted by records of one size, and the number that it is to have.
+  struct Wanted {
+    uint32_t segment;
+    uint32_t row;
+    uint32_t record;
+  };
+  // Reads records, and orders `wanted` for that. Records that lie close together are one read.
+  Status ReadRecords(std::vector<Wanted>* wanted, size_t record_bytes, char* records) const;
 
  private:
   SpillFile(int file, std::string folder, uint64_t most_rows)

@@ -2,7 +2,9 @@
 
 #include <unistd.h>
 
+#include <condition_variable>
 #include <mutex>
+#include <system_error>
 #include <utility>
 
 #include "core/base/forked_child.h"
@@ -83,7 +85,7 @@ Result<StorageCore::Entrance> StorageCore::Enter(bool to_write) {
   if (ShouldMend(to_write)) {
     entrance.unlock();
     {
-      std::lock_guard<SharedMutex> alone(gate);
+      const Alone alone = TakeAlone();
       if (ShouldMend(to_write)) {
         const Status status = Mend(to_write);
         // Without the database, or with a journal that cannot go on, nothing can.
@@ -96,6 +98,81 @@ Result<StorageCore::Entrance> StorageCore::Enter(bool to_write) {
   }
   SOK_RETURN_IF_ERROR(to_write ? CheckWritable() : CheckOpen());
   return Result<Entrance>(std::move(entrance));
+}
+
+struct StorageCore::Publishing {
+  std::function<void(const Status&)> end;
+  std::mutex mu;
+  std::condition_variable changed;
+  bool written = false;  // guarded by mu
+};
+
+std::shared_ptr<StorageCore::Publishing> StorageCore::publishing() const {
+  const std::lock_guard<std::mutex> lock(publishing_mu_);
+  return publishing_;
+}
+
+StorageCore::Alone StorageCore::TakeAlone() {
+  for (;;) {
+    if (const auto current = publishing(); current != nullptr) {
+      std::unique_lock<std::mutex> lock(current->mu);
+      current->changed.wait(lock, [&] { return current->written; });
+    }
+    Alone alone(gate);
+    if (EndPublishing()) return alone;
+  }
+}
+
+bool StorageCore::EndPublishing() {
+  const auto current = publishing();
+  if (current == nullptr) return true;
+  {
+    const std::lock_guard<std::mutex> lock(current->mu);
+    if (!current->written) return false;  // begun since the caller looked
+  }
+  {
+    const std::lock_guard<std::mutex> lock(publishing_mu_);
+    publishing_ = nullptr;
+  }
+  static_cast<void>(OrNoMemory([&] {
+    current->end(written_);
+    return Status();
+  }));
+  return true;
+}
+
+Status StorageCore::Publish(std::function<Status()> write, std::function<void(const Status&)> end) {
+  const auto started = std::make_shared<Publishing>();
+  started->end = std::move(end);
+  {
+    const std::lock_guard<std::mutex> lock(publishing_mu_);
+    publishing_ = started;
+  }
+  const auto run = [this, started, write = std::move(write)] {
+    written_ = OrNoMemory(write);
+    {
+      const std::lock_guard<std::mutex> lock(started->mu);
+      started->written = true;
+    }
+    started->changed.notify_all();
+    const Alone alone(gate);
+    // Somebody who took the gate before may have ended it, and begun another.
+    if (publishing() == started) EndPublishing();
+  };
+  try {
+    publisher_ = std::thread(run);
+  } catch (const std::system_error& error) {
+    const std::lock_guard<std::mutex> lock(publishing_mu_);
+    publishing_ = nullptr;
+    return Status(Code::kResourceExhausted,
+                  "no thread for a flush of '" + path + "': " + error.what());
+  }
+  return Status();
+}
+
+Status StorageCore::JoinPublisher() {
+  if (publisher_.joinable()) publisher_.join();
+  return std::exchange(written_, Status());
 }
 
 Status StorageCore::WriteAtRest(const std::function<Status()>& call) {

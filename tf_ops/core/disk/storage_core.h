@@ -8,6 +8,7 @@
 #include <mutex>
 #include <shared_mutex>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "core/base/expiry.h"
@@ -23,6 +24,7 @@ namespace sok {
 struct StorageCore {
   StorageCore(uint32_t ttl, std::function<uint32_t()> now, uint64_t cache_bytes)
       : expiry(std::make_shared<Expiry>(ttl, std::move(now))), memory(cache_bytes) {}
+  ~StorageCore() { static_cast<void>(JoinPublisher()); }
 
   // Returns kFailedPrecondition in a process that was forked from the one that has it open. There
   // are neither threads nor locks of other threads' to wait for, so it comes first.
@@ -39,6 +41,21 @@ struct StorageCore {
   // The calling thread must not hold the gate.
   using Entrance = std::shared_lock<SharedMutex>;
   Result<Entrance> Enter(bool to_write);
+
+  // The gate, alone, with nothing that is being published beside it: waits until that is written,
+  // and ends it. Whoever takes the gate alone takes it in this way.
+  using Alone = std::unique_lock<SharedMutex>;
+  Alone TakeAlone();
+  // Calls write() on a thread of its own, which has no gate, and then, once, end(its status), with
+  // the gate held alone, there or in TakeAlone. Called with that held, and after JoinPublisher. On
+  // an error, where no thread can be started, it calls neither.
+  Status Publish(std::function<Status()> write, std::function<void(const Status&)> end);
+  // Waits until that thread has ended, and returns what write() did: success if none has run since
+  // the last call. The caller must not hold the gate, and calls of this and of Publish must not run
+  // beside each other.
+  Status JoinPublisher();
+  // Returns whether rows are being published beside other calls.
+  bool is_publishing() const { return publishing() != nullptr; }
 
   // Called with the gate held exclusively: makes the database usable again after an error, and
   // finds out what was left in doubt. Without an error it does nothing.
@@ -79,6 +96,10 @@ struct StorageCore {
   NamedValues unwritten;
 
  private:
+  struct Publishing;
+  std::shared_ptr<Publishing> publishing() const;
+  // Called with the gate held exclusively. Returns false if it is not written yet.
+  bool EndPublishing();
   // Called with the gate held exclusively.
   Status Mend(bool to_write);
   // Returns true if there is something to mend and it is worth trying.
@@ -87,6 +108,10 @@ struct StorageCore {
   uint64_t charged_ = 0;  // bytes of the database that are counted
   // An attempt that has failed is repeated after a while, if the storage can be used without.
   std::chrono::steady_clock::time_point next_mend_;
+  mutable std::mutex publishing_mu_;
+  std::shared_ptr<Publishing> publishing_;  // null: nothing is being published beside other calls
+  std::thread publisher_;
+  Status written_;  // what write() did, once that is told
 };
 
 }  // namespace sok

@@ -77,6 +77,14 @@ class FailingDatabase final : public Database {
   std::unique_ptr<Publication> StartPublication() override {
     return std::make_unique<FailingPublication>(this, inner_->StartPublication());
   }
+  Status SetPendingApart() override {
+    return Write([&] { return inner_->SetPendingApart(); });
+  }
+  bool has_set_apart() const override { return inner_->has_set_apart(); }
+  std::unique_ptr<Publication> StartPublicationOfSetApart() override {
+    return std::make_unique<FailingPublication>(this, inner_->StartPublicationOfSetApart());
+  }
+  void DropSetApart() override { inner_->DropSetApart(); }
   void ShowJournal(std::unique_ptr<JournalReader> journal, Meta meta) override {
     inner_->ShowJournal(std::move(journal), std::move(meta));
   }
@@ -173,8 +181,9 @@ class FailingDatabase final : public Database {
   // Makes a call that writes, unless it is to fail.
   template <typename Call>
   Status Write(const Call& call, bool publishes = false) {
-    planted_ = failed_ || faults_->Next();
-    if (!planted_) return call();
+    const bool planted = failed_ || faults_->Next();
+    planted_ = planted;
+    if (!planted) return call();
     if (publishes && !failed_ && faults_->happened) {
       if (Status status = call(); !status.ok()) return status;
     }

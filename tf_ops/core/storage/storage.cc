@@ -1,4 +1,4 @@
-// Flushing a storage, closing it, and resetting what it keeps of rows.
+// Closing a storage, checkpoints of it, and resetting what it keeps of rows.
 #include "core/storage/storage.h"
 
 #include <cstdio>
@@ -9,17 +9,9 @@
 
 #include "core/base/forked_child.h"
 #include "core/base/status_macros.h"
-#include "core/storage/admission_names.h"
 #include "core/storage/checkpoint_place.h"
-#include "core/storage/storage_journal.h"
 
 namespace sok {
-namespace {
-
-// A flush below this goes through RocksDB's log in one batch.
-constexpr uint64_t kBatchBytes = uint64_t{16} << 20;
-
-}  // namespace
 
 Storage::~Storage() {
   if (ForkedFromBackgroundThreads()) {
@@ -34,7 +26,7 @@ Storage::~Storage() {
     status = Status(Code::kInternal, error.what());
   }
   {
-    const Gate gate(core_->gate);
+    const auto gate = core_->TakeAlone();
     core_->flush = nullptr;
     core_->resolve = nullptr;
   }
@@ -59,7 +51,7 @@ Status Storage::Ready() {
 }
 
 Status Storage::ResetSlots(int group, const GroupMeta& meta) {
-  const Gate gate(core_->gate);
+  const auto gate = core_->TakeAlone();
   // Nothing is pending from here on, so that what is published below is all there is.
   SOK_RETURN_IF_ERROR(FlushAtRest());
   const uint64_t in_doubt = core_->database->writes_in_doubt();
@@ -88,75 +80,11 @@ Status Storage::SettleAtRest() {
   return Status();
 }
 
-Status Storage::FlushAtRest() {
-  if (core_->database == nullptr) return core_->CheckOpen();
-  if (core_->read_only) return Status();
-  return core_->WriteAtRest([this] { return FlushOnce(); });
-}
-
-Status Storage::FlushOnce() {
-  Database& database = *core_->database;
-  Status status = database.CheckFolder();
-  if (status.ok()) status = core_->Recover();
-  if (!status.ok()) return status;
-  Database::Meta meta;
-  uint64_t dirty = 0;
-  for (auto& [number, group] : groups_) {
-    meta[GroupMetaName(number)] = group.store->meta().ToJson();
-    dirty += group.store->DirtyBytes();
-    if (group.admission == nullptr) continue;
-    for (uint32_t chunk : group.admission->ChangedChunks()) {
-      SOK_ASSIGN_OR_RETURN(meta[ChunkName(number, chunk)], group.admission->Dump(chunk));
-    }
-  }
-  Journal* const journal = core_->journal.get();
-  const bool has_journal = journal != nullptr && (!journal->empty() || journal->broken());
-  // Later records go to another segment: the database may have this number also if the flush fails,
-  // and be opened again with it.
-  const uint64_t journal_number = has_journal ? journal->EndSegment() : 0;
-  if (has_journal) meta[kJournalName] = std::to_string(journal_number);
-  if (!database.has_pending() && dirty <= kBatchBytes) {
-    RowBatch batch;
-    for (auto& [number, group] : groups_) {
-      if (!status.ok()) break;
-      status = group.store->ForEachDirty(
-          [&, number = number](Key key, const RowHeader& header, const float* floats, size_t n) {
-            batch.Put(RowKey(number, key), header, floats, n);
-            return Status();
-          });
-    }
-    if (status.ok()) status = database.WritePublished(batch, meta, /*sync=*/true);
-  } else {
-    const auto publication = database.StartPublication();
-    for (auto& [number, group] : groups_) {
-      if (!status.ok()) break;
-      status = group.store->ForEachDirty(
-          [&, number = number](Key key, const RowHeader& header, const float* floats, size_t n) {
-            return publication->Add(RowKey(number, key), header, floats, n);
-          });
-    }
-    if (status.ok()) status = publication->Finish(meta);
-  }
-  if (!status.ok()) return status;
-  if (has_journal) journal->DropThrough(journal_number);
-  for (auto& [number, group] : groups_) group.store->MarkPublished();
-  for (auto& [number, group] : groups_) {
-    if (group.admission != nullptr) group.admission->MarkSaved();
-  }
-  core_->ChargeDatabase();
-  return Status();
-}
-
-Status Storage::Flush() {
-  std::lock_guard<std::mutex> guard(mu_);
-  const Gate gate(core_->gate);
-  return FlushAtRest();
-}
-
 Status Storage::Checkpoint(const std::string& path) {
   std::lock_guard<std::mutex> guard(mu_);
-  const Gate gate(core_->gate);
-  SOK_RETURN_IF_ERROR(FlushAtRest());
+  // The rows of this moment, while other calls go on.
+  SOK_RETURN_IF_ERROR(StartFlush(/*tell=*/false));
+  SOK_ASSIGN_OR_RETURN(const auto gate, AwaitFlush());
   return core_->read_only
              ? CheckpointOfReader(*core_->database, core_->path, path, core_->shown_journal)
              : MakeCheckpoint(*core_->database, core_->path, path);
@@ -166,7 +94,7 @@ Status Storage::Compact() {
   std::lock_guard<std::mutex> guard(mu_);
   Status status;
   {
-    const Gate gate(core_->gate);
+    const auto gate = core_->TakeAlone();
     status = FlushAtRest();
     if (status.ok()) status = ReadyToWrite();
     if (status.ok()) {
@@ -189,7 +117,8 @@ Status Storage::ReadyToWrite() {
 
 Status Storage::Close() {
   std::lock_guard<std::mutex> guard(mu_);
-  const Gate gate(core_->gate);
+  static_cast<void>(core_->JoinPublisher());
+  const auto gate = core_->TakeAlone();
   if (core_->database == nullptr) return Status();
   SOK_RETURN_IF_ERROR(FlushAtRest());
   for (auto& [number, group] : groups_) group.store->DropCache(0, 0);

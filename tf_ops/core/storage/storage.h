@@ -44,6 +44,8 @@ struct StorageOptions {
   bool write_through = false;
   // With write_through: whether what they have changed survives the machine, too.
   bool sync = false;
+  // A flush of no more bytes of rows goes through RocksDB's log in one batch.
+  uint64_t batch_bytes = uint64_t{16} << 20;
   // The length in bytes at which the journal of those calls is published.
   uint64_t journal_bytes = Journal::kMostBytes;
   bool read_only = false;
@@ -125,8 +127,14 @@ class Storage : public std::enable_shared_from_this<Storage> {
                                            bool reset_initializer = false);
 
   // Makes everything so far survive, in one atomic step. On an error nothing is lost: rows stay
-  // where they are, and another Flush tries again.
-  Status Flush();
+  // where they are, and another Flush tries again. The rows are those of one moment, and are
+  // written on a thread of their own, while calls of tables go on; without `wait` this returns
+  // meanwhile. Calls that need all rows at rest wait for that thread: another flush, a checkpoint,
+  // a dump, a load, a change of the layout, closing. Where it fails and nobody waits, a line on
+  // stderr says so, and the next flush has its rows too.
+  Status Flush(bool wait = true);
+  // Returns whether such a thread is at work.
+  bool flushing() const { return core_->is_publishing(); }
   // Flush, then RocksDB's checkpoint in a new folder, which can be opened like this one.
   Status Checkpoint(const std::string& path);
   // Flush, then rewrites the files without expired and superseded rows.
@@ -203,7 +211,6 @@ class Storage : public std::enable_shared_from_this<Storage> {
     std::shared_ptr<Admission> admission;
     std::optional<EvictionConfig> eviction;
   };
-  using Gate = std::unique_lock<SharedMutex>;
 
   explicit Storage(std::shared_ptr<StorageCore> core) : core_(std::move(core)) {}
   // Publishes `meta`, which has another layout, for a group that is not open, and its rows without
@@ -249,6 +256,23 @@ class Storage : public std::enable_shared_from_this<Storage> {
   Status ReadyToWrite();
   Status FlushAtRest();
   Status FlushOnce();
+  // What a flush publishes beside rows: the groups, admission counts that have changed, and the
+  // last segment of the journal, which it ends. No segment: there is nothing in the journal.
+  struct Description {
+    Database::Meta meta;
+    std::optional<uint64_t> segment;
+  };
+  Result<Description> DescribeAtRest();
+  uint64_t DirtyBytes() const;
+  // The parts of a flush beside other calls. `tell`: say on stderr if its thread fails. StartFlush
+  // and AwaitFlush are called with mu_ held, and without the gate; MayFlushBeside and SpillDirty
+  // want it at least shared.
+  Status StartFlush(bool tell);
+  // Waits until what StartFlush has begun is published; returns the gate, alone.
+  Result<StorageCore::Alone> AwaitFlush();
+  bool MayFlushBeside() const;
+  Status SpillDirty();
+  Status FreezeAndPublish(bool tell);
   Status SettleAtRest();
   Result<std::map<int, GroupMeta>> GroupsAtRest() const;
   // Writes a group and those of its rows that the filter lets through; returns how many they were.
@@ -301,7 +325,8 @@ class Storage : public std::enable_shared_from_this<Storage> {
   const std::shared_ptr<std::atomic<bool>> reset_slots_ =
       std::make_shared<std::atomic<bool>>(false);
   std::atomic<bool> reset_initializer_{false};
-  std::mutex mu_;  // guards groups_; taken before the gate
+  uint64_t batch_bytes_ = 0;  // see StorageOptions
+  std::mutex mu_;             // guards groups_; taken before the gate
   std::map<int, OpenGroup> groups_;
 };
 

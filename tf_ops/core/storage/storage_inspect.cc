@@ -31,7 +31,7 @@ Status Storage::NoGroup(int group) const {
 
 Result<std::vector<GroupInfo>> Storage::Groups() {
   std::lock_guard<std::mutex> guard(mu_);
-  const Gate gate(core_->gate);
+  const auto gate = core_->TakeAlone();
   SOK_RETURN_IF_ERROR(Ready());
   SOK_ASSIGN_OR_RETURN(auto groups, GroupsAtRest());
   std::vector<GroupInfo> infos;
@@ -44,7 +44,7 @@ Result<std::vector<GroupInfo>> Storage::Groups() {
 
 Result<GroupSurvey> Storage::Survey(int group) {
   std::lock_guard<std::mutex> guard(mu_);
-  const Gate gate(core_->gate);
+  const auto gate = core_->TakeAlone();
   SOK_RETURN_IF_ERROR(Ready());
   SOK_ASSIGN_OR_RETURN(auto described, DescriptionOf(group));
   if (described.dim == 0) return NoGroup(group);
@@ -82,7 +82,7 @@ Result<std::optional<StoredRow>> Storage::Get(int group, Key key) {
     return InvalidArgument("expected a group in [0, 256), got " + std::to_string(group));
   }
   std::lock_guard<std::mutex> guard(mu_);
-  const Gate gate(core_->gate);
+  const auto gate = core_->TakeAlone();
   SOK_RETURN_IF_ERROR(Ready());
   SOK_ASSIGN_OR_RETURN(auto groups, GroupsAtRest());
   std::optional<StoredRow> row;
@@ -123,7 +123,7 @@ Status Storage::CountIfOutdated(int group, GroupMeta* meta) const {
 
 Status Storage::CountRows() {
   for (auto& [number, group] : groups_) SOK_RETURN_IF_ERROR(group.store->Freeze().status());
-  const Gate gate(core_->gate);
+  const auto gate = core_->TakeAlone();
   SOK_RETURN_IF_ERROR(Ready());
   SOK_ASSIGN_OR_RETURN(auto groups, GroupsAtRest());
   Database::Meta counts;

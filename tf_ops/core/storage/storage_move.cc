@@ -36,7 +36,7 @@ bool SameSlots(const GroupMeta& a, const GroupMeta& b) {
 Result<uint64_t> Storage::Dump(const std::string& path, const DumpFilter& filter,
                                const DumpProgress& progress) {
   std::lock_guard<std::mutex> guard(mu_);
-  const Gate gate(core_->gate);
+  const auto gate = core_->TakeAlone();
   SOK_RETURN_IF_ERROR(Ready());
   SOK_ASSIGN_OR_RETURN(auto groups, GroupsAtRest());
   if (filter.group >= 0 && groups.count(filter.group) == 0) {
@@ -290,7 +290,7 @@ Result<uint64_t> Storage::Load(const std::string& path, const DumpProgress& prog
   SOK_RETURN_IF_ERROR(CheckDump(*reader, path, half(0)));
 
   std::lock_guard<std::mutex> guard(mu_);
-  const Gate gate(core_->gate);
+  const auto gate = core_->TakeAlone();
   SOK_RETURN_IF_ERROR(ReadyToWrite());
   return TakeInPieces(arrivals, path, [&](const PieceFn& take, bool reports) {
     return reader->ForEachPiece(take, reports ? half(1) : nullptr);
@@ -368,7 +368,7 @@ Result<uint64_t> Storage::LoadDamo(const std::string& path, const DumpProgress& 
   SOK_RETURN_IF_ERROR(CheckDamoDump(*reader, path));
 
   std::lock_guard<std::mutex> guard(mu_);
-  const Gate gate(core_->gate);
+  const auto gate = core_->TakeAlone();
   SOK_RETURN_IF_ERROR(ReadyToWrite());
   return TakeInPieces(arrivals, path, [&](const PieceFn& take, bool reports) {
     return reader->ForEachPiece(take, reports ? progress : nullptr);

@@ -245,6 +245,7 @@ Result<std::shared_ptr<Storage>> Storage::Open(const StorageOptions& options) {
   }
   core->ChargeDatabase();
   std::shared_ptr<Storage> storage(new Storage(core));
+  storage->batch_bytes_ = options.batch_bytes;
   storage->SetResetSlots(options.reset_slots);
   storage->SetResetInitializer(options.reset_initializer);
   core->flush = [raw = storage.get()] { return raw->FlushAtRest(); };

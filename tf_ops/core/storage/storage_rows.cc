@@ -181,7 +181,7 @@ Result<TableStats> Storage::RowStats(int group) {
 
 Result<RowPage> Storage::ReadPage(int group, Key from, size_t most) {
   std::lock_guard<std::mutex> guard(mu_);
-  const Gate gate(core_->gate);
+  const auto gate = core_->TakeAlone();
   SOK_RETURN_IF_ERROR(Ready());
   SOK_ASSIGN_OR_RETURN(auto described, DescriptionOf(group));
   const int dim = described.dim;

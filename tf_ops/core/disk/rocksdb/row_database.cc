@@ -27,7 +27,7 @@
 namespace sok {
 namespace {
 
-constexpr char kPendingName[] = "sok_pending";
+constexpr const char* kPendingNames[] = {"sok_pending", "sok_pending_2"};
 constexpr char kMetaName[] = "sok_meta";
 
 constexpr int kResumeAttempts = 50;
@@ -161,9 +161,10 @@ Result<std::unique_ptr<RowDatabase::Handles>> RowDatabase::OpenHandles(
     families.emplace_back(kMetaName, MetaOptions());
     places.push_back(&handles->meta);
   }
-  if (has(kPendingName) && !options.read_only) {
-    families.emplace_back(kPendingName, handles->row_options);
-    places.push_back(&handles->pending);
+  for (int i = 0; i < 2 && !options.read_only; ++i) {
+    if (!has(kPendingNames[i])) continue;
+    families.emplace_back(kPendingNames[i], handles->row_options);
+    places.push_back(&handles->pending[i]);
   }
   std::vector<rocksdb::ColumnFamilyHandle*> opened;
   rocksdb::DB* db = nullptr;
@@ -241,10 +242,15 @@ Status RowDatabase::SavePending() {
   rocksdb::FlushOptions flushing;
   flushing.allow_write_stall = true;
   for (int attempt = 0; attempt < kResumeAttempts && status.ok(); ++attempt) {
-    status = h.Call([&](rocksdb::DB* db) { return db->Flush(flushing, h.pending); });
-    // Where a compaction failed while RocksDB 7.8 recovered from another error, its Flush does not
-    // wait, and returns no error either.
-    if (status.ok() && IsSaved(h.db.get(), h.pending)) return Status();
+    bool saved = true;
+    for (auto* family : h.pending) {
+      if (family == nullptr || !status.ok()) continue;
+      status = h.Call([&](rocksdb::DB* db) { return db->Flush(flushing, family); });
+      // Where a compaction failed while RocksDB 7.8 recovered from another error, its Flush does
+      // not wait, and returns no error either.
+      saved = saved && status.ok() && IsSaved(h.db.get(), family);
+    }
+    if (saved) return Status();
     if (status.ok()) std::this_thread::sleep_for(kResumePause);
   }
   return FromRocksdb(status.ok() ? Handles::Unsaved() : status, "write rows to '" + path_ + "'");
@@ -270,45 +276,81 @@ Status RowDatabase::Recover() {
         " (opened again after an error; what is in memory is kept, and the next call tries again)");
   }
   handles_ = std::move(handles.value());
-  return has_pending() ? Status() : StartPendingAnew();
+  if (!has_pending()) return StartPendingAnew();
+  return OrNoMemory([this] {
+    // It could not be dropped before.
+    if (!has_set_apart()) SOK_RETURN_IF_ERROR(DropFamily(1 - newest_));
+    return handles_->pending[newest_] == nullptr ? MakeFamily(newest_) : Status();
+  });
 }
 
 Status RowDatabase::StartPendingAnew() {
   // No pending row is visible any more, however this ends. If it fails, pending_unusable has the
   // next Recover do the rest.
   pending_rows_ = 0;
+  apart_rows_ = 0;
   handles_->pending_unusable = true;
   SOK_RETURN_IF_ERROR(CheckFolder());
   return OrNoMemory([this] { return MakePendingAnew(); });
 }
 
 Status RowDatabase::MakePendingAnew() {
+  SOK_RETURN_IF_ERROR(DropFamily(0));
+  SOK_RETURN_IF_ERROR(DropFamily(1));
+  newest_ = 0;  // versions before 0.3 open a folder with that family alone
+  SOK_RETURN_IF_ERROR(MakeFamily(newest_));
+  handles_->pending_unusable = false;
+  return Status();
+}
+
+Status RowDatabase::DropFamily(int number) {
   Handles& h = *handles_;
-  const auto failed = [this](const rocksdb::Status& status) {
-    return FromRocksdb(status, "make room for pending rows in '" + path_ + "'");
-  };
-  if (h.pending != nullptr) {
-    const auto dropped = h.Call([&](rocksdb::DB* db) { return db->DropColumnFamily(h.pending); });
-    if (h.stuck) return failed(dropped);
-    h.db->DestroyColumnFamilyHandle(std::exchange(h.pending, nullptr));
-    if (!dropped.ok()) return failed(dropped);
-  }
+  if (h.pending[number] == nullptr) return Status();
+  const auto dropped =
+      h.Call([&](rocksdb::DB* db) { return db->DropColumnFamily(h.pending[number]); });
+  if (!h.stuck) h.db->DestroyColumnFamilyHandle(std::exchange(h.pending[number], nullptr));
+  return FromRocksdb(dropped, "drop pending rows of '" + path_ + "'");
+}
+
+Status RowDatabase::MakeFamily(int number) {
+  Handles& h = *handles_;
   const auto made = h.Call([&](rocksdb::DB* db) {
-    return db->CreateColumnFamily(h.row_options, kPendingName, &h.pending);
+    return db->CreateColumnFamily(h.row_options, kPendingNames[number], &h.pending[number]);
   });
-  if (made.ok()) {
-    h.pending_unusable = false;
-    return Status();
-  }
   // There is one already, which an error has kept from being dropped.
   if (made.IsInvalidArgument()) {
     return Status(Code::kInternal, "could not make room for pending rows in '" + path_ + "': " +
                                        made.ToString() + "; the next call opens the storage again");
   }
-  return failed(made);
+  return FromRocksdb(made, "make room for pending rows in '" + path_ + "'");
 }
 
-void RowDatabase::CareForKeys() {
+Status RowDatabase::SetPendingApart() {
+  SOK_RETURN_IF_ERROR(CheckNotStuck());
+  SOK_RETURN_IF_ERROR(CheckFolder());
+  if (!has_newest()) return Status();
+  const int other = 1 - newest_;
+  SOK_RETURN_IF_ERROR(OrNoMemory([&] { return MakeFamily(other); }));
+  newest_ = other;
+  apart_rows_ = pending_rows_.exchange(0);
+  return Status();
+}
+
+void RowDatabase::DropSetApart() {
+  if (has_set_apart()) {
+    apart_rows_ = 0;
+    const Status dropped =
+        has_newest() ? OrNoMemory([&] { return DropFamily(1 - newest_); }) : StartPendingAnew();
+    if (!dropped.ok()) handles_->pending_unusable = true;
+  }
+  RenewKeysIfStale();
+}
+
+void RowDatabase::SaveKeysIfMany() {
+  if (keys_->ShouldSave()) SaveKeys();
+}
+
+void RowDatabase::RenewKeysIfStale() {
   static_cast<void>(OrNoMemory([this] {
     uint64_t rows = 0;
     handles_->db->GetIntProperty(handles_->published, rocksdb::DB::Properties::kEstimateNumKeys,
@@ -317,8 +359,6 @@ void RowDatabase::CareForKeys() {
       keys_->Renew([this]() -> std::shared_ptr<rocksdb::Iterator> {
         return handles_->Iterate(WholeRead(), handles_->published);
       });
-    } else if (keys_->ShouldSave()) {
-      SaveKeys();
     }
     return Status();
   }));
@@ -357,39 +397,73 @@ Status RowDatabase::ReadKnown(const RowKey* keys, size_t n, const Found& each) c
 
 Status RowDatabase::ReadNewest(const RowKey* keys, size_t n, const Found& found) const {
   if (journal_ == nullptr && !has_pending()) return ReadFiles(keys, n, found);
-  const Handles& h = *handles_;
-  std::vector<size_t> rest;  // positions of keys without a newer version than the published one
-  if (journal_ != nullptr) {
-    std::string value;
-    for (size_t i = 0; i < n; ++i) {
-      const JournalReader::Place* place = journal_->Find(keys[i]);
-      if (place == nullptr) {
-        rest.push_back(i);
-      } else if (place->size > 0) {
-        SOK_RETURN_IF_ERROR(journal_->Read(*place, &value));
-        found(i, value);
-      }
+  std::vector<RowKey> wanted(keys, keys + n);
+  std::vector<size_t> positions;  // those of the keys that are still wanted; empty: all are
+  const auto each = [&](size_t i, std::string_view value) {
+    found(positions.empty() ? i : positions[i], value);
+  };
+  // Takes away the keys that have a row, or none for certain, in what is newer.
+  const auto keep = [&](const std::vector<size_t>& rest) {
+    for (size_t i = 0; i < rest.size(); ++i) {
+      wanted[i] = wanted[rest[i]];
+      if (!positions.empty()) positions[i] = positions[rest[i]];
     }
-  } else {
-    std::vector<rocksdb::Slice> wanted(n);
-    for (size_t i = 0; i < n; ++i) wanted[i] = rocksdb::Slice(keys[i].bytes, RowKey::kBytes);
-    std::vector<rocksdb::PinnableSlice> values(n);
-    std::vector<rocksdb::Status> statuses(n);
-    h.db->MultiGet(RowRead(), h.pending, n, wanted.data(), values.data(), statuses.data(), true);
-    for (size_t i = 0; i < n; ++i) {
-      if (statuses[i].IsNotFound()) {
-        rest.push_back(i);
-      } else if (!statuses[i].ok()) {
-        return FromRocksdb(statuses[i], "read rows of '" + path_ + "'");
-      } else if (values[i].size() > 0) {
-        found(i, ViewOf(values[i]));
-      }
+    if (positions.empty()) positions = rest;
+    wanted.resize(rest.size());
+    positions.resize(rest.size());
+    return rest.empty();
+  };
+  if (journal_ != nullptr) {
+    SOK_ASSIGN_OR_RETURN(const auto rest, ReadJournal(wanted.data(), wanted.size(), each));
+    if (keep(rest)) return Status();
+  }
+  if (has_newest()) {
+    SOK_ASSIGN_OR_RETURN(const auto rest, ReadPending(newest_, wanted.data(), wanted.size(), each));
+    if (keep(rest)) return Status();
+  }
+  if (has_set_apart()) {
+    SOK_ASSIGN_OR_RETURN(const auto rest,
+                         ReadPending(1 - newest_, wanted.data(), wanted.size(), each));
+    if (keep(rest)) return Status();
+  }
+  return ReadFiles(wanted.data(), wanted.size(), each);
+}
+
+Result<std::vector<size_t>> RowDatabase::ReadJournal(const RowKey* keys, size_t n,
+                                                     const Found& found) const {
+  std::vector<size_t> rest;
+  std::string value;
+  for (size_t i = 0; i < n; ++i) {
+    const JournalReader::Place* place = journal_->Find(keys[i]);
+    if (place == nullptr) {
+      rest.push_back(i);
+    } else if (place->size > 0) {
+      SOK_RETURN_IF_ERROR(journal_->Read(*place, &value));
+      found(i, value);
     }
   }
-  std::vector<RowKey> others(rest.size());
-  for (size_t i = 0; i < rest.size(); ++i) others[i] = keys[rest[i]];
-  return ReadFiles(others.data(), others.size(),
-                   [&](size_t i, std::string_view value) { found(rest[i], value); });
+  return rest;
+}
+
+Result<std::vector<size_t>> RowDatabase::ReadPending(int family, const RowKey* keys, size_t n,
+                                                     const Found& found) const {
+  std::vector<size_t> rest;
+  std::vector<rocksdb::Slice> wanted(n);
+  for (size_t i = 0; i < n; ++i) wanted[i] = rocksdb::Slice(keys[i].bytes, RowKey::kBytes);
+  std::vector<rocksdb::PinnableSlice> values(n);
+  std::vector<rocksdb::Status> statuses(n);
+  handles_->db->MultiGet(RowRead(), handles_->pending[family], n, wanted.data(), values.data(),
+                         statuses.data(), true);
+  for (size_t i = 0; i < n; ++i) {
+    if (statuses[i].IsNotFound()) {
+      rest.push_back(i);
+    } else if (!statuses[i].ok()) {
+      return FromRocksdb(statuses[i], "read rows of '" + path_ + "'");
+    } else if (values[i].size() > 0) {
+      found(i, ViewOf(values[i]));
+    }
+  }
+  return rest;
 }
 
 Status RowDatabase::ReadPublished(const RowKey* keys, size_t n, const Found& found) const {
@@ -435,7 +509,7 @@ Status RowDatabase::WritePending(const RowBatch& batch) {
   rocksdb::WriteBatch writes(batch.bytes() + batch.rows() * 16);
   batch.ForEach([&](std::string_view key, std::string_view value) {
     // An empty value stands for a row that is gone; a Delete would show the published one.
-    writes.Put(handles_->pending, SliceOf(key), SliceOf(value));
+    writes.Put(handles_->pending[newest_], SliceOf(key), SliceOf(value));
   });
   rocksdb::WriteOptions options;
   options.disableWAL = true;
@@ -566,7 +640,7 @@ RowDatabase::DiskUse RowDatabase::disk_use() const {
     return value;
   };
   use.file_bytes = number(rocksdb::DB::Properties::kTotalSstFilesSize);
-  for (auto* family : {handles_->published, handles_->pending}) {
+  for (auto* family : {handles_->published, handles_->pending[0], handles_->pending[1]}) {
     uint64_t bytes = 0;
     if (family != nullptr &&
         handles_->db->GetIntProperty(family, rocksdb::DB::Properties::kSizeAllMemTables, &bytes)) {

@@ -1,8 +1,9 @@
 // Rows in RocksDB.
 //
 // Published rows are the default column family, so that any RocksDB client finds them. Pending rows
-// are a column family without a write-ahead log, which every Open drops. A large publication writes
-// sorted files and has RocksDB ingest them, which is atomic over column families.
+// are a column family without a write-ahead log, which every Open drops, and those that are set
+// apart another. A large publication writes sorted files and has RocksDB ingest them, which is
+// atomic over column families.
 //
 // Threads and errors are as Database says. Once memory has ended within a call of RocksDB, every
 // method returns an error until the process ends.
@@ -15,6 +16,7 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/base/status.h"
 #include "core/base/types.h"
@@ -40,7 +42,11 @@ class RowDatabase final : public Database {
   std::unique_ptr<Publication> StartPublication() override;
   void ShowJournal(std::unique_ptr<JournalReader> journal, Meta meta) override;
   Status DropPending() override { return StartPendingAnew(); }
-  bool has_pending() const override { return pending_rows_.load(std::memory_order_relaxed) > 0; }
+  bool has_pending() const override { return has_newest() || has_set_apart(); }
+  Status SetPendingApart() override;
+  bool has_set_apart() const override { return apart_rows_ > 0; }
+  std::unique_ptr<Publication> StartPublicationOfSetApart() override;
+  void DropSetApart() override;
 
   Status Recover() override;
   bool usable() const override;
@@ -73,17 +79,27 @@ class RowDatabase final : public Database {
   // Drops all pending rows. Throws nothing, even where memory ends.
   Status StartPendingAnew();
   Status MakePendingAnew();
+  // Drops and makes the column family of pending rows with that number.
+  Status DropFamily(int number);
+  Status MakeFamily(int number);
+  bool has_newest() const { return pending_rows_.load(std::memory_order_relaxed) > 0; }
+  class PendingRows;
   class NewerRows;
   class RowRef;
   // The same as Read for keys that may have a row, and as ReadPublished.
   Status ReadKnown(const RowKey* keys, size_t n, const Found& found) const;
   Status ReadNewest(const RowKey* keys, size_t n, const Found& found) const;
   Status ReadFiles(const RowKey* keys, size_t n, const Found& found) const;
+  // The same among pending rows. Returns the positions of keys that have none there.
+  Result<std::vector<size_t>> ReadPending(int family, const RowKey* keys, size_t n,
+                                          const Found& found) const;
+  Result<std::vector<size_t>> ReadJournal(const RowKey* keys, size_t n, const Found& found) const;
   // Adds the keys of rows that the database is about to have.
   void AddKeys(const RowBatch& batch);
-  // Called after a publication: saves which keys there are, or finds out anew, if it is time for
-  // that.
-  void CareForKeys();
+  // Saves which keys there are, after a publication, if it is time for that.
+  void SaveKeysIfMany();
+  // Finds out anew which keys there are, if it is time for that. Nothing else may run beside it.
+  void RenewKeysIfStale();
   // Saves which keys there are, beside the files. An error only makes a later opening slower.
   void SaveKeys() const;
   // Returns the rows that hide the published ones, or null if there are none.
@@ -96,7 +112,9 @@ class RowDatabase final : public Database {
   std::unique_ptr<Handles> handles_;
   // The keys of published and pending rows. Null: read-only.
   std::unique_ptr<KnownKeys> keys_;
-  std::atomic<uint64_t> pending_rows_{0};
+  std::atomic<uint64_t> pending_rows_{0};  // the newest: those that are not set apart
+  int newest_ = 0;                         // the number of their column family
+  uint64_t apart_rows_ = 0;
   std::atomic<uint64_t> writes_in_doubt_{0};
   // The mark of the publication that is under way or was the last to fail; empty if that one has
   // none.
@@ -113,7 +131,8 @@ class RowDatabase final : public Database {
 // Writes the rows that it gets, with the pending rows between them, to sorted files.
 class RowDatabase::RowPublication final : public Database::Publication {
  public:
-  explicit RowPublication(RowDatabase* database);
+  // `of_set_apart`: with those pending rows alone, beside other calls.
+  RowPublication(RowDatabase* database, bool of_set_apart);
   ~RowPublication() override;
   Status Add(const RowKey& key, const RowHeader& header, const float* floats, size_t n) override;
   Status AddValue(const RowKey& key, std::string_view value) override;
@@ -128,6 +147,7 @@ class RowDatabase::RowPublication final : public Database::Publication {
   Status PutPendingBefore(const RowKey* key);
 
   RowDatabase& database_;
+  const bool of_set_apart_;
   std::unique_ptr<Writing> writing_;
   Status error_;
 };

@@ -72,7 +72,7 @@ struct RowDatabase::Handles {
   std::shared_ptr<rocksdb::Cache> block_cache;
   rocksdb::ColumnFamilyOptions row_options;
   std::shared_ptr<Listener> listener = std::make_shared<Listener>();
-  // The column family of pending rows could be neither dropped nor made.
+  // A column family of pending rows could be neither dropped nor made.
   bool pending_unusable = false;
   // Memory ended within a write. RocksDB's other writers wait without end for that writer, which is
   // gone, so no thread may call RocksDB any more, not even to close it.
@@ -80,7 +80,9 @@ struct RowDatabase::Handles {
   std::unique_ptr<rocksdb::DB> db;
   rocksdb::ColumnFamilyHandle* published = nullptr;
   rocksdb::ColumnFamilyHandle* meta = nullptr;
-  rocksdb::ColumnFamilyHandle* pending = nullptr;
+  // Those of pending rows, which take turns: one has the newest, the other those that are set
+  // apart. Null: there is none.
+  rocksdb::ColumnFamilyHandle* pending[2] = {};
 
   static rocksdb::Status Stuck() {
     return rocksdb::Status::Aborted(
@@ -130,7 +132,7 @@ struct RowDatabase::Handles {
   ~Handles() { Close(); }
   void Close() {
     if (db == nullptr) return;
-    for (auto* handle : {published, meta, pending}) {
+    for (auto* handle : {published, meta, pending[0], pending[1]}) {
       if (handle != nullptr) db->DestroyColumnFamilyHandle(handle);
     }
     db->Close();

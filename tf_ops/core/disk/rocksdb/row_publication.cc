@@ -9,6 +9,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/disk/rocksdb/known_keys.h"
+#include "core/disk/rocksdb/pending_rows.h"
 #include "core/disk/rocksdb/rocksdb_setup.h"
 #include "core/disk/rocksdb/row_database.h"
 #include "core/disk/rocksdb/row_database_handles.h"
@@ -26,7 +27,7 @@ constexpr uint64_t kFileRows = uint64_t{16} << 20;
 }  // namespace
 
 struct RowDatabase::RowPublication::Writing {
-  Handles::Iterator pending;  // null: nothing is pending
+  std::unique_ptr<PendingRows> pending;  // null: nothing is pending
   std::unique_ptr<rocksdb::SstFileWriter> writer;
   std::vector<std::string> files;
   std::string value;         // scratch
@@ -50,13 +51,13 @@ struct RowDatabase::RowPublication::Writing {
   }
 };
 
-RowDatabase::RowPublication::RowPublication(RowDatabase* database)
-    : database_(*database), writing_(std::make_unique<Writing>()) {
+RowDatabase::RowPublication::RowPublication(RowDatabase* database, bool of_set_apart)
+    : database_(*database), of_set_apart_(of_set_apart), writing_(std::make_unique<Writing>()) {
   error_ = database_.CheckFolder();
-  if (!error_.ok() || !database_.has_pending()) return;
-  Handles& h = *database_.handles_;
-  writing_->pending = h.Iterate(WholeRead(), h.pending);
-  writing_->pending->SeekToFirst();
+  const bool any = of_set_apart ? database_.has_set_apart() : database_.has_pending();
+  if (!error_.ok() || !any) return;
+  writing_->pending = std::make_unique<PendingRows>(database_, of_set_apart);
+  writing_->pending->Seek("");
 }
 
 RowDatabase::RowPublication::~RowPublication() {
@@ -94,18 +95,15 @@ void RowDatabase::RowPublication::AddKeys() {
 }
 
 Status RowDatabase::RowPublication::PutPendingBefore(const RowKey* key) {
-  rocksdb::Iterator* pending = writing_->pending.get();
+  PendingRows* const pending = writing_->pending.get();
   if (pending == nullptr) return Status();
   for (; error_.ok() && pending->Valid(); pending->Next()) {
-    const rocksdb::Slice found = pending->key();
-    const int order = key == nullptr ? -1 : found.compare(SliceOf(key->view()));
+    const int order = key == nullptr ? -1 : pending->key().compare(key->view());
     if (order > 0) break;
     if (order == 0) continue;  // the row that is added is newer
-    const rocksdb::Slice value = pending->value();
-    error_ = Put({found.data(), found.size()}, {value.data(), value.size()});
+    error_ = Put(pending->key(), pending->value());
   }
-  if (!error_.ok()) return error_;
-  error_ = FromRocksdb(pending->status(), "read rows of '" + database_.path_ + "'");
+  if (error_.ok()) error_ = pending->status();
   return error_;
 }
 
@@ -183,8 +181,11 @@ Status RowDatabase::RowPublication::Finish(Meta meta) {
   }
   // The rows are published now, so nothing may fail any more. If the pending rows cannot be
   // dropped, the next Recover sees to it.
-  if (database_.has_pending()) static_cast<void>(database_.StartPendingAnew());
-  database_.CareForKeys();
+  if (!of_set_apart_) {
+    if (database_.has_pending()) static_cast<void>(database_.StartPendingAnew());
+    database_.RenewKeysIfStale();
+  }
+  database_.SaveKeysIfMany();
   return error_;
 }
 
@@ -194,7 +195,11 @@ Result<bool> RowDatabase::FailedPublicationIsThere() const {
 }
 
 std::unique_ptr<Database::Publication> RowDatabase::StartPublication() {
-  return std::make_unique<RowPublication>(this);
+  return std::make_unique<RowPublication>(this, /*of_set_apart=*/false);
+}
+
+std::unique_ptr<Database::Publication> RowDatabase::StartPublicationOfSetApart() {
+  return std::make_unique<RowPublication>(this, /*of_set_apart=*/true);
 }
 
 }  // namespace sok

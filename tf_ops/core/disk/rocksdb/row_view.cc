@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/base/status_macros.h"
+#include "core/disk/rocksdb/pending_rows.h"
 #include "core/disk/rocksdb/rocksdb_setup.h"
 #include "core/disk/rocksdb/row_database.h"
 #include "core/disk/rocksdb/row_database_handles.h"
@@ -29,20 +30,16 @@ class RowDatabase::NewerRows {
 std::unique_ptr<RowDatabase::NewerRows> RowDatabase::IterateNewer() const {
   class Pending final : public NewerRows {
    public:
-    Pending(Handles::Iterator rows, const std::string& path)
-        : rows_(std::move(rows)), path_(path) {}
-    void Seek(std::string_view key) override { rows_->Seek(SliceOf(key)); }
-    bool Valid() const override { return rows_->Valid(); }
-    void Next() override { rows_->Next(); }
-    std::string_view key() const override { return ViewOf(rows_->key()); }
-    std::string_view value() const override { return ViewOf(rows_->value()); }
-    Status status() const override {
-      return FromRocksdb(rows_->status(), "read rows of '" + path_ + "'");
-    }
+    explicit Pending(const RowDatabase& database) : rows_(database, /*set_apart=*/false) {}
+    void Seek(std::string_view key) override { rows_.Seek(key); }
+    bool Valid() const override { return rows_.Valid(); }
+    void Next() override { rows_.Next(); }
+    std::string_view key() const override { return rows_.key(); }
+    std::string_view value() const override { return rows_.value(); }
+    Status status() const override { return rows_.status(); }
 
    private:
-    const Handles::Iterator rows_;
-    const std::string& path_;
+    PendingRows rows_;
   };
   class OfJournal final : public NewerRows {
    public:
@@ -75,7 +72,7 @@ std::unique_ptr<RowDatabase::NewerRows> RowDatabase::IterateNewer() const {
   };
   if (journal_ != nullptr) return std::make_unique<OfJournal>(*journal_);
   if (!has_pending()) return nullptr;
-  return std::make_unique<Pending>(handles_->Iterate(WholeRead(), handles_->pending), path_);
+  return std::make_unique<Pending>(*this);
 }
 
 class RowDatabase::RowRef final : public View {

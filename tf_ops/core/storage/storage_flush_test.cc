@@ -1,0 +1,352 @@
+// Flushes beside other calls: random programs against maps of the standard library, with copies of
+// the folder as a kill at that moment would leave it.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/base/test_folder.h"
+#include "core/base/test_result.h"
+#include "core/base/test_threads.h"
+#include "core/base/thread_pool.h"
+#include "core/storage/storage.h"
+#include "core/tables/test_contents.h"
+
+namespace sok {
+namespace {
+
+constexpr int kDim = 64;
+constexpr int kGroups = 2;
+constexpr uint64_t kKeys = 9000;  // their rows take 2.6 MB a group, and the cache has one
+constexpr uint32_t kTtl = 40;
+
+struct Mode {
+  bool write_through;
+  bool has_ttl;
+  uint64_t spill_rows;
+};
+
+// A row: the value of all of its elements, and when it was last changed.
+struct RowNow {
+  float value;
+  uint32_t time;
+  bool operator==(const RowNow& other) const { return value == other.value && time == other.time; }
+};
+using Rows = std::map<Key, RowNow>;
+using State = std::vector<Rows>;  // by group
+
+class Program {
+ public:
+  Program(const Mode& mode, uint64_t seed) : mode_(mode), rng_(seed), rows_(kGroups) { Open(); }
+
+  void Run(int calls) {
+    for (int i = 0; i < calls; ++i) {
+      CAPTURE(i);
+      Call();
+    }
+    CheckAll(tables_, rows_);
+    Settle();
+    REQUIRE(storage_->Close().ok());
+    Open();
+    CheckAll(tables_, rows_);
+    REQUIRE(storage_->Close().ok());
+  }
+
+ private:
+  using Tables = std::vector<std::shared_ptr<Table>>;
+
+  StorageOptions Options(const std::string& path) {
+    StorageOptions options;
+    options.path = path;
+    options.cache_bytes = uint64_t{1} << 20;
+    options.spill_rows = mode_.spill_rows;
+    options.write_through = mode_.write_through;
+    options.batch_bytes = 0;
+    if (mode_.has_ttl) options.ttl = kTtl;
+    options.now = [this] { return now_.load(); };
+    return options;
+  }
+  static Tables TablesOf(Storage& storage) {
+    Tables tables;
+    TableConfig config;
+    config.dim = kDim;
+    config.initializer = "constant";
+    config.initializer_a = 0;
+    for (config.group = 0; config.group < kGroups; ++config.group) {
+      tables.push_back(Value(storage.OpenTable(config, "kv_sgd", {}, std::nullopt)));
+    }
+    return tables;
+  }
+  void Open() {
+    tables_.clear();
+    storage_.reset();
+    storage_ = Value(Storage::Open(Options(folder_ / "storage")));
+    tables_ = TablesOf(*storage_);
+  }
+
+  bool Lives(const RowNow& row) const { return !mode_.has_ttl || row.time + kTtl > now_; }
+  std::vector<Key> Batch() {
+    const uint64_t distinct = rng_() % 3 == 0 ? 50 : kKeys;
+    const uint64_t first = rng_() % (kKeys - distinct + 1);
+    std::vector<Key> keys(1 + rng_() % 600);
+    for (Key& key : keys) key = first + rng_() % distinct;
+    std::sort(keys.begin(), keys.end());
+    keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
+    return keys;
+  }
+
+  void Call() {
+    const int group = static_cast<int>(rng_() % kGroups);
+    Table& table = *tables_[group];
+    Rows& rows = rows_[group];
+    const std::vector<Key> keys = Batch();
+    const size_t n = keys.size();
+    if (mode_.has_ttl && rng_() % 8 == 0) ++now_;
+    NoteEnd();
+    switch (rng_() % 20) {
+      case 0:
+      case 1:
+      case 2:
+      case 3: {
+        const auto value = static_cast<float>(rng_() % 1000);
+        const std::vector<float> floats(n * kDim, value);
+        const Status status = table.Assign(keys.data(), n, floats.data(), ProcessPool());
+        REQUIRE_MESSAGE(status.ok(), status.message());
+        for (Key key : keys) {
+          // An assignment is no update: it leaves the time as it is.
+          const auto row = rows.find(key);
+          const bool lives = row != rows.end() && Lives(row->second);
+          rows[key] = {value, lives ? row->second.time : now_.load()};
+        }
+        break;
+      }
+      case 4:
+      case 5:
+      case 6:
+      case 7:
+      case 8: {
+        const std::vector<float> ones(n * kDim, 1.0f);
+        const Status status =
+            table.Update(keys.data(), n, ones.data(), "kv_sgd", *sgd_, {}, ProcessPool());
+        REQUIRE_MESSAGE(status.ok(), status.message());
+        for (Key key : keys) {
+          const auto row = rows.find(key);
+          const bool lives = row != rows.end() && Lives(row->second);
+          rows[key] = {(lives ? row->second.value : 0) - 1, now_};
+        }
+        break;
+      }
+      case 9:
+      case 10: {
+        uint64_t removed = 0;
+        for (Key key : keys) {
+          const auto row = rows.find(key);
+          if (row == rows.end()) continue;
+          removed += Lives(row->second) ? 1 : 0;
+          rows.erase(row);
+        }
+        CHECK(Value(table.Remove(keys.data(), n, ProcessPool())) == removed);
+        break;
+      }
+      case 11:
+      case 12:
+      case 13: {
+        settled_.push_back(rows_);
+        const Status status = storage_->Flush(/*wait=*/false);
+        REQUIRE_MESSAGE(status.ok(), status.message());
+        break;
+      }
+      case 14:
+        if (rng_() % 3 == 0) Settle();
+        break;
+      case 15:
+        if (rng_() % 6 == 0) CheckCheckpoint();
+        break;
+      case 16:
+        if (rng_() % 4 == 0) CheckKilled();
+        break;
+      case 17:
+        if (rng_() % 6 == 0) CheckAll(tables_, rows_);
+        break;
+      case 18:
+        if (rng_() % 8 == 0) {
+          Settle();
+          REQUIRE(storage_->Close().ok());
+          Open();
+        } else if (rng_() % 8 == 0) {
+          REQUIRE(storage_->Compact().ok());
+          settled_ = {rows_};
+        }
+        break;
+      default:
+        Check(table, rows, keys);
+    }
+  }
+
+  // Everything so far survives from here on.
+  void Settle() {
+    REQUIRE(storage_->Flush().ok());
+    settled_ = {rows_};
+  }
+  // Once nothing is under way, the last flush that began has ended.
+  void NoteEnd() {
+    if (settled_.size() > 1 && !storage_->flushing()) settled_ = {settled_.back()};
+  }
+
+  void Check(Table& table, const Rows& rows, const std::vector<Key>& keys) {
+    const size_t n = keys.size();
+    std::vector<RowMeta> metas(n);
+    std::vector<uint8_t> exists(n);
+    std::vector<float> floats(n * kDim);
+    REQUIRE(table.ReadMeta(keys.data(), n, metas.data(), exists.data(), ProcessPool()).ok());
+    REQUIRE(table.Lookup(keys.data(), n, false, floats.data(), ProcessPool()).ok());
+    for (size_t i = 0; i < n; ++i) {
+      const auto row = rows.find(keys[i]);
+      const bool lives = row != rows.end() && Lives(row->second);
+      CAPTURE(keys[i]);
+      REQUIRE((exists[i] != 0) == lives);
+      const auto first = floats.begin() + static_cast<int64_t>(i * kDim);
+      REQUIRE(std::count(first, first + kDim, lives ? row->second.value : 0.0f) == kDim);
+      if (lives) REQUIRE(metas[i].update_time == row->second.time);
+    }
+  }
+  void CheckAll(const Tables& tables, const State& rows) {
+    std::vector<Key> keys(kKeys);
+    std::iota(keys.begin(), keys.end(), Key{0});
+    for (int group = 0; group < kGroups; ++group) {
+      Check(*tables[group], rows[group], keys);
+      uint64_t living = 0;
+      for (const auto& [key, row] : rows[group]) living += Lives(row) ? 1 : 0;
+      CHECK(Value(tables[group]->Freeze()).size() == living);
+      if (!mode_.has_ttl) CHECK(tables[group]->size() == living);
+    }
+  }
+  void CheckCheckpoint() {
+    const std::string path = folder_ / ("checkpoint-" + std::to_string(rng_()));
+    const Status made = storage_->Checkpoint(path);
+    REQUIRE_MESSAGE(made.ok(), made.message());
+    settled_ = {rows_};
+    const auto copy = Value(Storage::Open(Options(path)));
+    CheckAll(TablesOf(*copy), rows_);
+  }
+  State Stored(const std::string& path) {
+    const auto storage = Value(Storage::Open(Options(path)));
+    State stored(kGroups);
+    const Tables tables = TablesOf(*storage);
+    for (int group = 0; group < kGroups; ++group) {
+      const OwnedContents contents = Owned(Value(tables[group]->Freeze()), kDim);
+      for (size_t i = 0; i < contents.keys.size(); ++i) {
+        stored[group][contents.keys[i]] = {contents.embeddings[i * kDim],
+                                           static_cast<uint32_t>(contents.update_times[i])};
+      }
+      CHECK(tables[group]->size() == stored[group].size());
+    }
+    return stored;
+  }
+  State Living(State rows) const {
+    for (Rows& of_group : rows) {
+      for (auto row = of_group.begin(); row != of_group.end();) {
+        row = Lives(row->second) ? std::next(row) : of_group.erase(row);
+      }
+    }
+    return rows;
+  }
+  // The folder as a kill would leave it now, perhaps in the midst of a publication.
+  void CheckKilled() {
+    const std::string path = folder_ / "killed";
+    CopyOfOneMoment(folder_ / "storage", path);
+    const State stored = Stored(path);
+    if (mode_.write_through) {
+      REQUIRE(stored == Living(rows_));
+      return;
+    }
+    if (settled_.empty()) settled_.emplace_back(kGroups);
+    const bool is_settled = std::any_of(settled_.begin(), settled_.end(), [&](const State& state) {
+      return stored == Living(state);
+    });
+    REQUIRE(is_settled);
+  }
+
+  const Mode mode_;
+  const TestFolder folder_;
+  std::mt19937_64 rng_;
+  std::atomic<uint32_t> now_{1000};
+  const std::unique_ptr<RowOptimizer> sgd_ =
+      std::move(MakeRowOptimizer("kv_sgd", {{"gamma", 1.0}}).value());
+  std::shared_ptr<Storage> storage_;
+  Tables tables_;
+  State rows_;                 // what the calls that returned have left
+  std::deque<State> settled_;  // what a kill may leave without write_through
+};
+
+}  // namespace
+
+TEST_CASE(
+    "flushes beside other calls leave what maps have, whatever the cache and the spill hold") {
+  uint64_t round = 0;
+  for (const bool write_through : {false, true}) {
+    for (const bool has_ttl : {false, true}) {
+      for (const uint64_t spill_rows : {uint64_t{1} << 20, uint64_t{2000}, uint64_t{0}}) {
+        const uint64_t seed = TestSeed() + 1000 * ++round;
+        CAPTURE(write_through);
+        CAPTURE(has_ttl);
+        CAPTURE(spill_rows);
+        CAPTURE(seed);
+        Program({write_through, has_ttl, spill_rows}, seed).Run(LongTests() ? 3000 : 250);
+      }
+    }
+  }
+}
+
+TEST_CASE("a flush beside other calls sorts more rows than it keeps in memory") {
+  constexpr int dim = 1000;
+  constexpr size_t n = 40000;  // 160 MB
+  const TestFolder folder;
+  StorageOptions options;
+  options.path = folder / "storage";
+  options.cache_bytes = uint64_t{4} << 20;
+  const auto storage = Value(Storage::Open(options));
+  TableConfig config;
+  config.dim = dim;
+  const auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+  std::vector<Key> keys(n);
+  for (size_t i = 0; i < n; ++i) keys[i] = i * uint64_t{0x9E3779B97F4A7C15};
+  const auto assign = [&](float more) {
+    std::vector<float> rows(n * dim);
+    for (size_t i = 0; i < n; ++i) {
+      std::fill_n(&rows[i * dim], dim, static_cast<float>(i) + more);
+    }
+    REQUIRE(table->Assign(keys.data(), n, rows.data(), ProcessPool()).ok());
+  };
+  assign(0);
+  REQUIRE(storage->Flush(/*wait=*/false).ok());
+  CHECK(storage->flushing());
+  assign(0.5f);  // while that goes on
+  const std::string path = folder / "killed";
+  while (storage->flushing()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  CopyOfOneMoment(folder / "storage", path);
+  const auto check = [&](const std::shared_ptr<Storage>& read, float more) {
+    const auto rows = Value(read->OpenTable(config, "", {}, std::nullopt));
+    REQUIRE(rows->size() == n);
+    std::vector<float> out(n * dim);
+    REQUIRE(rows->Lookup(keys.data(), n, false, out.data(), ProcessPool()).ok());
+    for (size_t i = 0; i < n; ++i) {
+      const auto first = out.begin() + static_cast<int64_t>(i * dim);
+      REQUIRE(std::count(first, first + dim, static_cast<float>(i) + more) == dim);
+    }
+  };
+  options.path = path;
+  check(Value(Storage::Open(options)), 0);
+  check(storage, 0.5f);
+}
+
+}  // namespace sok
