@@ -184,6 +184,7 @@ class Storage:
                 writes the rows.
 
         Raises:
+            ValueError: If `wait` is neither True nor False.
             StorageError: If the disk fails. The rows are kept in memory.
         """
         self.ready().flush(check_flag("wait", wait))

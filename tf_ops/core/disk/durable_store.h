@@ -33,7 +33,7 @@ class DurableStore : public RowStore {
   virtual Status ForEachDirty(const VisitDirty& fn) const = 0;
   // Moves dirty rows that are cached to the spill, as dirty as they were, or, without room there,
   // to the database, pending. The gate may be shared.
-  virtual Status SpillDirty() = 0;
+  virtual Status SpillDirty(const ParallelFor& parallel_for) = 0;
   // The rows that were dirty at one moment, for another thread, which needs no gate.
   class FrozenRows {
    public:

@@ -256,7 +256,7 @@ class Storage : public std::enable_shared_from_this<Storage> {
   Status ReadyToWrite();
   Status FlushAtRest();
   Status FlushOnce();
-  // What a flush publishes beside rows: the groups, admission counts that have changed, and the
+  // All that a flush publishes beside rows: the groups, admission counts that have changed, and the
   // last segment of the journal, which it ends. No segment: there is nothing in the journal.
   struct Description {
     Database::Meta meta;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/base/status_macros.h"
+#include "core/base/thread_pool.h"
 #include "core/storage/admission_names.h"
 #include "core/storage/storage.h"
 #include "core/storage/storage_journal.h"
@@ -117,14 +118,14 @@ bool Storage::MayFlushBeside() const {
     return group.second.store->can_spill();
   });
   const bool broken = core_->journal != nullptr && core_->journal->broken();
-  // What an earlier attempt has set apart goes with a flush at rest, and a short one needs no
+  // Rows that an earlier attempt has set apart go with a flush at rest, and a short one needs no
   // thread.
   return can_spill && !broken && !core_->database->has_set_apart() &&
          (core_->database->has_pending() || DirtyBytes() > batch_bytes_);
 }
 
 Status Storage::SpillDirty() {
-  for (auto& [number, group] : groups_) SOK_RETURN_IF_ERROR(group.store->SpillDirty());
+  for (auto& [number, group] : groups_) SOK_RETURN_IF_ERROR(group.store->SpillDirty(ProcessPool()));
   return Status();
 }
 

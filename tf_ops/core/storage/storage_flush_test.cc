@@ -122,7 +122,7 @@ class Program {
         const Status status = table.Assign(keys.data(), n, floats.data(), ProcessPool());
         REQUIRE_MESSAGE(status.ok(), status.message());
         for (Key key : keys) {
-          // An assignment is no update: it leaves the time as it is.
+          // An assignment leaves the time of a row as it was.
           const auto row = rows.find(key);
           const bool lives = row != rows.end() && Lives(row->second);
           rows[key] = {value, lives ? row->second.time : now_.load()};

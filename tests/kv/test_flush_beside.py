@@ -1,0 +1,93 @@
+"""Flushes that write the rows of one moment while training goes on."""
+
+import shutil
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from sok_embed import kv
+
+KEYS = np.arange(200_000, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+DIM = 32  # 25 MB of rows, more than goes into one batch
+
+
+def opened(path):
+    storage = kv.Storage(path, cache_bytes=4 << 20)
+    embedding = kv.Embedding(
+        storage, kv.Optimizer("sgd", gamma=1.0), kv.Initializer("zeros"), dimension=DIM
+    )
+    return storage, embedding
+
+
+def train(embedding, steps):
+    """Takes 1 off all elements of all rows, so many times."""
+    for _ in range(steps):
+        for keys in np.array_split(KEYS, 10):
+            embedding.lookup(keys)
+            embedding.apply_gradients(keys, np.ones([keys.size, DIM], np.float32))
+
+
+def wait_for(storage):
+    deadline = time.monotonic() + 120
+    while storage.flushing:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_it_has_the_rows_of_the_moment_and_training_goes_on(tmp_path):
+    storage, embedding = opened(tmp_path / "rows")
+    train(embedding, 2)
+    storage.flush(wait=False)
+    train(embedding, 1)
+    wait_for(storage)
+    shutil.copytree(tmp_path / "rows", tmp_path / "killed")
+    assert (embedding.lookup(KEYS) == -3).all()
+    storage.close()
+    for name, value in (("killed", -2), ("rows", -3)):
+        storage, embedding = opened(tmp_path / name)
+        assert len(embedding) == KEYS.size
+        assert (embedding.lookup(KEYS) == value).all()
+        storage.close()
+
+
+def test_a_checkpoint_in_a_thread_is_of_one_moment(tmp_path):
+    storage, embedding = opened(tmp_path / "rows")
+    train(embedding, 1)
+    thread = threading.Thread(target=storage.checkpoint, args=[tmp_path / "copy"])
+    thread.start()
+    train(embedding, 3)
+    thread.join()
+    assert (embedding.lookup(KEYS) == -4).all()
+    storage.close()
+    # A step on a tenth of the keys is in the checkpoint as a whole or not at all.
+    storage, embedding = opened(tmp_path / "copy")
+    pieces = [np.unique(embedding.lookup(keys)) for keys in np.array_split(KEYS, 10)]
+    assert all(piece.size == 1 for piece in pieces)
+    steps = -np.concatenate(pieces)
+    assert steps.max() - steps.min() <= 1
+    assert (np.diff(steps) <= 0).all()
+    storage.close()
+
+
+def test_the_next_flush_and_closing_wait_for_it(tmp_path):
+    storage, embedding = opened(tmp_path / "rows")
+    for _ in range(3):
+        train(embedding, 1)
+        storage.flush(wait=False)
+    storage.flush()
+    assert not storage.flushing
+    train(embedding, 1)
+    storage.flush(wait=False)
+    storage.close()
+    storage, embedding = opened(tmp_path / "rows")
+    assert (embedding.lookup(KEYS) == -4).all()
+    storage.close()
+
+
+def test_wait_is_a_flag(tmp_path):
+    storage, _ = opened(tmp_path / "rows")
+    with pytest.raises(ValueError, match="Expected wait to be True or False"):
+        storage.flush(wait="no")
+    storage.close()
