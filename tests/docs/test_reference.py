@@ -26,6 +26,7 @@ MODULES = [
     "sok_embed.layers",
     "sok_embed.optimizers",
     "sok_embed.planning",
+    "sok_embed.serving",
     "sok_embed.tfra",
     "sok_embed.tfra.dynamic_embedding",
     "sok_embed.tfra.dynamic_embedding.keras",

@@ -1,0 +1,432 @@
+"""An export serves what `predict` answers, bit for bit, with TensorFlow's own ops alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import served_models as models
+import tensorflow as tf
+from served_models import ASKED, DIM, answered, assert_same_bits, predicted, trained
+
+import sok_embed as sok
+from sok_embed import feature_column as fc
+from sok_embed.serving import export
+
+COMBINERS = ("sum", "mean", "sqrtn", "max")
+FORMS = ("dense", "ragged", "sparse")
+
+
+def dynamic(combiner, **options):
+    return sok.DynamicEmbedding(DIM, "ones", combiner=combiner, **options)
+
+
+def adaptive(combiner, **options):
+    return sok.AdaptiveEmbedding(DIM, static_buckets=5, combiner=combiner, seed=1, **options)
+
+
+def collection(combiner, **options):
+    return sok.DistributedEmbedding(sok.FeatureConfig("a", models.table(combiner), **options))
+
+
+def bag(combiner, **options):
+    return sok.HashedEmbeddingBag(1000, DIM, 0.02, mode=combiner, sign=True, **options)
+
+
+LAYERS = {"dynamic": dynamic, "adaptive": adaptive, "collection": collection}
+WEIGHTED = ("dynamic", "collection")
+
+
+def cases():
+    for name in LAYERS:
+        for form in FORMS:
+            for combiner in COMBINERS[: 3 if name == "adaptive" else 4]:
+                yield name, form, combiner, False
+                if name in WEIGHTED and combiner != "max":
+                    yield name, form, combiner, True
+
+
+@pytest.mark.cover(16)
+@pytest.mark.parametrize("name, form, combiner, weighted", list(cases()))
+def test_pooled_layers_answer_as_predict(name, form, combiner, weighted, tmp_path):
+    model, fed = trained(LAYERS[name](combiner), form, "weights" if weighted else "")
+    folder = export(model, tmp_path)
+    assert_same_bits(answered(folder, fed), predicted(model, fed))
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint64", "int32"])
+@pytest.mark.parametrize(
+    "name, layer",
+    [
+        ("dynamic", lambda dtype: dynamic(None)),
+        ("adaptive", lambda dtype: adaptive(None)),
+        (
+            "all2all",
+            lambda dtype: sok.All2AllDenseEmbedding(
+                100, DIM, 1, 2, embedding_initializer="ones", key_dtype=dtype
+            ),
+        ),
+        ("collection", lambda dtype: collection(None)),
+    ],
+)
+def test_vectors_of_keys_are_those_of_predict(name, layer, dtype, tmp_path):
+    keys = np.array([[5, 2**40], [2**63 - 1, -(2**63)], [-1, 0], [7, 7]])
+    keys = keys.astype(dtype) if dtype != "int32" else keys.clip(-(2**31), 2**31 - 1).astype(dtype)
+    asked = np.concatenate([keys, np.array([[12345, 54321]], dtype)])
+    if name == "all2all":
+        keys, asked = keys[:, np.newaxis], asked[:, np.newaxis]
+    inputs = keras.Input(keys.shape[1:], dtype=dtype, name="ids")
+    model = keras.Model(inputs, layer(dtype)(inputs))
+    model.compile("adam", "mse")
+    model.fit(keys, np.zeros([*keys.shape, DIM], np.float32), epochs=2, verbose=0)
+    folder = export(model, tmp_path)
+    assert_same_bits(answered(folder, {"ids": asked}), [model.predict(asked, verbose=0)])
+
+
+def test_ragged_vectors_without_a_combiner_come_in_parts(tmp_path):
+    inputs = keras.Input((None,), dtype="int64", ragged=True, name="ids")
+    model = keras.Model(inputs, dynamic(None)(inputs))
+    rows = tf.ragged.constant(ASKED, tf.int64)
+    model.layers[-1].table.assign([5, 7], np.random.default_rng(0).normal(size=(2, DIM)))
+    values, lengths = answered(export(model, tmp_path), {"ids": rows})[::-1]
+    expected = model(rows, training=False)
+    np.testing.assert_array_equal(values, expected.flat_values)
+    np.testing.assert_array_equal(lengths, expected.row_lengths())
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_hashed_bags_answer_as_predict(mode, form, tmp_path):
+    layer = bag(mode, block_size=3, padding_idx=7)
+    keys = [[abs(key) % 1000 for key in row] for row in ASKED]
+    flags = {"ragged": form == "ragged", "sparse": form == "sparse"}
+    shape = (2,) if form == "dense" else (None,)
+    inputs = {"ids": keras.Input(shape, dtype="int64", name="ids", **flags)}
+    fed = {"ids": models.of_form(form, keys, np.int64)}
+    arguments = {}
+    if mode == "sum":
+        inputs["weights"] = keras.Input(shape, name="weights", **flags)
+        fed["weights"] = models.of_form(form, models.weights_of(keys), np.float32)
+        arguments["per_sample_weights"] = inputs["weights"]
+    model = keras.Model(inputs, layer(inputs["ids"], **arguments))
+    assert_same_bits(answered(export(model, tmp_path), fed), predicted(model, fed))
+
+
+@pytest.mark.parametrize("hash", ["mixed", "original", "modulo"])
+@pytest.mark.parametrize("size, block, sign", [(101, 1, False), (37, 5, True), (3, 7, True)])
+def test_hashed_embeddings_answer_as_predict(hash, size, block, sign, tmp_path):
+    layer = sok.HashedEmbedding(
+        2**40, 70, size=size, hash=hash, seed=2**63 - 1, sign=sign, block_size=block
+    )
+    model = keras.Sequential([keras.Input((3,), dtype="int64", name="ids"), layer])
+    ids = np.random.default_rng(0).integers(0, 2**40, (50, 3))
+    folder = export(model, tmp_path)
+    assert_same_bits(answered(folder, {"ids": ids}), [model.predict(ids, batch_size=50, verbose=0)])
+
+
+@pytest.mark.parametrize("output", ["structure", "concat"])
+def test_shared_tables_are_written_once(output, tmp_path):
+    shared = sok.TableConfig("shared", None, DIM, initializer="zeros")
+    small = sok.TableConfig("small", 20, DIM, seed=3)  # of positions, with random start vectors
+    layer = sok.DistributedEmbedding(
+        [
+            sok.FeatureConfig("a", shared, combiner="mean"),
+            sok.FeatureConfig("b", shared, combiner="sum", max_length=9),
+            sok.FeatureConfig("c", small, combiner="max"),
+        ],
+        output=output,
+    )
+    inputs = [keras.Input((3,), dtype="int64", name=name) for name in "abc"]
+    outputs = layer(inputs)
+    joined = outputs if output == "concat" else keras.layers.Concatenate()(outputs)
+    model = keras.Model(inputs, keras.layers.Dense(2, activation="relu")(joined))
+    model.compile("adam", "mse")
+    random = np.random.default_rng(0)
+    keys = [random.integers(-9, 9, (8, 3)), random.integers(0, 99, (8, 3)),
+            random.integers(0, 20, (8, 3))]  # fmt: skip
+    model.fit(keys, np.ones((8, 2)), epochs=2, verbose=0)
+    folder = export(model, tmp_path)
+    fed = dict(zip("abc", keys, strict=True))
+    assert_same_bits(answered(folder, fed), [model.predict(keys, verbose=0)])
+    names = [name for name, _ in tf.train.list_variables(f"{folder}/variables/variables")]
+    shapes = dict(tf.train.list_variables(f"{folder}/variables/variables"))
+    matrices = [name for name in names if len(shapes[name]) == 2 and shapes[name][1] == DIM]
+    assert len(matrices) == 2
+
+
+def test_nothing_of_training_is_written(tmp_path):
+    model, fed = trained(dynamic("sum"), "dense")
+    folder = export(model, tmp_path)
+    variables = dict(tf.train.list_variables(f"{folder}/variables/variables"))
+    floats = sum(int(np.prod(shape)) for name, shape in variables.items() if shape)
+    rows = model.layers[1].table.size()
+    keys, dense = rows, 2 * DIM + 1
+    # Rows, their keys with some beyond the end, where buckets begin, and dense weights.
+    assert rows * DIM + keys < floats <= rows * DIM + 2 * keys + 16 + dense
+    restored = tf.saved_model.load(folder)
+    kinds = {type(each).__name__ for each in tf.train.TrackableView(restored).descendants()}
+    assert not any("Table" in kind for kind in kinds)
+
+
+def test_a_mixed_model_with_layers_of_keras_answers_as_predict(tmp_path):
+    words = keras.Input((1,), dtype="string", name="words")
+    number = keras.Input((3,), name="number")
+    looked_up = keras.layers.StringLookup(vocabulary=["a", "b"])(words)
+    vectors = [
+        keras.layers.Flatten()(keras.layers.Embedding(3, 2)(looked_up)),
+        keras.layers.Flatten()(dynamic(None)(words)),
+        keras.layers.BatchNormalization()(number),
+    ]
+    joined = keras.layers.Dropout(0.5)(keras.layers.Concatenate()(vectors))
+    model = keras.Model([words, number], keras.layers.Dense(2, activation="sigmoid")(joined))
+    model.compile("adam", "mse")
+    fed = {
+        "words": tf.constant([["a"], ["b"], ["never seen"], [""]]),
+        "number": np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32),
+    }
+    model.fit([fed["words"], fed["number"]], np.ones((4, 2)), epochs=2, verbose=0)
+    expected = model.predict([fed["words"], fed["number"]], verbose=0)
+    assert_same_bits(answered(export(model, tmp_path), fed), [expected])
+
+
+def test_columns_with_masks_answer_as_predict(tmp_path):
+    item = fc.categorical_column_with_adaptive_embedding("item", 6, tf.int64)
+    layer = fc.DenseFeatures([fc.embedding_column(item, DIM, "mean")], name="features")
+    inputs = {
+        "item": keras.Input((3,), dtype="int64", name="item"),
+        "mask": keras.Input((3,), dtype="int32", name="mask"),
+    }
+    outputs = layer({"item": inputs["item"]}, {"item": inputs["mask"]})
+    model = keras.Model(inputs, keras.layers.Dense(1)(outputs))
+    model.compile("adam", "mse")
+    random = np.random.default_rng(0)
+    fed = {
+        "item": random.integers(-9, 9, (16, 3)),
+        "mask": random.integers(0, 2, (16, 3)).astype(np.int32),
+    }
+    model.fit(fed, np.ones((16, 1)), epochs=2, verbose=0)
+    fed["item"][0] = 12345
+    assert_same_bits(answered(export(model, tmp_path), fed), predicted(model, fed))
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+def test_embedding_variables_answer_as_predict(filtered, tmp_path):
+    option = fc.EmbeddingVariableOption(
+        filter_option=fc.CounterFilter(2) if filtered else None,
+        init_option=fc.InitializerOption(None, 8, 0.25 if filtered else None),
+    )
+    item = fc.categorical_column_with_embedding("item", tf.int64, ev_option=option)
+    layer = fc.DenseFeatures([fc.embedding_column(item, DIM, "sqrtn")], name="features")
+    inputs = keras.Input((3,), dtype="int64", name="item")
+    model = keras.Model({"item": inputs}, layer({"item": inputs}))
+    model.compile("adam", "mse")
+    fed = {"item": np.random.default_rng(0).integers(-20, 20, (16, 3))}
+    model.fit(fed, np.ones((16, DIM)), epochs=1, verbose=0)
+    fed["item"][0] = [12345, 5, -7]
+    assert_same_bits(answered(export(model, tmp_path), fed), predicted(model, fed))
+
+
+def test_a_mask_of_an_adaptive_table_says_which_rows_are_read(tmp_path):
+    ids = keras.Input((3,), dtype="int64", name="ids")
+    mask = keras.Input((3,), dtype="int32", name="mask")
+    model = keras.Model([ids, mask], adaptive(None)(ids, mask=mask))
+    model.compile("adam", "mse")
+    keys = np.random.default_rng(0).integers(-5, 5, (12, 3))
+    routes = np.random.default_rng(1).integers(-1, 2, (12, 3)).astype(np.int32)
+    model.fit([keys, routes], np.ones((12, 3, DIM)), epochs=3, verbose=0)
+    assert 0 < model.layers[-1].table.size() <= 10
+    expected = model.predict([keys, routes], verbose=0)
+    folder = export(model, tmp_path)
+    assert_same_bits(answered(folder, {"ids": keys, "mask": routes}), [expected])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="mask of -1, 0 and 1"):
+        answered(folder, {"ids": keys, "mask": routes + 2})
+
+
+def test_rows_on_disk_are_served_from_the_export_alone(tmp_path):
+    with sok.kv.Storage(tmp_path / "rows") as storage:
+        model, fed = trained(dynamic("mean", storage=storage), "dense")
+        expected = predicted(model, fed)
+        folder = export(model, tmp_path / "served")
+    assert_same_bits(answered(folder, fed), expected)
+
+
+@pytest.mark.parametrize("row_dtype", ["bfloat16", "float16", "int8"])
+def test_rows_in_fewer_bytes_are_served_as_they_are_read(row_dtype, tmp_path):
+    model, fed = trained(dynamic("sqrtn", row_dtype=row_dtype), "ragged")
+    assert_same_bits(answered(export(model, tmp_path), fed), predicted(model, fed))
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_outputs_of_a_policy_are_those_of_predict(policy, tmp_path):
+    layer = dynamic("mean", dtype=policy)
+    model = keras.Sequential([keras.Input((2,), dtype="int64", name="ids"), layer])
+    layer.table.assign([5, 7], np.random.default_rng(0).normal(size=(2, DIM)))
+    fed = {"ids": np.array([[5, 7], [5, 5], [1, 2]])}
+    assert_same_bits(answered(export(model, tmp_path), fed), predicted(model, fed))
+
+
+@pytest.mark.parametrize("default", ["zeros", 5])
+def test_a_default_vector_is_that_of_unknown_keys(default, tmp_path):
+    layer = sok.DynamicEmbedding(
+        DIM, "uniform" if default == "zeros" else "ones", default_vector=default
+    )
+    model = keras.Sequential([keras.Input((2,), dtype="int64", name="ids"), layer])
+    layer.table.assign([5, 7], np.random.default_rng(0).normal(size=(2, DIM)))
+    fed = {"ids": np.array([[5, 7], [8, 9]])}
+    assert_same_bits(answered(export(model, tmp_path), fed), predicted(model, fed))
+
+
+def test_unknown_keys_have_zeros_where_that_is_asked_for(tmp_path):
+    layer = sok.DynamicEmbedding(DIM, "uniform")
+    model = keras.Sequential([keras.Input((2,), dtype="int64", name="ids"), layer])
+    layer.table.assign([5], np.full((1, DIM), 2.5))
+    with pytest.raises(ValueError, match=r"initializer that is constant.*missing='zeros'"):
+        export(model, tmp_path)
+    assert os.listdir(tmp_path) == []
+    (found,) = answered(export(model, tmp_path, missing="zeros"), {"ids": np.array([[5, 6]])})
+    np.testing.assert_array_equal(found, [[[2.5] * DIM, [0.0] * DIM]])
+
+
+def test_rows_that_were_updated_less_often_are_left_out(tmp_path):
+    layer = dynamic(None)
+    model = keras.Sequential([keras.Input((1,), dtype="int64", name="ids"), layer])
+    model.compile("sgd", "mse")
+    for keys in ([[1], [2]], [[1], [3]], [[1], [2]]):
+        model.fit(np.array(keys), np.zeros((2, 1, DIM)), verbose=0)
+    expected = layer.table.lookup([1, 2, 3])
+    expected[2] = 1.0
+    folder = export(model, tmp_path, min_count=2)
+    (found,) = answered(folder, {"ids": np.array([[1], [2], [3]])})
+    np.testing.assert_array_equal(found[:, 0], expected)
+
+
+def test_keys_beyond_a_vocabulary_are_refused(tmp_path):
+    table = sok.TableConfig("t", 10, DIM, initializer="uniform")
+    layer = sok.DistributedEmbedding(sok.FeatureConfig("a", table))
+    model = keras.Sequential([keras.Input((2,), dtype="int64", name="ids"), layer])
+    folder = export(model, tmp_path)
+    fed = {"ids": np.array([[0, 9]])}
+    assert_same_bits(answered(folder, fed), predicted(model, fed))
+    for key in (10, -1):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"keys in \[0, 10\)"):
+            answered(folder, {"ids": np.array([[0, key]])})
+
+
+def test_a_table_without_rows_is_served(tmp_path):
+    model = keras.Sequential([keras.Input((2,), dtype="int64", name="ids"), dynamic("sum")])
+    (found,) = answered(export(model, tmp_path), {"ids": np.array([[5, 7]])})
+    np.testing.assert_array_equal(found, [[2.0] * DIM])
+
+
+def test_a_second_export_gets_the_next_number(tmp_path):
+    model = keras.Sequential([keras.Input((2,), dtype="int64", name="ids"), dynamic("sum")])
+    (tmp_path / "7").mkdir()
+    (tmp_path / "notes").mkdir()
+    assert export(model, tmp_path) == str(tmp_path / "8")
+    assert export(model, tmp_path) == str(tmp_path / "9")
+    assert sorted(os.listdir(tmp_path)) == ["7", "8", "9", "notes"]
+
+
+def test_an_export_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    model = keras.Sequential([keras.Input((2,), dtype="int64", name="ids"), dynamic("sum")])
+    save = tf.saved_model.save
+
+    def fail(*args, **kwargs):
+        save(*args, **kwargs)
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(tf.saved_model, "save", fail)
+    with pytest.raises(OSError, match="No space"):
+        export(model, tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_keras_file_is_exported(tmp_path):
+    model, fed = trained(dynamic("mean"), "ragged")
+    model.save(tmp_path / "m.keras")
+    folder = export(str(tmp_path / "m.keras"), tmp_path / "served")
+    assert_same_bits(answered(folder, fed), predicted(model, fed))
+
+
+def test_a_subclassed_model_is_exported_with_a_signature(tmp_path):
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.embedding = dynamic("mean")
+            self.dense = keras.layers.Dense(1)
+
+        def call(self, inputs):
+            return {"score": self.dense(self.embedding(inputs["ids"]))}
+
+    model = Model()
+    fed = {"ids": np.array([[5, 7], [8, 9]])}
+    model(fed)
+    with pytest.raises(ValueError, match="input_signature"):
+        export(model, tmp_path)
+    signature = [{"ids": tf.TensorSpec([None, None], tf.int64, "ids")}]
+    folder = export(model, tmp_path, input_signature=signature)
+    assert_same_bits(answered(folder, fed), predicted(model, fed))
+
+
+def test_other_arguments_are_refused(tmp_path):
+    model = keras.Sequential([keras.Input((2,), dtype="int64", name="ids"), dynamic("sum")])
+    for arguments, message in (
+        ({"dtype": "float64"}, "dtype to be one of"),
+        ({"missing": "nan"}, "missing to be one of"),
+        ({"ops": "tfra"}, "ops to be one of"),
+        ({"min_count": -1}, "min_count"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            export(model, tmp_path, **arguments)
+    with pytest.raises(ValueError, match="or the path of a .keras file"):
+        export(7, tmp_path)
+    for path, message in (
+        ("s3://bucket/served", "folder of this machine"),
+        (__file__, "is a file"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            export(model, path)
+
+
+def test_several_workers_are_refused(tmp_path, first_of_two):
+    model = keras.Sequential([keras.Input((2,), dtype="int64", name="ids"), dynamic("sum")])
+    with pytest.raises(ValueError, match="Expected one worker"):
+        export(model, tmp_path)
+
+
+# A process with TensorFlow alone: no module of this project can be imported in it.
+ALONE = """
+import json, sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "sok_embed":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Absent())
+import numpy as np
+import tensorflow as tf
+folder, given = sys.argv[1], json.loads(sys.argv[2])
+serve = tf.saved_model.load(folder).signatures["serving_default"]
+tensors = {name: tf.constant(values, dtype) for name, (dtype, values) in given.items()}
+outputs = serve(**tensors)
+np.savez(sys.argv[3], *[outputs[name].numpy() for name in sorted(outputs)])
+assert "sok_embed" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize("name", [*LAYERS])
+def test_a_process_with_tensorflow_alone_answers_as_predict(name, tmp_path):
+    model, fed = trained(LAYERS[name]("mean"), "ragged")
+    folder = export(model, tmp_path / "served")
+    given = {key: [part.dtype.name, part.numpy().tolist()]
+             for key, part in models.parts_of(fed).items()}  # fmt: skip
+    subprocess.run(
+        [sys.executable, "-I", "-c", ALONE, folder, json.dumps(given), tmp_path / "out.npz"],
+        check=True,
+    )
+    found = np.load(tmp_path / "out.npz")
+    assert_same_bits([found[each] for each in found.files], predicted(model, fed))
