@@ -12,6 +12,7 @@ from pages import ROOT, prose
 from test_reference import NAMES
 
 from sok_embed import AdaptiveTable, Plan, Table, checkpoint, communicators, kv, planning, tf_ops
+from sok_embed.serving import rows
 
 PAGES = {page.name: prose(page) for page in sorted((ROOT / "docs/reference").glob("*.md"))}
 REFERENCE = "\n".join(PAGES.values())
@@ -26,6 +27,7 @@ RESULTS = [
     kv.StoredTable,
     planning.PlannedFeature,
     planning.PlannedTable,
+    rows.RowsInfo,
     tf_ops.AdaptiveExport,
     tf_ops.BegunCapture,
     tf_ops.CollectionPlan,
@@ -56,6 +58,7 @@ METHODS = [
     (checkpoint.Checkpoint, "saving.md"),
     (checkpoint.CheckpointManager, "saving.md"),
     (Plan, "planning.md"),
+    (rows.RowsFile, "serving-rows.md"),
 ]
 
 

@@ -27,6 +27,7 @@ MODULES = [
     "sok_embed.optimizers",
     "sok_embed.planning",
     "sok_embed.serving",
+    "sok_embed.serving.rows",
     "sok_embed.tfra",
     "sok_embed.tfra.dynamic_embedding",
     "sok_embed.tfra.dynamic_embedding.keras",

@@ -34,6 +34,7 @@ ROOMS_OF_THE_CORE = (
     "transport",
     "rules",
     "rows",
+    "serving",
     "gpu",
     "policies",
     "partition",

@@ -187,6 +187,7 @@ void BindStorage(nb::module_& module);
 void BindTable(nb::module_& module);
 void BindMesh(nb::module_& module);
 void BindRowsFile(nb::module_& module);
+void BindServedRows(nb::module_& module);
 void BindOptimizer(nb::module_& module);
 void BindInitializer(nb::module_& module);
 

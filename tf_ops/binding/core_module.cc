@@ -29,4 +29,5 @@ NB_MODULE(_core, module) {
   sok::binding::BindStorage(module);
   sok::binding::BindMesh(module);
   sok::binding::BindRowsFile(module);
+  sok::binding::BindServedRows(module);
 }

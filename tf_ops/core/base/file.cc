@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -230,15 +231,16 @@ Result<std::unique_ptr<ReplacementFile>> ReplacementFile::Open(const std::string
   return SystemError(error, "make a temporary file beside", path);
 }
 
-Status ReplacementFile::Write(const void* bytes, size_t size) {
+Status ReplacementFile::WriteAt(uint64_t offset, const void* bytes, size_t size) {
   const char* from = static_cast<const char*>(bytes);
   while (size > 0) {
-    const ssize_t put = write(fd_, from, size);
+    const ssize_t put = pwrite(fd_, from, size, static_cast<off_t>(offset));
     if (put < 0 && errno == EINTR) continue;
-    if (put < 0) return SystemError(errno, "write byte " + std::to_string(bytes_) + " of", path_);
+    if (put < 0) return SystemError(errno, "write byte " + std::to_string(offset) + " of", path_);
     from += put;
-    bytes_ += static_cast<uint64_t>(put);
+    offset += static_cast<uint64_t>(put);
     size -= static_cast<size_t>(put);
+    bytes_ = std::max(bytes_, offset);
   }
   return Status();
 }

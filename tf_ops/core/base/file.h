@@ -78,8 +78,11 @@ class ReplacementFile {
   ReplacementFile(const ReplacementFile&) = delete;
   ReplacementFile& operator=(const ReplacementFile&) = delete;
 
-  // Writes all bytes, or returns an error; what then stands in the temporary file is of no use.
-  Status Write(const void* bytes, size_t size);
+  // Writes all bytes behind the last one, or returns an error; what then stands in the temporary
+  // file is of no use.
+  Status Write(const void* bytes, size_t size) { return WriteAt(bytes_, bytes, size); }
+  // The same at an offset. Bytes before it that nobody has written are 0.
+  Status WriteAt(uint64_t offset, const void* bytes, size_t size);
 
   // Brings the bytes to the device, gives the file its name, brings the folder to the device.
   Status Commit();
@@ -87,7 +90,7 @@ class ReplacementFile {
   // Closes and removes the temporary file. Does nothing after Commit.
   void Discard();
 
-  // Returns how many bytes were written so far.
+  // Returns the offset behind the last byte that was written.
   uint64_t bytes() const { return bytes_; }
   const std::string& path() const { return path_; }
 

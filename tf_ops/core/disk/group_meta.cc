@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "core/disk/flat_json.h"
+#include "core/base/flat_json.h"
 
 namespace sok {
 namespace {

@@ -4,10 +4,10 @@
 #include <random>
 #include <utility>
 
+#include "core/base/flat_json.h"
 #include "core/base/forked_child.h"
 #include "core/base/status_macros.h"
 #include "core/disk/disk_store.h"
-#include "core/disk/flat_json.h"
 #include "core/disk/open_folders.h"
 #include "core/disk/rocksdb/row_database.h"
 #include "core/storage/admission_names.h"

@@ -1,4 +1,4 @@
-#include "core/disk/flat_json.h"
+#include "core/base/flat_json.h"
 
 #include <nlohmann/json.hpp>
 #include <utility>

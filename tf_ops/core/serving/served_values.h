@@ -1,0 +1,107 @@
+// The values of a row in the file: their way there, and back to float32.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "core/base/float16.h"
+#include "core/base/status.h"
+#include "core/base/types.h"
+#include "core/rows/row_coding.h"
+#include "core/rows/row_copy.h"
+#include "core/serving/serving_format.h"
+
+namespace sok {
+
+// A value of a row of integers is scale * q + bias, in float32: the product is rounded, then the
+// sum. q is a number of int8, or of [-8, 7] for int4.
+struct ScaleBias {
+  Float16 scale, bias;
+};
+
+// Encodes a row of dim values. For integers the bias is the float16 nearest to the value that 0
+// stands for when the range of q is stretched from the least value to the greatest. The scale is
+// the least float16 with which every value lies in the range, and q is the nearest number. So
+// no value is off by more than half a scale. `scale_bias` is written for integers alone, and `to`
+// has ServedRowBytes. Errors: kInvalidArgument for a value that is not finite, or that float16
+// cannot hold where it is needed; the message names the key.
+Status EncodeServedRow(ServingType type, Key key, const float* row, int dim, char* to,
+                       ScaleBias* scale_bias);
+
+namespace served_values_internal {
+
+// `dim` may be a constant, for loops of a known length.
+inline void DecodeInt8(const char* from, float scale, float bias, int dim, float* out) {
+  const auto* const values = reinterpret_cast<const int8_t*>(from);
+#pragma GCC ivdep
+  for (int j = 0; j < dim; ++j) out[j] = scale * static_cast<float>(values[j]) + bias;
+}
+
+// The first value of a pair is in the low bits of the byte.
+inline void DecodeInt4(const char* from, float scale, float bias, int dim, float* out) {
+  const auto* const pairs = reinterpret_cast<const uint8_t*>(from);
+#pragma GCC ivdep
+  for (int j = 0; j < dim / 2; ++j) {
+    out[2 * j] = scale * static_cast<float>((pairs[j] & 15) - 8) + bias;
+    out[2 * j + 1] = scale * static_cast<float>((pairs[j] >> 4) - 8) + bias;
+  }
+  if (dim % 2 != 0) {
+    out[dim - 1] = scale * static_cast<float>((pairs[dim / 2] & 15) - 8) + bias;
+  }
+}
+
+// Calls fn(dim), with a constant for sizes that are common.
+template <typename Fn>
+inline void WithDim(int dim, const Fn& fn) {
+  switch (dim) {
+    case 16:
+      return fn(std::integral_constant<int, 16>());
+    case 32:
+      return fn(std::integral_constant<int, 32>());
+    case 64:
+      return fn(std::integral_constant<int, 64>());
+    default:
+      return fn(dim);
+  }
+}
+
+}  // namespace served_values_internal
+
+// Decodes a row. `scale_bias` is read for integers alone.
+template <ServingType kType>
+inline void DecodeServedRow(const char* row, const ScaleBias* scale_bias, int dim, float* out) {
+  using namespace served_values_internal;
+  if constexpr (kType == ServingType::kFloat32) {
+    CopyRow(reinterpret_cast<const float*>(row), dim, out);
+  } else if constexpr (kType == ServingType::kFloat16) {
+    WithDim(dim, [&](auto n) { DecodeValues(RowType::kFloat16, row, n, out); });
+  } else {
+    const float scale = ToFloat(scale_bias->scale), bias = ToFloat(scale_bias->bias);
+    WithDim(dim, [&](auto n) {
+      if constexpr (kType == ServingType::kInt8) {
+        DecodeInt8(row, scale, bias, n, out);
+      } else {
+        DecodeInt4(row, scale, bias, n, out);
+      }
+    });
+  }
+}
+
+// Calls fn with the type as a constant.
+template <typename Fn>
+inline auto WithServingType(ServingType type, const Fn& fn) {
+  switch (type) {
+    case ServingType::kFloat16:
+      return fn(std::integral_constant<ServingType, ServingType::kFloat16>());
+    case ServingType::kInt8:
+      return fn(std::integral_constant<ServingType, ServingType::kInt8>());
+    case ServingType::kInt4:
+      return fn(std::integral_constant<ServingType, ServingType::kInt4>());
+    default:
+      return fn(std::integral_constant<ServingType, ServingType::kFloat32>());
+  }
+}
+
+}  // namespace sok
