@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import sok_embed.binding._core
+from sok_embed.serving import served_table
 from sok_embed.tf_ops import native
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,6 +22,7 @@ FOLDERS = {
 }
 CORE = Path(sok_embed.binding._core.__file__)
 OPS = native.find_library(Path(native.__file__).parent, tf.__version__)
+SERVING = served_table.library_path()
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +61,7 @@ def test_the_wheel_holds_the_native_libraries_and_their_types(wheel):
     assert {name for name in names if name.endswith(".so")} == {
         "sok_embed/tf_ops/libsok_core.so",
         f"sok_embed/tf_ops/{OPS.name}",
+        f"sok_embed/tf_ops/{SERVING.name}",
         f"sok_embed/binding/{CORE.name}",
     }
 
@@ -66,7 +69,8 @@ def test_the_wheel_holds_the_native_libraries_and_their_types(wheel):
 @pytest.mark.long
 def test_the_libraries_of_the_wheel_are_stripped(wheel, tmp_path):
     with zipfile.ZipFile(wheel) as archive:
-        for name in (f"sok_embed/tf_ops/{OPS.name}", "sok_embed/tf_ops/libsok_core.so"):
+        for library in (OPS.name, SERVING.name, "libsok_core.so"):
+            name = f"sok_embed/tf_ops/{library}"
             sections = subprocess.run(
                 ["readelf", "--sections", "--wide", archive.extract(name, tmp_path)],
                 capture_output=True,

@@ -1,9 +1,7 @@
 #include "kernels/table_resource.h"
 
-#include <exception>
 #include <vector>
 
-#include "core/base/utf8.h"
 #include "tensorflow/core/framework/tensor.h"
 
 namespace sok {
@@ -13,41 +11,6 @@ namespace tf = tensorflow;
 int64_t OpenTable::MemoryUsed() const {
   const TableStats stats = table_->Stats();
   return static_cast<int64_t>(stats.index_bytes + stats.row_bytes);
-}
-
-absl::Status ToAbsl(const Status& status, const std::string& table_name) {
-  std::string named;
-  std::string_view message = status.text();
-  // If memory ends here, the error goes as it is: what it says matters more.
-  try {
-    if (!table_name.empty()) message = named = "table '" + table_name + "': " + status.message();
-    if (!IsUtf8(message)) message = named = EscapedUtf8(message);
-  } catch (const std::bad_alloc&) {
-  }
-  switch (status.code()) {
-    case Code::kOk:
-      return absl::OkStatus();
-    case Code::kInvalidArgument:
-      return absl::InvalidArgumentError(message);
-    case Code::kOutOfRange:
-      // TensorFlow takes OutOfRange for the end of a data set, and Keras would end the epoch.
-      return absl::InvalidArgumentError(message);
-    case Code::kResourceExhausted:
-      return absl::ResourceExhaustedError(message);
-    case Code::kFailedPrecondition:
-      return absl::FailedPreconditionError(message);
-    case Code::kNotFound:
-      return absl::NotFoundError(message);
-    case Code::kPermissionDenied:
-      return absl::PermissionDeniedError(message);
-    case Code::kUnavailable:
-      return absl::UnavailableError(message);
-    case Code::kDataLoss:
-      return absl::DataLossError(message);
-    case Code::kInternal:
-      return absl::InternalError(message);
-  }
-  return absl::InternalError(message);
 }
 
 absl::Status OpenTable::CheckProcess() const {
@@ -67,35 +30,6 @@ absl::Status GetTable(tf::OpKernelContext* ctx, std::shared_ptr<OpenTable>* tabl
   TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(0), "table"));
   TF_RETURN_IF_ERROR(GetContent(ctx, tf::HandleFromInput(ctx, 0), table));
   return (*table)->CheckProcess();
-}
-
-absl::Status ExpectScalar(const tf::Tensor& tensor, const char* what) {
-  if (tf::TensorShapeUtils::IsScalar(tensor.shape())) return absl::OkStatus();
-  return absl::InvalidArgumentError(std::string("expected ") + what +
-                                    " to be a scalar, got shape " + tensor.shape().DebugString());
-}
-
-ParallelFor IntraOpPool(tf::OpKernelContext* ctx) {
-  tsl::thread::ThreadPool* pool = ctx->device()->tensorflow_cpu_worker_threads()->workers;
-  return [pool](int64_t total, int64_t unit_cost, const std::function<void(int64_t, int64_t)>& fn) {
-    // TensorFlow's threads let no exception through, so it is kept for the caller.
-    std::mutex mu;
-    std::exception_ptr failure;
-    const auto caught = [&](int64_t begin, int64_t end) {
-      try {
-        fn(begin, end);
-      } catch (...) {
-        std::lock_guard<std::mutex> guard(mu);
-        if (failure == nullptr) failure = std::current_exception();
-      }
-    };
-// TensorFlow 2.19 has no SchedulingParams::Adaptive, and later ones deprecate all others.
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-    pool->ParallelFor(total, unit_cost, caught);
-#pragma GCC diagnostic pop
-    if (failure != nullptr) std::rethrow_exception(failure);
-  };
 }
 
 std::shared_ptr<const void> Hold(const tf::Tensor& tensor) {

@@ -1,5 +1,4 @@
-// The code that all kernels of tables share: the table behind a handle, its keys, its threads, its
-// errors.
+// The code that all kernels of tables share: the table behind a handle, and its keys.
 #pragma once
 
 #include <atomic>
@@ -12,6 +11,7 @@
 #include "core/base/types.h"
 #include "core/storage/storage.h"
 #include "core/tables/table.h"
+#include "kernels/core_calls.h"
 #include "kernels/owned_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
@@ -79,9 +79,6 @@ class OpenTable {
 
 using TableResource = ResourceOf<OpenTable>;
 
-// Returns the core's error as TensorFlow's, with the table's name in front if there is one.
-absl::Status ToAbsl(const Status& status, const std::string& table_name = "");
-
 // Reads the attributes row_dtype and slot_dtype of a table.
 absl::Status ReadForm(tensorflow::OpKernelConstruction* ctx, RowForm* form);
 
@@ -95,13 +92,6 @@ absl::Status OnTable(tensorflow::OpKernelContext* ctx) {
   TF_RETURN_IF_ERROR(GetTable(ctx, &table));
   return kRun(ctx, *table);
 }
-
-// Returns kInvalidArgument unless the tensor has one element. Shape functions do not run eagerly,
-// and TensorFlow aborts the process where a kernel reads a scalar from a tensor that is none.
-absl::Status ExpectScalar(const tensorflow::Tensor& tensor, const char* what);
-
-// Returns a ParallelFor on TensorFlow's intra-op pool.
-ParallelFor IntraOpPool(tensorflow::OpKernelContext* ctx);
 
 // Returns the keys of a tensor as the core's 64 bits. int32 keys are widened, keeping their sign;
 // the others are not copied.

@@ -1,0 +1,120 @@
+"""Tables of a model that is served: their rows lie in a file, and an op looks them up there.
+
+The op is in a library of its own, without RocksDB, which this module loads without the other ops.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from sok_embed.arguments import check_integer
+
+__all__ = ["ServedTable", "library_path"]
+
+
+def library_path(version: str | None = None) -> Path:
+    """Returns the path of the library of ops that models which are served need.
+
+    A C program loads it by `TF_LoadLibrary`, and Python by `tf.load_op_library`. Nothing else of
+    this package is needed then.
+
+    Args:
+        version: The version of TensorFlow, such as `"2.21.0"`. `None`: the one that is installed.
+
+    Raises:
+        ImportError: There is none for it.
+    """
+    version = version or tf.__version__
+    major, minor = version.split(".")[:2]
+    spec = importlib.util.find_spec("sok_embed.tf_ops")
+    folders = (spec.submodule_search_locations if spec else None) or ()
+    for folder in folders:
+        library = Path(folder) / f"libsok_serving_{major}_{minor}.so"
+        if library.exists():
+            return library
+    raise ImportError(
+        f"Expected libsok_serving_{major}_{minor}.so, the ops of served models for TensorFlow "
+        f"{version}. Received: none in {', '.join(map(str, folders))}. Build it with `make setup` "
+        "in the source tree, or install the package with `pip install .`."
+    )
+
+
+_ops: Any = tf.load_op_library(str(library_path()))
+
+
+tf.no_gradient("SokEmbed>ServedLookup")
+
+
+class _Rows(tf.saved_model.experimental.TrackableResource):
+    """A file that is open for lookups."""
+
+    def __init__(self, file: tf.saved_model.Asset, dim: int) -> None:
+        super().__init__(device="/device:CPU:0")
+        self._file = file
+        self._dim = dim
+        self._shared_name = f"served_rows_{uuid.uuid4().hex}"
+        self._initialize()
+
+    def _create_resource(self) -> tf.Tensor:
+        return _ops.sok_embed_served_rows(shared_name=self._shared_name)
+
+    def _initialize(self) -> None:
+        _ops.sok_embed_open_served_rows(self.resource_handle, self._file.asset_path, dim=self._dim)
+
+    def _destroy_resource(self) -> None:
+        tf.raw_ops.DestroyResourceOp(resource=self.resource_handle, ignore_lookup_error=True)
+
+
+class ServedTable(tf.Module):
+    """A table whose rows lie in a file of `sok_embed.serving.rows.write`.
+
+    A `tf.Module` that has it as an attribute is saved with the file among its assets, and finds it
+    there when it is loaded, wherever the SavedModel lies then. Whoever loads it needs the library
+    of `library_path` and nothing else of this package.
+
+    Example:
+    >>> import numpy as np
+    >>> from sok_embed.serving import rows
+    >>> batch = (np.array([42]), np.array([[0.5, 1.0]], np.float32))
+    >>> written = rows.write("items.safetensors", [batch], dim=2)
+    >>> items = ServedTable("items.safetensors", 2)
+    >>> items.lookup(tf.constant([[42, 7]], tf.int64)).numpy().tolist()
+    [[[0.5, 1.0], [0.0, 0.0]]]
+
+    Args:
+        path: The path of the file.
+        dim: The length of a row.
+
+    Raises:
+        tf.errors.NotFoundError: For a file that is not there.
+        tf.errors.DataLossError: For a file that is damaged, as far as its header shows.
+        tf.errors.InvalidArgumentError: For a file of rows of another length.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], dim: int) -> None:
+        super().__init__()
+        self._dim = check_integer("dim", dim, 1, 2**20 + 1)
+        self._file = tf.saved_model.Asset(os.fspath(path))
+        self._rows = _Rows(self._file, self._dim)
+
+    @property
+    def dim(self) -> int:
+        """Returns the length of a row."""
+        return self._dim
+
+    def lookup(self, keys: tf.Tensor) -> tf.Tensor:
+        """Returns the rows of keys; see `sok_embed.serving.rows.RowsFile.lookup`.
+
+        Args:
+            keys: int64 or uint64, of any shape.
+
+        Returns:
+            float32 `[*keys.shape, dim]`.
+        """
+        return _ops.sok_embed_served_lookup(self._rows.resource_handle, keys, dim=self._dim)

@@ -1,0 +1,23 @@
+// Gives the core TensorFlow's threads, and its errors to TensorFlow.
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "core/base/status.h"
+#include "core/base/types.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace sok {
+
+// Returns the core's error as TensorFlow's, with the table's name in front if there is one.
+absl::Status ToAbsl(const Status& status, const std::string& table_name = "");
+
+// Returns kInvalidArgument unless the tensor has one element. Shape functions do not run eagerly,
+// and TensorFlow aborts the process where a kernel reads a scalar from a tensor that is none.
+absl::Status ExpectScalar(const tensorflow::Tensor& tensor, const char* what);
+
+// Returns a ParallelFor on TensorFlow's intra-op pool.
+ParallelFor IntraOpPool(tensorflow::OpKernelContext* ctx);
+
+}  // namespace sok

@@ -1,0 +1,162 @@
+// SokEmbed>ServedRows makes a place for a file of rows, SokEmbed>OpenServedRows opens one there,
+// and SokEmbed>ServedLookup returns rows of it.
+//
+// A SavedModel knows where its files lie only while it is loaded: C++ loaders feed the paths of
+// assets to the initializers of resources, and to nothing else.
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "core/serving/served_rows.h"
+#include "kernels/core_calls.h"
+#include "kernels/register_kernel.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/resource_op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace sok {
+
+namespace tf = tensorflow;
+
+namespace {
+
+// The file that lookups read. Another one may take its place: lookups that go on keep the one that
+// they began with.
+class ServedRowsResource : public tf::ResourceBase {
+ public:
+  std::string DebugString() const override {
+    const auto rows = this->rows();
+    return "sok_embed served rows of " + (rows == nullptr ? "no file" : rows->path());
+  }
+  // Mapped pages belong to the system's cache.
+  int64_t MemoryUsed() const override { return 0; }
+
+  std::shared_ptr<const ServedRows> rows() const {
+    std::lock_guard<std::mutex> guard(mu_);
+    return rows_;
+  }
+  void Serve(std::shared_ptr<const ServedRows> rows) {
+    std::lock_guard<std::mutex> guard(mu_);
+    rows_.swap(rows);
+  }
+
+ private:
+  mutable std::mutex mu_;  // guards rows_
+  std::shared_ptr<const ServedRows> rows_;
+};
+
+absl::Status GetResource(tf::OpKernelContext* ctx,
+                         tf::core::RefCountPtr<ServedRowsResource>* resource) {
+  TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(0), "served"));
+  return tf::LookupResource(ctx, tf::HandleFromInput(ctx, 0), resource);
+}
+
+absl::Status CheckDim(const ServedRows& rows, int dim) {
+  if (rows.dim() == dim) return absl::OkStatus();
+  return absl::InvalidArgumentError("expected rows of dim " + std::to_string(dim) + " in '" +
+                                    rows.path() + "', got dim " + std::to_string(rows.dim()) +
+                                    "; the file belongs to another model: export it again");
+}
+
+}  // namespace
+
+REGISTER_OP("SokEmbed>ServedRows")
+    .Output("served: resource")
+    .Attr("container: string = ''")
+    .Attr("shared_name: string = ''")
+    .SetIsStateful()
+    .SetShapeFn(tf::shape_inference::ScalarShape);
+
+SOK_REGISTER_KERNEL("ServedRows", tf::ResourceHandleOp<ServedRowsResource>);
+
+REGISTER_OP("SokEmbed>OpenServedRows")
+    .Input("served: resource")
+    .Input("path: string")
+    .Attr("dim: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn([](tf::shape_inference::InferenceContext* c) {
+      tf::shape_inference::ShapeHandle unused;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &unused));
+      return c->WithRank(c->input(1), 0, &unused);
+    });
+
+class OpenServedRowsOp : public tf::OpKernel {
+ public:
+  explicit OpenServedRowsOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
+  }
+
+  void Compute(tf::OpKernelContext* ctx) override {
+    OP_REQUIRES_OK(ctx, ExpectScalar(ctx->input(1), "path"));
+    const std::string path = ctx->input(1).scalar<tf::tstring>()();
+    auto opened = ServedRows::Open(path);
+    OP_REQUIRES_OK(ctx, ToAbsl(opened.status()));
+    OP_REQUIRES_OK(ctx, CheckDim(*opened.value(), dim_));
+    tf::core::RefCountPtr<ServedRowsResource> resource;
+    const absl::Status status = tf::LookupOrCreateResource<ServedRowsResource>(
+        ctx, tf::HandleFromInput(ctx, 0), &resource, [](ServedRowsResource** made) {
+          *made = new ServedRowsResource();
+          return absl::OkStatus();
+        });
+    OP_REQUIRES_OK(ctx, status);
+    resource->Serve(std::move(opened.value()));
+  }
+
+ private:
+  int dim_;
+};
+
+SOK_REGISTER_KERNEL("OpenServedRows", OpenServedRowsOp);
+
+// It is not stateful: graphs may leave out a lookup whose rows nobody uses, or that is there twice.
+REGISTER_OP("SokEmbed>ServedLookup")
+    .Input("served: resource")
+    .Input("keys: Tkeys")
+    .Output("rows: float")
+    .Attr("Tkeys: {int64, uint64}")
+    .Attr("dim: int >= 1")
+    .SetShapeFn([](tf::shape_inference::InferenceContext* c) {
+      int64_t dim;
+      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+      tf::shape_inference::ShapeHandle out;
+      TF_RETURN_IF_ERROR(c->Concatenate(c->input(1), c->Vector(dim), &out));
+      c->set_output(0, out);
+      return absl::OkStatus();
+    });
+
+class ServedLookupOp : public tf::OpKernel {
+ public:
+  explicit ServedLookupOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
+  }
+
+  void Compute(tf::OpKernelContext* ctx) override {
+    tf::core::RefCountPtr<ServedRowsResource> resource;
+    OP_REQUIRES_OK(ctx, GetResource(ctx, &resource));
+    const std::shared_ptr<const ServedRows> served = resource->rows();
+    OP_REQUIRES(ctx, served != nullptr,
+                absl::FailedPreconditionError("expected a file of rows that is open, got none; run "
+                                              "the model's initializers first"));
+    OP_REQUIRES_OK(ctx, CheckDim(*served, dim_));
+    const tf::Tensor& keys = ctx->input(1);
+    tf::TensorShape shape = keys.shape();
+    OP_REQUIRES_OK(ctx, shape.AddDimWithStatus(dim_));
+    tf::Tensor* rows = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &rows));
+    const Status status = served->Lookup(static_cast<const Key*>(keys.data()),
+                                         static_cast<size_t>(keys.NumElements()),
+                                         static_cast<float*>(rows->data()), IntraOpPool(ctx));
+    OP_REQUIRES_OK(ctx, ToAbsl(status));
+  }
+
+ private:
+  int dim_;
+};
+
+SOK_REGISTER_KERNEL("ServedLookup", ServedLookupOp);
+
+}  // namespace sok
