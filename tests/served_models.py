@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -98,9 +97,8 @@ def parts_of(fed: Fed) -> dict[str, tf.Tensor]:
 
 def answered(folder: str, fed: Fed) -> list[np.ndarray]:
     """Returns what the signature of a SavedModel answers, in the order of its outputs."""
-    signature: Callable[..., dict[str, tf.Tensor]]
-    signature = tf.saved_model.load(folder).signatures["serving_default"]
-    outputs = signature(**parts_of(fed))
+    loaded = tf.saved_model.load(folder)  # files of rows are open as long as this object lives
+    outputs = loaded.signatures["serving_default"](**parts_of(fed))
     return [outputs[name].numpy() for name in sorted(outputs)]
 
 

@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
 from sok_embed import tf_ops
+from sok_embed.serving.rows import MissingRows
 from sok_embed.tables.base_table import Part
 from sok_embed.tables.row_batches import Batch, batches_in_memory
 from sok_embed.tables.table import Table
 
 _BATCH_BYTES = 32 << 20
-
-
-class Start(NamedTuple):
-    """The vectors that rows start from, which keys without a row have.
-
-    Attributes:
-        kind: The kind of the initializer, as of `RowInitializer`.
-        a: The constant, the lower bound, or the mean.
-        b: The upper bound, or the standard deviation; 0 for a constant.
-        seed: int64.
-        group: The group of a storage, which the vectors depend on.
-    """
-
-    kind: str
-    a: float
-    b: float
-    seed: int
-    group: int
 
 
 class HeldRows:
@@ -54,10 +36,10 @@ class HeldRows:
         self.dim = part.table.dim
 
     @property
-    def start(self) -> Start:
-        """The vectors of keys without a row."""
+    def start(self) -> MissingRows:
+        """The vectors that rows start from, which keys without a row have."""
         attributes = self._part.table._attributes
-        return Start(
+        return MissingRows(
             attributes["initializer"],
             attributes["initializer_a"],
             attributes["initializer_b"],
@@ -68,7 +50,7 @@ class HeldRows:
     @property
     def key_limit(self) -> int:
         """The number that keys of a table without a hash are below; 0: it has a hash."""
-        return getattr(self._part.table, "key_limit", 0)
+        return int(getattr(self._part.table, "key_limit", 0))
 
     @property
     def count(self) -> int:
@@ -94,27 +76,6 @@ class HeldRows:
             stays = self._stays(keys)
             self._taken(len(keys))
             yield (keys, vectors) if stays.all() else (keys[stays], vectors[stays])
-
-    def dense(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-        """Returns the vectors of all keys below `key_limit`, and which of them have a row."""
-        size = self.batch_size
-        vectors = np.empty([self.key_limit, self.dim], np.float32)
-        exists = np.empty([self.key_limit], np.bool_)
-        for begin in range(0, self.key_limit, size):
-            keys = np.arange(begin, min(begin + size, self.key_limit), dtype=np.int64)
-            exists[keys] = self._stays(keys)
-            self._taken(int(exists[keys].sum()))
-            vectors[keys] = self.vectors(keys)
-            if self._min_count:
-                gone = keys[~exists[keys]]
-                vectors[gone] = self.started(gone)
-        return vectors, exists
-
-    def vectors(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        """Returns what lookups return of keys, float32 `[n, dim]`."""
-        found = tf_ops.lookup(self._part.handle, tf.constant(keys), self.dim, False)
-        vectors: npt.NDArray[np.float32] = found.embeddings.numpy()
-        return vectors
 
     def started(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         """Returns the vectors that rows of keys start from, float32 `[n, dim]`.

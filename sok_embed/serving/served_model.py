@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -12,18 +14,31 @@ import tensorflow as tf
 from sok_embed import communicators
 from sok_embed.arguments import check_integer, is_among, shown
 from sok_embed.keras_bridge.private_state import takes_training
+from sok_embed.serving.adaptive_rows import AdaptiveRows
 from sok_embed.serving.exporting import serving_function
 from sok_embed.serving.held_rows import HeldRows
-from sok_embed.serving.stock_rows import StockAdaptiveRows, stock_rows
+from sok_embed.serving.saved_rows import Checkpointed
+from sok_embed.serving.stock_rows import DenseRows, stock_rows
+from sok_embed.serving.table_files import TableFiles
 from sok_embed.serving.versions import write_version
 from sok_embed.tables.adaptive_table import AdaptiveTable
 from sok_embed.tables.owned_resource import OwnedResource
 from sok_embed.tables.table import Table
-from sok_embed.tf_ops.served import served_by
+from sok_embed.tf_ops.served import ServedRows, served_by
 
-_DTYPES = ("float32",)
+_DTYPES = ("float32", "float16", "int8", "int4")
 _MISSING = ("initializer", "zeros")
-_OPS = ("stock",)
+_OPS = ("native", "stock")
+
+
+class _Options(NamedTuple):
+    """The arguments of `export`, which have been checked."""
+
+    dtype: str
+    min_count: int
+    missing: str
+    ops: str
+    progress: Callable[[int, int], Any] | None
 
 
 def export(
@@ -32,7 +47,8 @@ def export(
     dtype: str = "float32",
     min_count: int = 0,
     missing: str = "initializer",
-    ops: str = "stock",
+    ops: str = "native",
+    source: str | os.PathLike[str] | None = None,
     *,
     input_signature: Any = None,
     progress: Callable[[int, int], Any] | None = None,
@@ -56,7 +72,8 @@ def export(
     >>> folder = export(model, "versions")
     >>> os.path.basename(folder)
     '1'
-    >>> serve = tf.saved_model.load(folder).signatures["serving_default"]
+    >>> loaded = tf.saved_model.load(folder)  # rows can be read as long as this object lives
+    >>> serve = loaded.signatures["serving_default"]
     >>> keys = np.array([[7, -1]])
     >>> (vectors,) = serve(items=tf.constant(keys)).values()
     >>> bool(np.array_equal(vectors, model.predict(keys, verbose=0)))
@@ -65,12 +82,18 @@ def export(
     Args:
         model: A Keras model that is built, or the path of a `.keras` file.
         path: The folder of all versions of the model, which is made if there is none.
-        dtype: The type of rows in the files: `"float32"`.
+        dtype: The type of rows: `"float32"`, `"float16"`, `"int8"` or `"int4"`, as
+            `sok_embed.serving.rows.write` has them.
         min_count: Rows that fewer commits have updated are left out, and their keys are unknown.
         missing: The vectors of unknown keys: `"initializer"`, those that training would start from,
             as `model.predict` has them; or `"zeros"`. A `default_vector=` of a layer goes first.
-        ops: `"stock"`: TensorFlow's own ops find rows, in variables. Initializers of tables have
-            to be constant then, or `missing="zeros"`.
+        ops: `"native"`: rows lie in files, which the ops of `libsok_serving` map and find keys in.
+            `"stock"`: rows lie in variables, and TensorFlow's own ops find them. Initializers of
+            tables have to be constant then, or `missing="zeros"`.
+        source: The folder of a `sok_embed.checkpoint.Checkpoint(model)`, or its URL, whose rows and
+            dense weights are exported instead of those of the model, which is made and compiled as
+            the one that was saved and is left as it is. Any number of workers may have saved it;
+            rows are read some at a time. `None`: those of the model.
         input_signature: The signature of the inputs, as for `sok_embed.export_model`, which says
             what the names of ragged and sparse inputs are too.
         progress: A function of the rows so far and of all rows, which is called now and then.
@@ -81,7 +104,10 @@ def export(
 
     Raises:
         ValueError: For an argument that is none of these, several workers, an initializer that is
-            not constant where it would have to be, and what `sok_embed.export_model` refuses.
+            not constant where it would have to be, the checkpoint of another model, and what
+            `sok_embed.export_model` refuses.
+        FileNotFoundError: If there is no whole checkpoint in `source`.
+        sok_embed.kv.CorruptionError: For a checkpoint with files that are not as they were written.
     """
     if not is_among(dtype, _DTYPES):
         raise ValueError(f"Expected dtype to be one of {_DTYPES}. Received: {shown(dtype)}.")
@@ -89,23 +115,34 @@ def export(
         raise ValueError(f"Expected missing to be one of {_MISSING}. Received: {shown(missing)}.")
     if not is_among(ops, _OPS):
         raise ValueError(f"Expected ops to be one of {_OPS}. Received: {shown(ops)}.")
-    least = check_integer("min_count", min_count, 0, named=True)
+    options = _Options(
+        dtype, check_integer("min_count", min_count, 0, named=True), missing, ops, progress
+    )
     size = communicators.size()
     if size > 1:
         raise ValueError(
             "Expected one worker, which has all rows. Received: "
-            f"{size} workers. Save a sok_embed.checkpoint.Checkpoint, or a .keras file by "
-            "sok_embed.save_model, and export in one process."
+            f"{size} workers. Save a sok_embed.checkpoint.Checkpoint, and export it by source= in "
+            "one process; or a .keras file by sok_embed.save_model."
         )
     built = _model(model)
-    tables = _Tables(built, least, missing, progress)
 
     def write(folder: str) -> None:
+        work = os.path.join(folder, "rows")
+        os.mkdir(work)
+        tables = _Tables(built, options, work, checkpoint)
         with served_by(tables):
             served = _served(built, input_signature, tables)
-            tf.saved_model.save(served, folder, signatures=served.serve)
+            with tables.files.set_aside(os.path.join(folder, "assets")):
+                tf.saved_model.save(served, folder, signatures=served.serve)
+        shutil.rmtree(work)
 
-    return write_version(path, write)
+    if source is None:
+        checkpoint = None
+        return write_version(path, write)
+    checkpoint = Checkpointed(built, source)
+    with contextlib.closing(checkpoint), checkpoint.dense_weights():
+        return write_version(path, write)
 
 
 def _model(model: Any) -> keras.Model:
@@ -124,25 +161,29 @@ class _Tables:
 
     Args:
         model: The model that has the tables.
-        min_count: Rows that were updated less often are left out.
-        missing: The vectors of keys without a row.
-        progress: The function that is told of rows.
+        options: The options of the export.
+        folder: The folder for files of rows.
+        checkpoint: The checkpoint that has the rows; `None`: the tables have them.
     """
 
     def __init__(
         self,
         model: keras.Model,
-        min_count: int,
-        missing: str,
-        progress: Callable[[int, int], Any] | None,
+        options: _Options,
+        folder: str,
+        checkpoint: Checkpointed | None,
     ) -> None:
-        found = tf.train.TrackableView(model).descendants()
-        self._rows = sum(each.size() for each in found if isinstance(each, (Table, AdaptiveTable)))
-        self._done = 0
-        self._min_count = min_count
-        self._missing = missing
-        self._progress = progress
+        self._options = options
+        self.files = TableFiles(folder, options.dtype)
         self._made: dict[int, tuple[Any, Any]] = {}
+        if checkpoint is None:
+            found = tf.train.TrackableView(model).descendants()
+            tables = [each for each in found if isinstance(each, (Table, AdaptiveTable))]
+            self._rows = sum(table.size() for table in tables)
+            self._held: Callable[..., HeldRows] = HeldRows
+        else:
+            self._rows, self._held = checkpoint.size(), checkpoint.rows
+        self._done = 0
 
     def __call__(self, table: Any) -> Any:
         """Returns what stands in for a table; `None` for a resource that has no rows."""
@@ -154,17 +195,36 @@ class _Tables:
                 self._made[id(table)] = (table, self._stand_in(table))
         return self._made[id(table)][1]
 
+    @property
+    def made(self) -> list[Any]:
+        """All that has been made to stand in for tables."""
+        return [stand_in for _, stand_in in self._made.values()]
+
     def _taken(self, rows: int) -> None:
         self._done += rows
-        if self._progress is not None:
-            self._progress(self._done, max(self._done, self._rows))
+        if self._options.progress is not None:
+            self._options.progress(self._done, max(self._done, self._rows))
 
     def _stand_in(self, table: Table | AdaptiveTable) -> Any:
-        parts = [HeldRows(part, self._min_count, self._taken) for part in table.parts]
+        options = self._options
+        own = self._held(table.parts[0], options.min_count, self._taken)
         if isinstance(table, Table):
-            return stock_rows(parts[0], self._missing)
-        own, static = parts
-        return StockAdaptiveRows(stock_rows(own, "zeros"), static, table.static_buckets)
+            return self._rows_of(own, options.missing)
+        static = self._held(table.parts[1])
+        buckets = table.static_buckets
+        if options.ops == "stock":
+            all_static: ServedRows = DenseRows(static, self.files, buckets, "initializer")
+        else:
+            all_static = self._rows_of(static, "initializer")
+        return AdaptiveRows(self._rows_of(own, "zeros"), all_static, buckets)
+
+    def _rows_of(self, held: HeldRows, missing: str) -> ServedRows:
+        if self._options.ops == "stock":
+            return stock_rows(held, self.files, missing)
+        # This loads a library of ops, which not every process that exports needs.
+        from sok_embed.serving.native_rows import NativeRows
+
+        return NativeRows(held, self.files, missing)
 
 
 def _served(model: keras.Model, input_signature: Any, tables: _Tables) -> Any:
@@ -178,6 +238,7 @@ def _served(model: keras.Model, input_signature: Any, tables: _Tables) -> Any:
     graph = served.serve.get_concrete_function().graph
     # This is all that the graph has of the model: no anchors, slots or tables.
     served.weights = list(graph.variables)
+    served.tables = tables.made
     handles = {id(handle) for handle, _ in graph.captures}
     served.resources = [
         each

@@ -1,19 +1,24 @@
 """Rows of tables in variables, which TensorFlow's own ops find by their keys.
 
 Keys are sorted by a hash, and an array says where those with the same highest bits of it begin:
-two keys a bucket on average. A lookup compares the key with as many keys as the longest bucket
-has, which lie beside each other.
+between one and two keys a bucket on average. A lookup compares the key with as many keys as the
+longest bucket has, which lie beside each other.
 """
 
 from __future__ import annotations
+
+import os
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
 from sok_embed.serving.held_rows import HeldRows
+from sok_embed.serving.rows import MissingRows
+from sok_embed.serving.table_files import Columns, TableFiles, columns_of
 from sok_embed.tf_ops import stock_hashes
-from sok_embed.tf_ops.served import ServedAdaptiveRows, ServedRows, checked
+from sok_embed.tf_ops.served import ServedRows, checked
 
 _KEYS_A_BUCKET = 2
 _CPU = "/device:CPU:0"
@@ -22,24 +27,63 @@ _CPU = "/device:CPU:0"
 _DENSE_SHARE, _DENSE_ROWS = 4, 1 << 20
 
 
+class Values(tf.Module):
+    """Rows in the type that a file has them in, which come out as float32.
+
+    Args:
+        columns: The arrays of the file.
+        held: The table that the rows are of.
+        order: The places of the rows in the file, in the order that they get; `None`: as they lie.
+    """
+
+    def __init__(self, columns: Columns, held: HeldRows, order: Any = None) -> None:
+        super().__init__()
+        self._dim = held.dim
+        rows, scale_bias = columns.rows, columns.scale_bias
+        if order is not None:
+            rows = rows[order]
+            scale_bias = scale_bias[order] if len(scale_bias) else scale_bias
+        with tf.device(_CPU):
+            self.rows = tf.Variable(rows, trainable=False, name="rows")
+            if len(scale_bias):
+                self.scale_bias = tf.Variable(scale_bias, trainable=False, name="scale_bias")
+
+    def gather(self, places: tf.Tensor) -> tf.Tensor:
+        """Returns the rows at places `[n]`, float32 `[n, dim]`."""
+        rows = tf.gather(self.rows, places)
+        if rows.dtype == tf.uint8:  # two values a byte, the first in the low bits
+            pairs = [tf.bitwise.bitwise_and(rows, 15), tf.bitwise.right_shift(rows, 4)]
+            width = 2 * self.rows.shape[1]
+            rows = tf.reshape(tf.stack(pairs, -1), [-1, width])[:, : self._dim]
+            rows = tf.cast(rows, tf.float32) - 8.0
+        rows = tf.cast(rows, tf.float32)
+        if not hasattr(self, "scale_bias"):
+            return rows
+        scale, bias = tf.split(tf.cast(tf.gather(self.scale_bias, places), tf.float32), 2, 1)
+        return scale * rows + bias
+
+
 class StockRows(tf.Module, ServedRows):
     """Rows by key.
 
     Args:
         held: The rows.
-        missing: `"initializer"` or `"zeros"`: the vectors of keys without a row.
+        files: The files of the export, for the way from the table to variables.
+        missing: The vectors of keys without a row, as for `stock_rows`.
     """
 
-    def __init__(self, held: HeldRows, missing: str) -> None:
+    def __init__(self, held: HeldRows, files: TableFiles, missing: str) -> None:
         super().__init__()
         self._name_of_table, self._dim = held.name, held.dim
-        self._start = held.start if missing == "initializer" else None
+        self._start: MissingRows | None = held.start if missing == "initializer" else None
         self._start_vector = held.started(np.zeros([1], np.int64))[0]
         self._key_limit = held.key_limit
-        keys, rows = _sorted(held)
+        path = files.write(held)
+        columns = columns_of(path)
+        keys = columns.keys.view(np.int64)
         self._count = len(keys)
         self._bits = max(0, int(self._count // _KEYS_A_BUCKET).bit_length())
-        hashed = _mix64(keys.view(np.uint64))
+        hashed = _mix64(columns.keys)
         # A shift by 64 is not defined.
         buckets = (hashed >> np.uint64(1)) >> np.uint64(63 - self._bits)
         lengths = np.bincount(buckets.astype(np.int64), minlength=1 << self._bits)
@@ -51,7 +95,8 @@ class StockRows(tf.Module, ServedRows):
         with tf.device(_CPU):
             self.keys = tf.Variable(padded, trainable=False, name="keys")
             self.begins = tf.Variable(begins, trainable=False, name="begins")
-            self.rows = tf.Variable(rows, trainable=False, name="rows")
+        self.values = Values(columns, held)
+        os.remove(path)
 
     def find(self, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """See `ServedRows`."""
@@ -62,7 +107,7 @@ class StockRows(tf.Module, ServedRows):
             places, exists = self._places(flat)
             rows = tf.zeros([])
             if self._count:
-                rows = tf.cast(tf.gather(self.rows, places), tf.float32)
+                rows = self.values.gather(places)
             rows = tf.where(exists[:, tf.newaxis], rows, tf.zeros([1, self._dim]))
         return _shaped(rows, keys, self._dim), _shaped(exists, keys)
 
@@ -96,21 +141,23 @@ class StockRows(tf.Module, ServedRows):
 
 
 class DenseRows(tf.Module, ServedRows):
-    """Rows of a table without a hash, whose keys are positions.
+    """Rows of keys that are positions.
 
     Args:
         held: The rows.
-        missing: `"initializer"` or `"zeros"`: the vectors of keys without a row.
+        files: The files of the export, for the way from the table to variables.
+        limit: The number of positions.
+        missing: The vectors of keys without a row, as for `stock_rows`.
     """
 
-    def __init__(self, held: HeldRows, missing: str) -> None:
+    def __init__(self, held: HeldRows, files: TableFiles, limit: int, missing: str) -> None:
         super().__init__()
-        self._name_of_table, self._dim, self._key_limit = held.name, held.dim, held.key_limit
-        rows, exists = held.dense()
-        if missing == "zeros":
-            rows[~exists] = 0
+        self._name_of_table, self._dim, self._limit = held.name, held.dim, limit
+        path, exists = files.write_all(held, limit, missing)
+        columns = columns_of(path)
+        self.values = Values(columns, held, np.argsort(columns.keys))
+        os.remove(path)
         with tf.device(_CPU):
-            self.rows = tf.Variable(rows, trainable=False, name="rows")
             self.exists = tf.Variable(exists, trainable=False, name="exists")
 
     def find(self, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -123,62 +170,23 @@ class DenseRows(tf.Module, ServedRows):
     def lookup(self, keys: tf.Tensor) -> tf.Tensor:
         """See `ServedRows`."""
         with tf.device(_CPU):
-            flat = _within(tf.reshape(keys, [-1]), self._key_limit, self._name_of_table)
-            rows = tf.cast(tf.gather(self.rows, flat), tf.float32)
+            flat = _within(tf.reshape(keys, [-1]), self._limit, self._name_of_table)
+            rows = self.values.gather(flat)
         return _shaped(rows, keys, self._dim)
 
 
-class StockAdaptiveRows(tf.Module, ServedAdaptiveRows):
-    """Own rows by key, and all static rows in one matrix.
+def stock_rows(held: HeldRows, files: TableFiles, missing: str) -> ServedRows:
+    """Returns the rows of a table in the form that suits its keys.
 
     Args:
-        own: The own rows.
-        static: The static rows.
-        buckets: The number of static rows.
+        held: The rows.
+        files: The files of the export, for the way from the table to variables.
+        missing: `"initializer"` or `"zeros"`: the vectors of keys without a row.
     """
-
-    def __init__(self, own: ServedRows, static: HeldRows, buckets: int) -> None:
-        super().__init__()
-        self.own = own
-        self._buckets, self._dim = buckets, static.dim
-        rows = np.empty([buckets, static.dim], np.float32)
-        size = static.batch_size
-        for begin in range(0, buckets, size):
-            places = np.arange(begin, min(begin + size, buckets), dtype=np.int64)
-            rows[places] = static.vectors(places)
-        with tf.device(_CPU):
-            self.static = tf.Variable(rows, trainable=False, name="static")
-
-    def lookup(self, keys: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
-        """See `ServedAdaptiveRows`."""
-        rows, exists = self.own.find(keys)
-        with tf.device(_CPU):
-            if mask is not None:
-                right = (mask >= -1) & (mask <= 1)
-                mask = checked(mask, right, "Expected a mask of -1, 0 and 1. Received:", mask)
-                exists &= tf.not_equal(mask, 0)
-            places = stock_hashes.adaptive_buckets(keys, self._buckets)
-            static = tf.cast(tf.gather(self.static, places), tf.float32)
-            vectors = tf.where(exists[..., tf.newaxis], rows, static)
-        return _shaped(tf.reshape(vectors, [-1, self._dim]), keys, self._dim)
-
-
-def stock_rows(held: HeldRows, missing: str) -> ServedRows:
-    """Returns the rows of a table in the form that suits its keys."""
     limit = held.key_limit
     if limit and limit <= held.count * _DENSE_SHARE + _DENSE_ROWS:
-        return DenseRows(held, missing)
-    return StockRows(held, missing)
-
-
-def _sorted(held: HeldRows) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Returns all keys and rows, sorted by the hash of the key."""
-    batches = list(held.batches())
-    keys = np.concatenate([np.zeros([0], np.int64), *(batch[0] for batch in batches)])
-    rows = np.concatenate([np.zeros([0, held.dim], np.float32), *(batch[1] for batch in batches)])
-    batches.clear()
-    order = np.argsort(_mix64(keys.view(np.uint64)), kind="stable")
-    return keys[order], rows[order]
+        return DenseRows(held, files, limit, missing)
+    return StockRows(held, files, missing)
 
 
 def _mix64(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

@@ -15,6 +15,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 import sok_embed as sok
 from sok_embed.serving import export
+from sok_embed.serving.served_table import library_path
 
 SOURCE = Path(__file__).resolve().parents[2] / "examples/serve_c/serve.c"
 COMPILER = shutil.which(os.environ.get("CC", "cc"))
@@ -61,9 +62,10 @@ def model_and_keys():
     return model, keys
 
 
-def test_the_program_answers_as_predict(program, tmp_path):
+@pytest.mark.parametrize("ops, library", [("stock", ""), ("native", str(library_path()))])
+def test_the_program_answers_as_predict(ops, library, program, tmp_path):
     model, keys = model_and_keys()
-    ended = run(program, "", export(model, tmp_path, ops="stock"), keys)
+    ended = run(program, library, export(model, tmp_path, ops=ops), keys)
     assert ended.returncode == 0, ended.stderr.decode()
     found = np.frombuffer(ended.stdout, np.float32).reshape(20, 2)
     np.testing.assert_array_equal(found, model.predict(keys, verbose=0))

@@ -17,6 +17,7 @@ from served_models import ASKED, DIM, answered, assert_same_bits, predicted, tra
 import sok_embed as sok
 from sok_embed import feature_column as fc
 from sok_embed.serving import export
+from sok_embed.serving import rows as rows_files
 
 COMBINERS = ("sum", "mean", "sqrtn", "max")
 FORMS = ("dense", "ragged", "sparse")
@@ -42,6 +43,13 @@ LAYERS = {"dynamic": dynamic, "adaptive": adaptive, "collection": collection}
 WEIGHTED = ("dynamic", "collection")
 
 
+def check(model, fed, expected, path, **arguments):
+    """Raises unless exports of both kinds answer the bits that are expected."""
+    for ops in ("native", "stock"):
+        folder = export(model, path / ops, ops=ops, **arguments)
+        assert_same_bits(answered(folder, fed), expected)
+
+
 def cases():
     for name in LAYERS:
         for form in FORMS:
@@ -55,8 +63,7 @@ def cases():
 @pytest.mark.parametrize("name, form, combiner, weighted", list(cases()))
 def test_pooled_layers_answer_as_predict(name, form, combiner, weighted, tmp_path):
     model, fed = trained(LAYERS[name](combiner), form, "weights" if weighted else "")
-    folder = export(model, tmp_path)
-    assert_same_bits(answered(folder, fed), predicted(model, fed))
+    check(model, fed, predicted(model, fed), tmp_path)
 
 
 @pytest.mark.parametrize("dtype", ["int64", "uint64", "int32"])
@@ -84,8 +91,7 @@ def test_vectors_of_keys_are_those_of_predict(name, layer, dtype, tmp_path):
     model = keras.Model(inputs, layer(dtype)(inputs))
     model.compile("adam", "mse")
     model.fit(keys, np.zeros([*keys.shape, DIM], np.float32), epochs=2, verbose=0)
-    folder = export(model, tmp_path)
-    assert_same_bits(answered(folder, {"ids": asked}), [model.predict(asked, verbose=0)])
+    check(model, {"ids": asked}, [model.predict(asked, verbose=0)], tmp_path)
 
 
 def test_ragged_vectors_without_a_combiner_come_in_parts(tmp_path):
@@ -114,7 +120,7 @@ def test_hashed_bags_answer_as_predict(mode, form, tmp_path):
         fed["weights"] = models.of_form(form, models.weights_of(keys), np.float32)
         arguments["per_sample_weights"] = inputs["weights"]
     model = keras.Model(inputs, layer(inputs["ids"], **arguments))
-    assert_same_bits(answered(export(model, tmp_path), fed), predicted(model, fed))
+    check(model, fed, predicted(model, fed), tmp_path)
 
 
 @pytest.mark.parametrize("hash", ["mixed", "original", "modulo"])
@@ -129,8 +135,8 @@ def test_hashed_embeddings_answer_as_predict(hash, size, block, sign, tmp_path):
     assert_same_bits(answered(folder, {"ids": ids}), [model.predict(ids, batch_size=50, verbose=0)])
 
 
-@pytest.mark.parametrize("output", ["structure", "concat"])
-def test_shared_tables_are_written_once(output, tmp_path):
+@pytest.mark.parametrize("output, ops", [("structure", "stock"), ("concat", "native")])
+def test_shared_tables_are_written_once(output, ops, tmp_path):
     shared = sok.TableConfig("shared", None, DIM, initializer="zeros")
     small = sok.TableConfig("small", 20, DIM, seed=3)  # of positions, with random start vectors
     layer = sok.DistributedEmbedding(
@@ -150,9 +156,12 @@ def test_shared_tables_are_written_once(output, tmp_path):
     keys = [random.integers(-9, 9, (8, 3)), random.integers(0, 99, (8, 3)),
             random.integers(0, 20, (8, 3))]  # fmt: skip
     model.fit(keys, np.ones((8, 2)), epochs=2, verbose=0)
-    folder = export(model, tmp_path)
+    folder = export(model, tmp_path, ops=ops)
     fed = dict(zip("abc", keys, strict=True))
     assert_same_bits(answered(folder, fed), [model.predict(keys, verbose=0)])
+    if ops == "native":
+        assert sorted(os.listdir(f"{folder}/assets")) == ["shared.safetensors", "small.safetensors"]
+        return
     names = [name for name, _ in tf.train.list_variables(f"{folder}/variables/variables")]
     shapes = dict(tf.train.list_variables(f"{folder}/variables/variables"))
     matrices = [name for name in names if len(shapes[name]) == 2 and shapes[name][1] == DIM]
@@ -160,17 +169,23 @@ def test_shared_tables_are_written_once(output, tmp_path):
 
 
 def test_nothing_of_training_is_written(tmp_path):
-    model, fed = trained(dynamic("sum"), "dense")
+    model, _ = trained(dynamic("sum"), "dense")
+    rows, dense = model.layers[1].table.size(), 2 * DIM + 1
+    folder = export(model, tmp_path, ops="stock")
+    variables = dict(tf.train.list_variables(f"{folder}/variables/variables"))
+    numbers = sum(int(np.prod(shape)) for shape in variables.values() if shape)
+    # Rows, their keys with some beyond the end, where buckets begin, and dense weights.
+    assert rows * (DIM + 1) + dense < numbers <= rows * (DIM + 2) + 16 + dense
     folder = export(model, tmp_path)
     variables = dict(tf.train.list_variables(f"{folder}/variables/variables"))
-    floats = sum(int(np.prod(shape)) for name, shape in variables.items() if shape)
-    rows = model.layers[1].table.size()
-    keys, dense = rows, 2 * DIM + 1
-    # Rows, their keys with some beyond the end, where buckets begin, and dense weights.
-    assert rows * DIM + keys < floats <= rows * DIM + 2 * keys + 16 + dense
-    restored = tf.saved_model.load(folder)
-    kinds = {type(each).__name__ for each in tf.train.TrackableView(restored).descendants()}
-    assert not any("Table" in kind for kind in kinds)
+    assert sum(int(np.prod(shape)) for shape in variables.values() if shape) == DIM + 1
+    assert sorted(os.listdir(folder)) == ["assets", "fingerprint.pb", "saved_model.pb", "variables"]
+    (name,) = os.listdir(f"{folder}/assets")
+    with rows_files.open(f"{folder}/assets/{name}") as file:
+        file.verify()
+        keys, vectors = model.layers[1].table.export()
+        assert len(file) == rows
+        np.testing.assert_array_equal(file.lookup(keys), vectors)
 
 
 def test_a_mixed_model_with_layers_of_keras_answers_as_predict(tmp_path):
@@ -191,7 +206,7 @@ def test_a_mixed_model_with_layers_of_keras_answers_as_predict(tmp_path):
     }
     model.fit([fed["words"], fed["number"]], np.ones((4, 2)), epochs=2, verbose=0)
     expected = model.predict([fed["words"], fed["number"]], verbose=0)
-    assert_same_bits(answered(export(model, tmp_path), fed), [expected])
+    check(model, fed, [expected], tmp_path)
 
 
 def test_columns_with_masks_answer_as_predict(tmp_path):
@@ -211,7 +226,7 @@ def test_columns_with_masks_answer_as_predict(tmp_path):
     }
     model.fit(fed, np.ones((16, 1)), epochs=2, verbose=0)
     fed["item"][0] = 12345
-    assert_same_bits(answered(export(model, tmp_path), fed), predicted(model, fed))
+    check(model, fed, predicted(model, fed), tmp_path)
 
 
 @pytest.mark.parametrize("filtered", [False, True])
@@ -228,7 +243,7 @@ def test_embedding_variables_answer_as_predict(filtered, tmp_path):
     fed = {"item": np.random.default_rng(0).integers(-20, 20, (16, 3))}
     model.fit(fed, np.ones((16, DIM)), epochs=1, verbose=0)
     fed["item"][0] = [12345, 5, -7]
-    assert_same_bits(answered(export(model, tmp_path), fed), predicted(model, fed))
+    check(model, fed, predicted(model, fed), tmp_path)
 
 
 def test_a_mask_of_an_adaptive_table_says_which_rows_are_read(tmp_path):
@@ -241,8 +256,8 @@ def test_a_mask_of_an_adaptive_table_says_which_rows_are_read(tmp_path):
     model.fit([keys, routes], np.ones((12, 3, DIM)), epochs=3, verbose=0)
     assert 0 < model.layers[-1].table.size() <= 10
     expected = model.predict([keys, routes], verbose=0)
+    check(model, {"ids": keys, "mask": routes}, [expected], tmp_path)
     folder = export(model, tmp_path)
-    assert_same_bits(answered(folder, {"ids": keys, "mask": routes}), [expected])
     with pytest.raises(tf.errors.InvalidArgumentError, match="mask of -1, 0 and 1"):
         answered(folder, {"ids": keys, "mask": routes + 2})
 
@@ -251,14 +266,15 @@ def test_rows_on_disk_are_served_from_the_export_alone(tmp_path):
     with sok.kv.Storage(tmp_path / "rows") as storage:
         model, fed = trained(dynamic("mean", storage=storage), "dense")
         expected = predicted(model, fed)
-        folder = export(model, tmp_path / "served")
-    assert_same_bits(answered(folder, fed), expected)
+        folders = [export(model, tmp_path / ops, ops=ops) for ops in ("native", "stock")]
+    for folder in folders:
+        assert_same_bits(answered(folder, fed), expected)
 
 
 @pytest.mark.parametrize("row_dtype", ["bfloat16", "float16", "int8"])
 def test_rows_in_fewer_bytes_are_served_as_they_are_read(row_dtype, tmp_path):
     model, fed = trained(dynamic("sqrtn", row_dtype=row_dtype), "ragged")
-    assert_same_bits(answered(export(model, tmp_path), fed), predicted(model, fed))
+    check(model, fed, predicted(model, fed), tmp_path)
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
@@ -267,7 +283,7 @@ def test_outputs_of_a_policy_are_those_of_predict(policy, tmp_path):
     model = keras.Sequential([keras.Input((2,), dtype="int64", name="ids"), layer])
     layer.table.assign([5, 7], np.random.default_rng(0).normal(size=(2, DIM)))
     fed = {"ids": np.array([[5, 7], [5, 5], [1, 2]])}
-    assert_same_bits(answered(export(model, tmp_path), fed), predicted(model, fed))
+    check(model, fed, predicted(model, fed), tmp_path)
 
 
 @pytest.mark.parametrize("default", ["zeros", 5])
@@ -278,7 +294,7 @@ def test_a_default_vector_is_that_of_unknown_keys(default, tmp_path):
     model = keras.Sequential([keras.Input((2,), dtype="int64", name="ids"), layer])
     layer.table.assign([5, 7], np.random.default_rng(0).normal(size=(2, DIM)))
     fed = {"ids": np.array([[5, 7], [8, 9]])}
-    assert_same_bits(answered(export(model, tmp_path), fed), predicted(model, fed))
+    check(model, fed, predicted(model, fed), tmp_path)
 
 
 def test_unknown_keys_have_zeros_where_that_is_asked_for(tmp_path):
@@ -286,10 +302,13 @@ def test_unknown_keys_have_zeros_where_that_is_asked_for(tmp_path):
     model = keras.Sequential([keras.Input((2,), dtype="int64", name="ids"), layer])
     layer.table.assign([5], np.full((1, DIM), 2.5))
     with pytest.raises(ValueError, match=r"initializer that is constant.*missing='zeros'"):
-        export(model, tmp_path)
+        export(model, tmp_path, ops="stock")
     assert os.listdir(tmp_path) == []
-    (found,) = answered(export(model, tmp_path, missing="zeros"), {"ids": np.array([[5, 6]])})
-    np.testing.assert_array_equal(found, [[[2.5] * DIM, [0.0] * DIM]])
+    expected = np.array([[[2.5] * DIM, [0.0] * DIM]], np.float32)
+    fed = {"ids": np.array([[5, 6]])}
+    check(model, fed, [expected], tmp_path, missing="zeros")
+    # The ops of this library know what an initializer draws for a key.
+    assert_same_bits(answered(export(model, tmp_path), fed), predicted(model, fed))
 
 
 def test_rows_that_were_updated_less_often_are_left_out(tmp_path):
@@ -300,27 +319,26 @@ def test_rows_that_were_updated_less_often_are_left_out(tmp_path):
         model.fit(np.array(keys), np.zeros((2, 1, DIM)), verbose=0)
     expected = layer.table.lookup([1, 2, 3])
     expected[2] = 1.0
-    folder = export(model, tmp_path, min_count=2)
-    (found,) = answered(folder, {"ids": np.array([[1], [2], [3]])})
-    np.testing.assert_array_equal(found[:, 0], expected)
+    fed = {"ids": np.array([[1], [2], [3]])}
+    check(model, fed, [expected[:, np.newaxis]], tmp_path, min_count=2)
 
 
 def test_keys_beyond_a_vocabulary_are_refused(tmp_path):
     table = sok.TableConfig("t", 10, DIM, initializer="uniform")
     layer = sok.DistributedEmbedding(sok.FeatureConfig("a", table))
     model = keras.Sequential([keras.Input((2,), dtype="int64", name="ids"), layer])
-    folder = export(model, tmp_path)
     fed = {"ids": np.array([[0, 9]])}
-    assert_same_bits(answered(folder, fed), predicted(model, fed))
-    for key in (10, -1):
-        with pytest.raises(tf.errors.InvalidArgumentError, match=r"keys in \[0, 10\)"):
-            answered(folder, {"ids": np.array([[0, key]])})
+    check(model, fed, predicted(model, fed), tmp_path)
+    for ops in ("native", "stock"):
+        for key in (10, -1):
+            with pytest.raises(tf.errors.InvalidArgumentError, match=r"keys in \[0, 10\)"):
+                answered(str(tmp_path / ops / "1"), {"ids": np.array([[0, key]])})
 
 
 def test_a_table_without_rows_is_served(tmp_path):
     model = keras.Sequential([keras.Input((2,), dtype="int64", name="ids"), dynamic("sum")])
-    (found,) = answered(export(model, tmp_path), {"ids": np.array([[5, 7]])})
-    np.testing.assert_array_equal(found, [[2.0] * DIM])
+    expected = np.full([1, DIM], 2, np.float32)
+    check(model, {"ids": np.array([[5, 7]])}, [expected], tmp_path)
 
 
 def test_a_second_export_gets_the_next_number(tmp_path):
@@ -399,6 +417,68 @@ def test_several_workers_are_refused(tmp_path, first_of_two):
         export(model, tmp_path)
 
 
+@pytest.mark.parametrize("ops", ["native", "stock"])
+@pytest.mark.parametrize("dtype, steps", [("float16", 2**11), ("int8", 510), ("int4", 30)])
+def test_rows_of_fewer_bytes_are_within_the_bound(dtype, steps, ops, tmp_path):
+    """float16 has 11 bits; integers are off by half a step of a row's range, and float16 scales."""
+    table = sok.TableConfig("small", 50, DIM, initializer="zeros")  # of positions
+    layers = [
+        sok.DynamicEmbedding(DIM, "ones", name="dynamic"),
+        sok.DistributedEmbedding(sok.FeatureConfig("a", table), name="direct"),
+        adaptive(None, name="adaptive"),
+    ]
+    inputs = keras.Input((1,), dtype="int64", name="ids")
+    model = keras.Model(inputs, [layer(inputs) for layer in layers])
+    keys = np.arange(50)
+    vectors = np.random.default_rng(0).normal(size=(50, DIM)).astype(np.float32)
+    layers[0].table.assign(keys, vectors)
+    layers[1].tables["small"].assign(keys, vectors)
+    layers[2].table.promote(keys)
+    fed = {"ids": keys[:, np.newaxis]}
+    folder = export(model, tmp_path, dtype, ops=ops)
+    for found, expected in zip(answered(folder, fed), predicted(model, fed), strict=True):
+        if dtype == "float16":
+            bound = np.abs(expected) / steps
+        else:
+            # The bias is a float16 too, which the scale makes up for.
+            spread = np.ptp(expected, axis=-1, keepdims=True) + np.abs(expected).max() / 2**10
+            bound = spread / steps * 1.01
+        assert (np.abs(found - expected) <= bound).all()
+        assert (found != expected).any()
+
+
+@pytest.mark.parametrize("ops", ["native", "stock"])
+def test_a_checkpoint_is_exported_and_the_model_is_left_as_it_was(ops, tmp_path):
+    def make():
+        keras.utils.clear_session()
+        table = sok.TableConfig("small", 20, DIM)  # of positions
+        inputs = keras.Input((3,), dtype="int64", name="ids")
+        layers = [
+            dynamic("sum", name="dynamic"),
+            adaptive("mean", name="adaptive"),
+            sok.DistributedEmbedding(sok.FeatureConfig("a", table), name="direct"),
+        ]
+        vectors = keras.layers.Concatenate()([layer(inputs) for layer in layers])
+        model = keras.Model(inputs, keras.layers.Dense(2)(vectors))
+        model.compile("adam", "mse")
+        return model
+
+    keys = np.random.default_rng(0).integers(0, 20, (16, 3))
+    model = make()
+    model.fit(keys, np.ones((16, 2)), epochs=2, verbose=0)
+    sok.checkpoint.Checkpoint(model).save(tmp_path / "saved")
+    expected = model.predict(keys, verbose=0)
+    other = make()
+    other.fit(keys, np.zeros((16, 2)), epochs=1, verbose=0)
+    before = other.predict(keys, verbose=0)
+    folder = export(other, tmp_path / "served", ops=ops, source=tmp_path / "saved")
+    assert_same_bits(answered(folder, {"ids": keys}), [expected])
+    assert_same_bits([other.predict(keys, verbose=0)], [before])
+    with pytest.raises(FileNotFoundError):
+        export(other, tmp_path / "served", source=tmp_path / "no")
+    assert os.listdir(tmp_path / "served") == ["1"]
+
+
 # A process with TensorFlow alone: no module of this project can be imported in it.
 ALONE = """
 import json, sys
@@ -421,7 +501,7 @@ assert "sok_embed" not in sys.modules
 @pytest.mark.parametrize("name", [*LAYERS])
 def test_a_process_with_tensorflow_alone_answers_as_predict(name, tmp_path):
     model, fed = trained(LAYERS[name]("mean"), "ragged")
-    folder = export(model, tmp_path / "served")
+    folder = export(model, tmp_path / "served", ops="stock")
     given = {key: [part.dtype.name, part.numpy().tolist()]
              for key, part in models.parts_of(fed).items()}  # fmt: skip
     subprocess.run(
