@@ -35,7 +35,7 @@ def bound(vectors, dtype):
         return size * 2.0**-11
     least, most = RANGES[dtype]
     step = (vectors.max(axis=1) - vectors.min(axis=1)) / (most - least)
-    return (step / 2 + size * 2.0**-11 / most) * (1 + 2.0**-9) + size * 2.0**-22
+    return (step / 2 + size * 2.0**-11 / most) * (1 + 2.0**-9) + size * 2.0**-22 + 2.0**-24
 
 
 @pytest.mark.cover("pairs")

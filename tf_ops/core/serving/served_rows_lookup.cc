@@ -13,11 +13,11 @@
 namespace sok {
 namespace {
 
-constexpr size_t kBlock = 64;           // keys whose reads are under way at once
+constexpr size_t kBlock = 16, kStages = 4;
 constexpr uint32_t kNone = UINT32_MAX;  // more than kMostRows
 constexpr uint32_t kMostScanned = 32;   // keys of a bucket; in larger ones the hash is searched for
 constexpr size_t kMostFetched = 1024;   // bytes of a row; the processor sees where a copy goes on
-constexpr int64_t kNanosecondsAKey = 15;
+constexpr int64_t kNanosecondsAKey = 30;
 
 void PrefetchLines(const void* from, size_t bytes) {
   ForEachLine(static_cast<const char*>(from), static_cast<int>(bytes),
@@ -57,35 +57,59 @@ uint32_t ServedRows::Search(Key key, uint32_t begin, uint32_t end) const {
 }
 
 // Calls fetch(number) for the number of each row that is found, which may prefetch it; then
-// found(i, number) or absent(i) for each i in [begin, end). Every step is taken for a block of keys
-// before the next one, so that their reads overlap. Returns false for offsets that are wrong.
+// found(i, number) or absent(i) for each i in [begin, end). Returns false for offsets that are
+// wrong.
+//
+// The blocks of keys pass through four stages, each one block after the other, so that reads of
+// offsets, of keys and of rows are under way all the time.
 template <typename Fetch, typename Found, typename Absent>
 bool ServedRows::Find(const Key* keys, size_t begin, size_t end, const Fetch& fetch,
                       const Found& found, const Absent& absent) const {
-  uint32_t bucket[kBlock], first[kBlock], last[kBlock];
-  for (size_t block = begin; block < end; block += kBlock) {
-    const size_t n = std::min(kBlock, end - block);
-    for (size_t j = 0; j < n; ++j) {
-      bucket[j] = static_cast<uint32_t>(BucketOf(Mix64(keys[block + j]), header_.bucket_bits));
-      __builtin_prefetch(offsets_ + bucket[j]);
+  struct Block {
+    size_t begin, size;
+    uint32_t bucket[kBlock];
+    uint32_t first[kBlock], last[kBlock];  // of the bucket; then `first` is the row's number
+  };
+  Block ring[kStages];
+  const size_t blocks = (end - begin + kBlock - 1) / kBlock;
+  for (size_t b = 0; b < blocks + kStages - 1; ++b) {
+    if (b < blocks) {
+      Block& block = ring[b % kStages];
+      block.begin = begin + b * kBlock;
+      block.size = std::min(kBlock, end - block.begin);
+      for (size_t j = 0; j < block.size; ++j) {
+        const uint64_t hash = Mix64(keys[block.begin + j]);
+        block.bucket[j] = static_cast<uint32_t>(BucketOf(hash, header_.bucket_bits));
+        __builtin_prefetch(offsets_ + block.bucket[j]);
+      }
     }
-    bool right = true;
-    for (size_t j = 0; j < n; ++j) {
-      first[j] = offsets_[bucket[j]];
-      last[j] = offsets_[bucket[j] + 1];
-      right &= first[j] <= last[j] && last[j] <= header_.rows;
-      PrefetchLines(keys_ + first[j], std::min<size_t>(last[j] - first[j], 16) * sizeof(Key));
+    if (b >= 1 && b - 1 < blocks) {
+      Block& block = ring[(b - 1) % kStages];
+      bool right = true;
+      for (size_t j = 0; j < block.size; ++j) {
+        const uint32_t first = offsets_[block.bucket[j]], last = offsets_[block.bucket[j] + 1];
+        right &= first <= last && last <= header_.rows;
+        block.first[j] = first;
+        block.last[j] = last;
+        PrefetchLines(keys_ + first, std::min<size_t>(last - first, 16) * sizeof(Key));
+      }
+      if (!right) return false;
     }
-    if (!right) return false;
-    for (size_t j = 0; j < n; ++j) {
-      first[j] = Search(keys[block + j], first[j], last[j]);
-      if (first[j] != kNone) fetch(first[j]);
+    if (b >= 2 && b - 2 < blocks) {
+      Block& block = ring[(b - 2) % kStages];
+      for (size_t j = 0; j < block.size; ++j) {
+        block.first[j] = Search(keys[block.begin + j], block.first[j], block.last[j]);
+        if (block.first[j] != kNone) fetch(block.first[j]);
+      }
     }
-    for (size_t j = 0; j < n; ++j) {
-      if (first[j] != kNone) {
-        found(block + j, first[j]);
-      } else {
-        absent(block + j);
+    if (b >= 3) {
+      const Block& block = ring[(b - 3) % kStages];
+      for (size_t j = 0; j < block.size; ++j) {
+        if (block.first[j] != kNone) {
+          found(block.begin + j, block.first[j]);
+        } else {
+          absent(block.begin + j);
+        }
       }
     }
   }

@@ -5,6 +5,11 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
+
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
 
 #include "core/base/float16.h"
 #include "core/base/status.h"
@@ -31,6 +36,17 @@ Status EncodeServedRow(ServingType type, Key key, const float* row, int dim, cha
                        ScaleBias* scale_bias);
 
 namespace served_values_internal {
+
+inline std::pair<float, float> DecodeScaleBias(const ScaleBias& halves) {
+#if defined(__F16C__)
+  int bits;
+  std::memcpy(&bits, &halves, sizeof(bits));
+  const __m128 both = _mm_cvtph_ps(_mm_cvtsi32_si128(bits));
+  return {_mm_cvtss_f32(both), _mm_cvtss_f32(_mm_movehdup_ps(both))};
+#else
+  return {ToFloat(halves.scale), ToFloat(halves.bias)};
+#endif
+}
 
 // `dim` may be a constant, for loops of a known length.
 inline void DecodeInt8(const char* from, float scale, float bias, int dim, float* out) {
@@ -78,7 +94,7 @@ inline void DecodeServedRow(const char* row, const ScaleBias* scale_bias, int di
   } else if constexpr (kType == ServingType::kFloat16) {
     WithDim(dim, [&](auto n) { DecodeValues(RowType::kFloat16, row, n, out); });
   } else {
-    const float scale = ToFloat(scale_bias->scale), bias = ToFloat(scale_bias->bias);
+    const auto [scale, bias] = DecodeScaleBias(*scale_bias);
     WithDim(dim, [&](auto n) {
       if constexpr (kType == ServingType::kInt8) {
         DecodeInt8(row, scale, bias, n, out);
