@@ -94,7 +94,8 @@ inline void DecodeServedRow(const char* row, const ScaleBias* scale_bias, int di
   } else if constexpr (kType == ServingType::kFloat16) {
     WithDim(dim, [&](auto n) { DecodeValues(RowType::kFloat16, row, n, out); });
   } else {
-    const auto [scale, bias] = DecodeScaleBias(*scale_bias);
+    const std::pair<float, float> decoded = DecodeScaleBias(*scale_bias);
+    const float scale = decoded.first, bias = decoded.second;
     WithDim(dim, [&](auto n) {
       if constexpr (kType == ServingType::kInt8) {
         DecodeInt8(row, scale, bias, n, out);
