@@ -1,4 +1,4 @@
-"""How an export is written, loaded and asked, with the ops of this library and TensorFlow's own.
+"""Measures how an export is written, loaded and asked, with our ops and with TensorFlow's own.
 
     python benchmarks/serving_exports.py --rows 1000000 --dim 16
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import keras
 import numpy as np
@@ -269,6 +270,24 @@ def test_rows_on_disk_are_served_from_the_export_alone(tmp_path):
         folders = [export(model, tmp_path / ops, ops=ops) for ops in ("native", "stock")]
     for folder in folders:
         assert_same_bits(answered(folder, fed), expected)
+
+
+def test_rows_that_have_expired_are_left_out(tmp_path):
+    with sok.kv.Storage(tmp_path / "rows", ttl=1) as storage:
+        layer = dynamic(None, storage=storage)
+        inputs = keras.Input((1,), dtype="int64", name="ids")
+        model = keras.Model(inputs, layer(inputs))
+        layer.table.assign([5], np.full((1, DIM), 2.5))
+        storage.flush()
+        time.sleep(2.5)
+        layer.table.assign([6], np.full((1, DIM), 3.5))
+        folders = [export(model, tmp_path / ops, ops=ops) for ops in ("native", "stock")]
+    (file,) = os.listdir(f"{folders[0]}/assets")
+    with rows_files.open(f"{folders[0]}/assets/{file}") as opened:
+        assert opened.keys().tolist() == [6]
+    for folder in folders:
+        (found,) = answered(folder, {"ids": np.array([[5], [6]])})
+        np.testing.assert_array_equal(found[:, 0], [[1.0] * DIM, [3.5] * DIM])
 
 
 @pytest.mark.parametrize("row_dtype", ["bfloat16", "float16", "int8"])
