@@ -38,6 +38,12 @@ _UINT64 = 2**64
     help="The ops that find rows: those of sok-embed, or TensorFlow's own.",
 )
 @click.option(
+    "--source",
+    type=click.Path(),
+    metavar="CHECKPOINT",
+    help="Take rows and dense weights from this checkpoint of the model, not from MODEL.",
+)
+@click.option(
     "--import",
     "modules",
     metavar="MODULE",
@@ -52,6 +58,7 @@ def export(
     min_count: int,
     missing: str,
     ops: str,
+    source: str | None,
     modules: tuple[str, ...],
     as_json: bool,
 ) -> None:
@@ -67,7 +74,9 @@ def export(
     from sok_embed.serving.served_model import export as export_model
 
     with bar("export") as progress:
-        folder = export_model(model, path, dtype, min_count, missing, ops, progress=progress)
+        folder = export_model(
+            model, path, dtype, min_count, missing, ops, source, progress=progress
+        )
     print_result(as_json, folder, path=folder)
 
 

@@ -97,8 +97,8 @@ class Checkpointed:
                 variable.assign(value)
 
     def size(self) -> int:
-        """Returns the number of rows of all tables."""
-        return sum(table.rows for table in self._saved.tables)
+        """Returns the number of rows of all tables that belong to one key."""
+        return sum(table.rows for table in self._saved.tables if table.part != "static")
 
     def rows(
         self, part: Part, min_count: int = 0, taken: Callable[[int], None] | None = None

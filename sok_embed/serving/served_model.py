@@ -125,7 +125,8 @@ def export(
             f"{size} workers. Save a sok_embed.checkpoint.Checkpoint, and export it by source= in "
             "one process; or a .keras file by sok_embed.save_model."
         )
-    built = _model(model)
+    # A checkpoint has the optimizer too, which is compared.
+    built = _model(model, compiled=source is not None)
 
     def write(folder: str) -> None:
         work = os.path.join(folder, "rows")
@@ -145,7 +146,7 @@ def export(
         return write_version(path, write)
 
 
-def _model(model: Any) -> keras.Model:
+def _model(model: Any, compiled: bool) -> keras.Model:
     if isinstance(model, keras.Model):
         return model
     if not isinstance(model, (str, os.PathLike)):
@@ -153,7 +154,7 @@ def _model(model: Any) -> keras.Model:
             "Expected a Keras model, or the path of a .keras file. "
             f"Received: {shown(model)} (of type {type(model).__name__})."
         )
-    return keras.models.load_model(os.fspath(model), compile=False)
+    return keras.models.load_model(os.fspath(model), compile=compiled)
 
 
 class _Tables:

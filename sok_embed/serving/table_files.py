@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from sok_embed.serving import rows as rows_files
 from sok_embed.serving.held_rows import HeldRows
+from sok_embed.tables.row_batches import Batch
 
 _DTYPES = {"U64": np.uint64, "F32": np.float32, "F16": np.float16, "I8": np.int8, "U8": np.uint8}
 
@@ -97,7 +98,7 @@ class TableFiles:
                 start = replace(start, a=float(held.started(np.zeros([1], np.int64))[0, 0]))
         rows_files.write(
             path,
-            held.batches(),
+            _within_limit(held),
             dim=held.dim,
             dtype=dtype or self.dtype,
             missing=start,
@@ -146,3 +147,17 @@ class TableFiles:
             name = f"{plain}-{number}"
         self._names.add(name)
         return os.path.join(self._folder, f"{name}.safetensors")
+
+
+def _within_limit(held: HeldRows) -> Iterator[Batch]:
+    """Yields the rows of a table; raises for a key that a table without a hash cannot have."""
+    for keys, vectors in held.batches():
+        if held.key_limit:
+            wrong = keys[(keys < 0) | (keys >= held.key_limit)]
+            if len(wrong):
+                raise ValueError(
+                    f"Table '{held.name}': expected keys in [0, {held.key_limit}), the range of "
+                    f"the model's table. Received: key {wrong[0]}. Make the model with the "
+                    "vocabulary of all workers that saved the checkpoint."
+                )
+        yield keys, vectors

@@ -55,6 +55,17 @@ def test_options_are_those_of_export(tmp_path):
     assert not os.listdir(tmp_path / "2/assets")
 
 
+def test_rows_may_come_from_a_checkpoint(tmp_path):
+    model, fed = trained(sok.DynamicEmbedding(4, "ones", name="items"), "dense")
+    model.save(tmp_path / "m.keras")
+    model.layers[1].table.assign([5], np.full((1, 4), 2.5))
+    model.layers[-1].kernel.assign(model.layers[-1].kernel + 1)
+    sok.checkpoint.Checkpoint(model).save(tmp_path / "saved")
+    source = ("--source", tmp_path / "saved")
+    folder = run("export", tmp_path / "m.keras", tmp_path / "served", *source).strip()
+    assert_same_bits(answered(folder, fed), predicted(model, fed))
+
+
 def test_damage_is_an_error(tmp_path):
     path = tmp_path / "items.safetensors"
     rows.write(path, [(np.arange(9), np.ones([9, 2], np.float32))], dim=2)

@@ -466,6 +466,35 @@ def test_rows_of_fewer_bytes_are_within_the_bound(dtype, steps, ops, tmp_path):
         assert (found != expected).any()
 
 
+@pytest.mark.parametrize("dtype", ["float16", "int8", "int4"])
+def test_both_kinds_of_ops_read_the_same_bits(dtype, tmp_path):
+    layer = sok.DynamicEmbedding(3, "zeros")  # of int4 the last byte of a row has one value
+    model = keras.Sequential([keras.Input((1,), dtype="int64", name="ids"), layer])
+    vectors = np.random.default_rng(0).normal(size=(1000, 3)).astype(np.float32)
+    layer.table.assign(np.arange(1000), vectors)
+    fed = {"ids": np.arange(-10, 1000)[:, np.newaxis]}
+    native, stock = (
+        answered(export(model, tmp_path / ops, dtype, ops=ops), fed) for ops in ("native", "stock")
+    )
+    assert_same_bits(stock, native)
+
+
+def test_keys_of_a_checkpoint_beyond_the_models_are_refused(tmp_path):
+    def make(size):
+        keras.utils.clear_session()
+        layer = sok.All2AllDenseEmbedding(size, DIM, 1, 1, use_hashtable=False, name="all")
+        model = keras.Sequential([keras.Input((1, 1), dtype="int64", name="ids"), layer])
+        model.compile("sgd", "mse")
+        return model
+
+    model = make(10)
+    model.fit(np.array([[[9]]]), np.ones([1, 1, 1, DIM]), verbose=0)
+    sok.checkpoint.Checkpoint(model).save(tmp_path / "saved")
+    with pytest.raises(ValueError, match=r"keys in \[0, 5\).*Received: key 9"):
+        export(make(5), tmp_path / "served", source=tmp_path / "saved")
+    assert os.listdir(tmp_path / "served") == []
+
+
 @pytest.mark.parametrize("ops", ["native", "stock"])
 def test_a_checkpoint_is_exported_and_the_model_is_left_as_it_was(ops, tmp_path):
     def make():
