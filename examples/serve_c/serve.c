@@ -4,8 +4,13 @@
 //
 // LIBRARY: the ops that an export with ops="native" needs, or "" for one with ops="stock".
 // MODEL: the folder of a version, such as served/1.
-// INPUT, OUTPUT: the names of tensors, such as serve_ids:0. `saved_model_cli show --all` prints them.
+// INPUT, OUTPUT: the names of tensors, such as serve_ids:0, which `saved_model_cli show` prints.
 // COLUMNS: how many ids an example has.
+//
+// Compile it against the TensorFlow of Python, whose folder `tf.sysconfig.get_lib()` returns:
+//
+//   cc -std=c99 -I$FOLDER/include serve.c $FOLDER/libtensorflow_cc.so.2
+//       $FOLDER/libtensorflow_framework.so.2 -Wl,-rpath,$FOLDER -o serve
 //
 // It reads int64 from stdin, examples one after another, and writes float32 to stdout.
 #include <stdint.h>
