@@ -67,6 +67,7 @@ def test_pooled_layers_answer_as_predict(name, form, combiner, weighted, tmp_pat
     check(model, fed, predicted(model, fed), tmp_path)
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("dtype", ["int64", "uint64", "int32"])
 @pytest.mark.parametrize(
     "name, layer",
@@ -106,6 +107,7 @@ def test_ragged_vectors_without_a_combiner_come_in_parts(tmp_path):
     np.testing.assert_array_equal(lengths, expected.row_lengths())
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_hashed_bags_answer_as_predict(mode, form, tmp_path):
@@ -124,6 +126,7 @@ def test_hashed_bags_answer_as_predict(mode, form, tmp_path):
     check(model, fed, predicted(model, fed), tmp_path)
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("hash", ["mixed", "original", "modulo"])
 @pytest.mark.parametrize("size, block, sign", [(101, 1, False), (37, 5, True), (3, 7, True)])
 def test_hashed_embeddings_answer_as_predict(hash, size, block, sign, tmp_path):
