@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_embed.tf_ops.native import number_in_graph, ops
+from sok_embed.tf_ops.served import ServedRows, as_int64, checked, is_serving
 from sok_embed.tf_ops.tables import Lookup, deposit, has_marks
 
 _NO_BUCKETS = np.zeros([0], np.int64)
@@ -25,6 +26,9 @@ def static_buckets(ids: tf.Tensor, num_buckets: int) -> tf.Tensor:
     Returns:
         int64, of the shape of `ids`.
     """
+    if is_serving():
+        digits = ids if ids.dtype == tf.string else tf.strings.as_string(ids)
+        return tf.strings.to_hash_bucket_fast(digits, num_buckets)
     return ops.sok_embed_static_buckets(ids=ids, num_buckets=num_buckets)
 
 
@@ -78,6 +82,11 @@ def adaptive_mask_gather(
     """
     if isinstance(static, keras.Variable):
         static = static.value
+    if isinstance(table, ServedRows):
+        if buckets is None:
+            buckets = static_buckets(keys, static.shape[0])
+        embeddings = _served(table, static, as_int64(keys), buckets, mask, absent_value)
+        return Lookup(tf.cast(embeddings, dtype), None)
     handle = static
     if not tf.is_tensor(static) or static.dtype != tf.resource:
         if not hasattr(static, "sparse_read"):
@@ -107,6 +116,22 @@ def adaptive_mask_gather(
         absent = tf.constant(absent_value, dtype)
         embeddings = tf.where(own[..., tf.newaxis], embeddings, absent)
     return Lookup(embeddings, receipt)
+
+
+def _served(
+    table: ServedRows,
+    static: tf.Variable,
+    keys: tf.Tensor,
+    buckets: tf.Tensor,
+    mask: tf.Tensor,
+    absent_value: float | None,
+) -> tf.Tensor:
+    """Returns what `adaptive_mask_gather` returns in a graph for serving, float32."""
+    mask = checked(mask, (mask >= 0) & (mask <= 1), "Expected a mask of 0 and 1. Received:", mask)
+    own_rows, exists = table.find(keys)
+    own = tf.equal(mask, 1) & exists
+    other = tf.gather(static, buckets) if absent_value is None else tf.constant(absent_value)
+    return tf.where(own[..., tf.newaxis], own_rows, other)
 
 
 @tf.RegisterGradient("SokEmbed>AdaptiveMaskGather")

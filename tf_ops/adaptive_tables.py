@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from sok_embed.tf_ops import stock_hashes
 from sok_embed.tf_ops.native import number_in_graph, on_cpu, ops
+from sok_embed.tf_ops.served import ServedAdaptiveRows, as_int64, is_serving
 from sok_embed.tf_ops.tables import Export, Lookup, checked, deposit, has_marks
 
 _NO_COUNTS = np.zeros([0], np.int64)
@@ -50,6 +52,8 @@ def adaptive_buckets(keys: tf.Tensor, num_buckets: int) -> tf.Tensor:
     Returns:
         int64, of the shape of `keys`: a 64-bit mix of the key, scaled to `[0, num_buckets)`.
     """
+    if is_serving():
+        return stock_hashes.adaptive_buckets(as_int64(keys), num_buckets)
     return ops.sok_embed_adaptive_buckets(keys=keys, num_buckets=num_buckets)
 
 
@@ -87,6 +91,8 @@ def adaptive_lookup(
         tf.errors.InvalidArgumentError: For another mask, a negative count, or a key that another
             worker owns.
     """
+    if isinstance(table, ServedAdaptiveRows):
+        return Lookup(tf.cast(table.lookup(as_int64(keys), mask), dtype), None)
     return Lookup(
         *ops.sok_embed_adaptive_lookup(
             table=table,

@@ -8,7 +8,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from sok_embed.tf_ops import stock_bags, stock_hashed_bags
 from sok_embed.tf_ops.native import ops
+from sok_embed.tf_ops.served import is_serving
 
 # Below this share of the weight a step takes a sparse gradient. There SGD and Adagrad of Keras were
 # seen 1.3 to 5 times as fast with one, and Adam, which an op cannot know of, a third as fast; see
@@ -103,6 +105,20 @@ def hashed_bag(
     _check_dtypes(weight.dtype, dtype)
     if padding_idx is not None and not 0 <= padding_idx < num_embeddings:
         raise ValueError(f"Expected padding_idx in [0, {num_embeddings}). Received: {padding_idx}.")
+    if is_serving():
+        return stock_hashed_bags.hashed_bag(
+            weight,
+            ids,
+            offsets,
+            None if per_sample_weights is None else _as_scales(per_sample_weights, dtype),
+            num_embeddings=num_embeddings,
+            embedding_dim=embedding_dim,
+            mode=mode,
+            spec=spec,
+            padding_idx=padding_idx,
+            include_last_offset=include_last_offset,
+            dtype=dtype,
+        )
     scaled = per_sample_weights is not None
     size = weight.shape[0]
     if gradient == "auto" and not _touches_few(size, ids.shape, embedding_dim, sparse_below):
@@ -147,6 +163,8 @@ def row_splits(rows: tf.Tensor, num_rows: tf.Tensor | int) -> tf.Tensor:
     Raises:
         tf.errors.InvalidArgumentError: For rows that decrease or are out of range.
     """
+    if is_serving():
+        return stock_bags.row_splits(rows, tf.cast(num_rows, tf.int64))
     return ops.sok_embed_row_splits(rows=rows, num_rows=tf.cast(num_rows, tf.int64))
 
 

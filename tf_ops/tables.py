@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from sok_embed.tf_ops.measuring import note_deposit
 from sok_embed.tf_ops.native import number_in_graph, on_cpu, ops
+from sok_embed.tf_ops.served import ServedRows, as_int64
 
 # The length of an anchor whose gradient names deposits: kAnchorSize in tickets.h of the core.
 ANCHOR_SIZE = 192
@@ -72,10 +73,11 @@ class Lookup(NamedTuple):
     Attributes:
         embeddings: `keys.shape + [dim]`.
         receipt: A scalar variant that `deposit` takes. It means nothing outside of this process.
+            `None` in a graph for serving.
     """
 
     embeddings: tf.Tensor
-    receipt: tf.Tensor
+    receipt: tf.Tensor | None
 
 
 def lookup(
@@ -116,6 +118,8 @@ def lookup(
         tf.errors.InvalidArgumentError: For a key out of the range of a direct table, and for counts
             of another shape or below 0.
     """
+    if isinstance(table, ServedRows):
+        return Lookup(tf.cast(table.lookup(as_int64(keys)), dtype), None)
     return Lookup(
         *ops.sok_embed_lookup(
             table=table,
@@ -440,6 +444,13 @@ class Metadata(NamedTuple):
 def metadata(table: tf.Tensor, keys: tf.Tensor) -> Metadata:
     """Says which keys, of any shape, have a row, and returns its counters. Makes no rows."""
     return Metadata(*ops.sok_embed_metadata(table=table, keys=keys))
+
+
+def exists(table: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
+    """Says which keys, of any shape, have a row: bool of their shape. Makes no rows."""
+    if isinstance(table, ServedRows):
+        return table.find(as_int64(keys))[1]
+    return metadata(table, keys).exists
 
 
 def list_keys(table: tf.Tensor, part: int) -> tuple[tf.Tensor, tf.Tensor]:

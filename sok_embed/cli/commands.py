@@ -14,6 +14,7 @@ import click
 
 from sok_embed.cli.checkpoint_command import checkpoint
 from sok_embed.cli.convert_command import convert
+from sok_embed.cli.serving_command import export, rows
 from sok_embed.cli.terminal import (
     Group,
     as_json_option,
@@ -419,6 +420,8 @@ def run(
 
 main.add_command(checkpoint)
 main.add_command(convert)
+main.add_command(export)
+main.add_command(rows)
 main.add_command(top)
 
 

@@ -30,6 +30,11 @@ def symbolic_inputs(model: keras.Model) -> Any:
     return getattr(functional, "_inputs_struct", None)
 
 
+def takes_training(layer: keras.layers.Layer) -> bool:
+    """Returns whether a layer's `call` has an argument `training`, which `predict` sets."""
+    return bool(layer._call_has_training_arg)
+
+
 def print_line(text: str) -> None:
     """Prints a line where Keras prints its own: `keras.config` may send those to the log."""
     io_utils.print_msg(text)

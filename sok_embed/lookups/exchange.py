@@ -13,6 +13,8 @@ from typing import NamedTuple, Protocol
 import tensorflow as tf
 
 from sok_embed import communicators, tf_ops
+from sok_embed.lookups.served_bags import served_bags
+from sok_embed.tf_ops.served import is_serving
 from sok_embed.training.commit import TrainedTable
 
 
@@ -175,6 +177,9 @@ def look_up(asked: Sequence[Asked], name: str, dtype: tf.DType = tf.float32) -> 
         weights=[one.weights for one in asked],
         said=[tf.cast(one.said, tf.int64) for one in asked if one.said is not None],
     )
+    if is_serving():
+        found = [one.read(tf_ops.TableKeys(one.keys, said=one.said)) for one in asked]
+        return served_bags(plan, batch, [one.embeddings for one in found], dtype=dtype)
 
     def serve(
         pools: Sequence[bool], message: tf.Tensor, splits: tf.Tensor

@@ -18,6 +18,8 @@ from sok_embed import communicators, tf_ops
 from sok_embed.communicators import Communicator
 from sok_embed.lookups.bags import Bags
 from sok_embed.lookups.exchange import Asked, PooledBatch, SharedTable, look_up, pooled_rows
+from sok_embed.lookups.served_bags import served_bags
+from sok_embed.tf_ops.served import ServedRows, is_serving
 from sok_embed.training import strategies
 from sok_embed.training.anchor_parts import own_part, parts_of
 from sok_embed.training.commit import Commit, trained_anchor
@@ -79,7 +81,7 @@ class AnchoredLookup:
             ValueError: If the strategy in scope sums gradients over workers, and the anchor was
                 made outside of it.
         """
-        if not (trainable and self.anchor.trainable):
+        if is_serving() or not (trainable and self.anchor.trainable):
             return Call(None, False)
         parts, workers = parts_of(self.anchor), strategies.workers_summed()
         if workers > 1 and parts != workers:
@@ -177,7 +179,7 @@ class TableLookup(AnchoredLookup):
         Returns:
             `keys.shape + [dim]`.
         """
-        if self.communicator().size == 1:
+        if is_serving() or self.communicator().size == 1:
             # The ops have no float16.
             read_type = tf.float32 if dtype == tf.float16 else dtype
             found = self.read(call, read_type, tf_ops.TableKeys(keys, said=said))
@@ -289,6 +291,13 @@ class CollectionLookup(AnchoredLookup):
         Returns:
             `[bags, dim]` for each feature; with `concat` one, of `[bags, sum of dims]`.
         """
+        if is_serving():
+            tables = self._tables.handles.tables
+            rows = [
+                tf_ops.lookup(tables[table], keys, self._plan.dims[table], False).embeddings
+                for table, keys in zip(self._plan.feature_tables, batch.keys, strict=True)
+            ]
+            return served_bags(self._plan, batch, rows, concat=concat, dtype=dtype)
         self.communicator()  # raises if the tables were made for another
 
         def serve(
@@ -347,6 +356,9 @@ def read_rows(table: SharedTable, default: str | int | None = None) -> Read:
 
     def read(call: Call, dtype: tf.DType, asked: tf_ops.TableKeys) -> tf_ops.Lookup:
         handle, keys = table.resource_handle, asked.keys
+        if default == "zeros" and isinstance(handle, ServedRows):
+            # These rows need not know what training would start from.
+            return tf_ops.Lookup(tf.cast(handle.find(keys)[0], dtype), None)
         found = tf_ops.lookup(
             handle, keys, table.dim, call.trains, dtype, call.anchor, asked.counts, asked.reports
         )
@@ -357,7 +369,7 @@ def read_rows(table: SharedTable, default: str | int | None = None) -> Read:
         else:
             key = tf.constant(default, tf.int64)
             vector = tf_ops.lookup(handle, key, table.dim, False, dtype).embeddings
-        exists = tf_ops.metadata(handle, keys).exists
+        exists = tf_ops.exists(handle, keys)
         return found._replace(
             embeddings=tf.where(exists[..., tf.newaxis], found.embeddings, vector)
         )

@@ -1,1 +1,21 @@
 """Models in the forms in which they are served."""
+
+from __future__ import annotations
+
+import importlib as _importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sok_embed.serving.served_model import export
+
+__all__ = ["export"]
+
+# Says in which module each name is. `sok_embed.serving.rows` needs no TensorFlow, so that this
+# imports none before it has to.
+_HOMES = {"export": "served_model"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(_importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

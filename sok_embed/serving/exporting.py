@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -17,6 +17,9 @@ def export_model(
     model: keras.Model, path: str | os.PathLike[str], input_signature: Any = None
 ) -> None:
     """Exports a model like `model.export(path)`, with ragged and sparse inputs as dense parts.
+
+    Its tables are filled row by row when it is loaded, by the ops of this library. To serve a
+    model, `sok_embed.serving.export` does better: its rows are read as they lie.
 
     A signature that Keras makes up is dense for every input. A client that serves a ragged model
     through one pads, and the padding is taken for keys. Here the signature has plain dense tensors,
@@ -50,6 +53,26 @@ def export_model(
         ValueError: For a subclassed model without a signature, for a signature of several
             arguments, and for two tensors of one name.
     """
+    serve, parts = serving_function(model, input_signature)
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    archive.add_endpoint("serve", serve, [{part.name: part for part in parts}])
+    archive.write_out(os.fspath(path), verbose=False)
+
+
+def serving_function(
+    model: keras.Model, input_signature: Any = None, **options: Any
+) -> tuple[Callable[[dict[str, tf.Tensor]], Any], list[tf.TensorSpec]]:
+    """Returns what a model computes of the dense parts of its inputs, and the specs of these.
+
+    Args:
+        model: A Keras model that is built.
+        input_signature: The signature, as for `export_model`.
+        **options: Further arguments of the model's call.
+
+    Raises:
+        ValueError: As `export_model`.
+    """
     nest = _inputs_of(model) if input_signature is None else _only_argument(input_signature)
     specs = tree.map_structure(_spec_of, nest)
     inputs = [
@@ -68,12 +91,9 @@ def export_model(
 
     def serve(given: dict[str, tf.Tensor]) -> Any:
         tensors = [each.tensor(given) for each in inputs]
-        return _dense_parts(model(tree.pack_sequence_as(specs, tensors)))
+        return _dense_parts(model(tree.pack_sequence_as(specs, tensors), **options))
 
-    archive = keras.export.ExportArchive()
-    archive.track(model)
-    archive.add_endpoint("serve", serve, [{part.name: part for part in parts}])
-    archive.write_out(os.fspath(path), verbose=False)
+    return serve, parts
 
 
 class _Input:

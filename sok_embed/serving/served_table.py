@@ -49,6 +49,7 @@ _ops: Any = tf.load_op_library(str(library_path()))
 
 
 tf.no_gradient("SokEmbed>ServedLookup")
+tf.no_gradient("SokEmbed>ServedContains")
 
 
 class _Rows(tf.saved_model.experimental.TrackableResource):
@@ -118,3 +119,11 @@ class ServedTable(tf.Module):
             float32 `[*keys.shape, dim]`.
         """
         return _ops.sok_embed_served_lookup(self._rows.resource_handle, keys, dim=self._dim)
+
+    def contains(self, keys: tf.Tensor) -> tf.Tensor:
+        """Returns which keys the file has, bool of their shape.
+
+        Args:
+            keys: int64 or uint64, of any shape.
+        """
+        return _ops.sok_embed_served_contains(self._rows.resource_handle, keys)

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import os
 import weakref
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import context
 
 from sok_embed import tf_ops
+from sok_embed.tf_ops import served
 
 
 class OwnedResource(tf.saved_model.experimental.TrackableResource):
@@ -25,6 +27,12 @@ class OwnedResource(tf.saved_model.experimental.TrackableResource):
     run at that moment end as they would. The object of a loaded SavedModel does not do this: its
     resources go with the last handle.
     """
+
+    @property
+    def resource_handle(self) -> Any:
+        """The handle of the resource, or what stands in for it in a graph for serving."""
+        stand_in = served.stand_in(self)
+        return super().resource_handle if stand_in is None else stand_in
 
     def _initialize(self) -> None:
         """Does nothing: a resource is ready once it is made."""

@@ -10,6 +10,7 @@ from sok_embed.keras_bridge.private_state import (
     print_line,
     seed_of,
     symbolic_inputs,
+    takes_training,
 )
 
 
@@ -32,5 +33,6 @@ def test_state_of_objects_of_keras(capsys):
         pass
 
     assert symbolic_inputs(Subclass()) is None
+    assert takes_training(model) and not takes_training(Subclass())
     print_line("a line")
     assert capsys.readouterr().out == "a line\n"

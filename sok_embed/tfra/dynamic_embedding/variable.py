@@ -223,7 +223,7 @@ class Variable(DynamicEmbedding):
         vectors = self._table_lookup.vectors(Call(None, False), ids, dtype=self._compute_type)
         if not return_exists:
             return vectors
-        return vectors, tf_ops.metadata(self.table.resource_handle, ids).exists
+        return vectors, tf_ops.exists(self.table.resource_handle, ids)
 
     def upsert(self, keys: Any, values: Any, name: str | None = None) -> tf.Operation | None:
         """Sets rows. Each of several workers takes its own keys. Slots of rows stay.

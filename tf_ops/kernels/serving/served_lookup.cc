@@ -55,6 +55,16 @@ absl::Status GetResource(tf::OpKernelContext* ctx,
   return tf::LookupResource(ctx, tf::HandleFromInput(ctx, 0), resource);
 }
 
+// Finds the file that is open.
+absl::Status GetServed(tf::OpKernelContext* ctx, std::shared_ptr<const ServedRows>* served) {
+  tf::core::RefCountPtr<ServedRowsResource> resource;
+  TF_RETURN_IF_ERROR(GetResource(ctx, &resource));
+  *served = resource->rows();
+  if (*served != nullptr) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "expected a file of rows that is open, got none; run the model's initializers first");
+}
+
 absl::Status CheckDim(const ServedRows& rows, int dim) {
   if (rows.dim() == dim) return absl::OkStatus();
   return absl::InvalidArgumentError("expected rows of dim " + std::to_string(dim) + " in '" +
@@ -135,12 +145,8 @@ class ServedLookupOp : public tf::OpKernel {
   }
 
   void Compute(tf::OpKernelContext* ctx) override {
-    tf::core::RefCountPtr<ServedRowsResource> resource;
-    OP_REQUIRES_OK(ctx, GetResource(ctx, &resource));
-    const std::shared_ptr<const ServedRows> served = resource->rows();
-    OP_REQUIRES(ctx, served != nullptr,
-                absl::FailedPreconditionError("expected a file of rows that is open, got none; run "
-                                              "the model's initializers first"));
+    std::shared_ptr<const ServedRows> served;
+    OP_REQUIRES_OK(ctx, GetServed(ctx, &served));
     OP_REQUIRES_OK(ctx, CheckDim(*served, dim_));
     const tf::Tensor& keys = ctx->input(1);
     tf::TensorShape shape = keys.shape();
@@ -158,5 +164,36 @@ class ServedLookupOp : public tf::OpKernel {
 };
 
 SOK_REGISTER_KERNEL("ServedLookup", ServedLookupOp);
+
+// Says which keys have a row in the file.
+REGISTER_OP("SokEmbed>ServedContains")
+    .Input("served: resource")
+    .Input("keys: Tkeys")
+    .Output("exists: bool")
+    .Attr("Tkeys: {int64, uint64}")
+    .SetShapeFn([](tf::shape_inference::InferenceContext* c) {
+      c->set_output(0, c->input(1));
+      return absl::OkStatus();
+    });
+
+class ServedContainsOp : public tf::OpKernel {
+ public:
+  explicit ServedContainsOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {}
+
+  void Compute(tf::OpKernelContext* ctx) override {
+    std::shared_ptr<const ServedRows> served;
+    OP_REQUIRES_OK(ctx, GetServed(ctx, &served));
+    const tf::Tensor& keys = ctx->input(1);
+    tf::Tensor* exists = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, keys.shape(), &exists));
+    static_assert(sizeof(bool) == sizeof(uint8_t));
+    const Status status = served->Contains(static_cast<const Key*>(keys.data()),
+                                           static_cast<size_t>(keys.NumElements()),
+                                           static_cast<uint8_t*>(exists->data()), IntraOpPool(ctx));
+    OP_REQUIRES_OK(ctx, ToAbsl(status));
+  }
+};
+
+SOK_REGISTER_KERNEL("ServedContains", ServedContainsOp);
 
 }  // namespace sok

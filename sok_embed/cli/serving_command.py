@@ -1,0 +1,126 @@
+"""The commands `sok-embed export` and `sok-embed rows`: models that serve, and their rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from sok_embed.cli.terminal import as_json_option, bar, key_of, numbers, print_json, print_result
+from sok_embed.cli.terminal import table as columns
+
+_UINT64 = 2**64
+
+
+@click.command()
+@click.argument("model", type=click.Path(exists=True))
+@click.argument("path", type=click.Path(file_okay=False))
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "float16", "int8", "int4"]),
+    default="float32",
+    show_default=True,
+    help="The type of rows in the files.",
+)
+@click.option("--min-count", type=click.IntRange(0), default=0, help="Only rows updated so often.")
+@click.option(
+    "--missing",
+    type=click.Choice(["initializer", "zeros"]),
+    default="initializer",
+    show_default=True,
+    help="The vectors of keys without a row.",
+)
+@click.option(
+    "--ops",
+    type=click.Choice(["native", "stock"]),
+    default="native",
+    show_default=True,
+    help="The ops that find rows: those of sok-embed, or TensorFlow's own.",
+)
+@click.option(
+    "--source",
+    type=click.Path(),
+    metavar="CHECKPOINT",
+    help="Take rows and dense weights from this checkpoint of the model, not from MODEL.",
+)
+@click.option(
+    "--import",
+    "modules",
+    metavar="MODULE",
+    multiple=True,
+    help="A module that registers classes of MODEL, on the path of Python; again for more.",
+)
+@as_json_option
+def export(
+    model: str,
+    path: str,
+    dtype: str,
+    min_count: int,
+    missing: str,
+    ops: str,
+    source: str | None,
+    modules: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Write MODEL, a .keras file, as a SavedModel that serves, into the next number under PATH.
+
+    TensorFlow is imported.
+    """
+    import importlib
+
+    # Keras finds classes of a file among those that have been registered.
+    for module in ("sok_embed.layers", "sok_embed.feature_column", *modules):
+        importlib.import_module(module)
+    from sok_embed.serving.served_model import export as export_model
+
+    with bar("export") as progress:
+        folder = export_model(
+            model, path, dtype, min_count, missing, ops, source, progress=progress
+        )
+    print_result(as_json, folder, path=folder)
+
+
+# Numbers are not options, so that a key may be negative.
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("file", type=click.Path(exists=True, dir_okay=False))
+@click.option("--key", "keys", type=key_of, multiple=True, help="Show its row; again for more.")
+@click.option("--verify", is_flag=True, help="Read all of FILE, and fail if it is damaged.")
+@as_json_option
+def rows(file: str, keys: tuple[int, ...], verify: bool, as_json: bool) -> None:
+    """Show what FILE says of its rows, which an export has written, and the rows of keys.
+
+    KEY is decimal, signed or unsigned, or hexadecimal with 0x in front.
+    """
+    import numpy as np
+
+    from sok_embed.serving import rows as rows_files
+
+    with rows_files.open(file) as opened:
+        if verify:
+            opened.verify()
+        asked = np.array([key % _UINT64 for key in keys], np.uint64)
+        found = [
+            {"key": key, "exists": bool(exists), "embedding": [float(each) for each in row]}
+            for key, exists, row in zip(
+                keys, opened.contains(asked), opened.lookup(asked), strict=True
+            )
+        ]
+        report: dict[str, Any] = {
+            "path": file,
+            "name": opened.name,
+            "rows": len(opened),
+            "dim": opened.dim,
+            "dtype": opened.dtype,
+            "file_bytes": opened.file_bytes,
+            "verified": verify,
+        }
+    if as_json:
+        print_json({**report, "found": found})
+    elif keys:
+        lines = [
+            (str(each["key"]), "" if each["exists"] else "no row;", numbers(each["embedding"]))
+            for each in found
+        ]
+        click.echo(columns(lines, right=False))
+    else:
+        click.echo(columns([(name, numbers(value)) for name, value in report.items()], right=False))

@@ -1,0 +1,94 @@
+"""Pools the rows of a batch in a graph for serving, in which nothing travels or is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sok_embed import tf_ops
+from sok_embed.tf_ops import stock_bags
+from sok_embed.tf_ops.served import as_int64, checked
+
+
+def served_bags(
+    plan: tf_ops.CollectionPlan,
+    batch: Any,
+    rows: Sequence[tf.Tensor],
+    *,
+    concat: bool = False,
+    dtype: tf.DType = tf.float32,
+) -> list[tf.Tensor]:
+    """Returns what `pooled_rows` returns, of rows that have been looked up.
+
+    Args:
+        plan: The plan of the tables and features.
+        batch: The keys of each feature, a `PooledBatch`.
+        rows: float32 `keys.shape + [dim]` of each feature.
+        concat: True for one vector an example.
+        dtype: The dtype of the result.
+
+    Raises:
+        tf.errors.InvalidArgumentError: When the graph runs, as `tf_ops.collection_request` does.
+    """
+    given = iter(batch.splits)
+    pooled = []
+    for number, (keys, kind) in enumerate(zip(batch.keys, batch.bags, strict=True)):
+        splits = next(given) if kind == tf_ops.BAG_BY_SPLITS else None
+        table = plan.feature_tables[number]
+        name, dim = plan.feature_names[number], plan.dims[table]
+        vectors = tf.reshape(rows[number], [-1, dim])
+        vectors = _below_limit(vectors, keys, name, plan.key_limits[table])
+        weights = batch.weights[number]
+        if kind == tf_ops.BAG_A_KEY and weights is None:
+            pooled.append(vectors)
+            continue
+        segments = _segments(keys, kind, splits, name)
+        most = plan.max_lengths[number]
+        if most:
+            segments = segments._replace(
+                lengths=checked(
+                    segments.lengths,
+                    segments.lengths <= most,
+                    f"feature '{name}': expected at most max_length={most} keys in an example. "
+                    "Received:",
+                    segments.lengths,
+                )
+            )
+        pooled.append(stock_bags.pool(vectors, segments, weights, batch.combiners[number]))
+    if concat:
+        pooled = [tf.concat(pooled, 1)]
+    return [tf.cast(each, dtype) for each in pooled]
+
+
+def _segments(keys: tf.Tensor, kind: int, splits: Any, name: str) -> stock_bags.Segments:
+    count = tf.size(keys, tf.int64)
+    if kind == tf_ops.BAG_A_KEY:
+        return stock_bags.of_rows(count, tf.constant(1, tf.int64))
+    if kind == tf_ops.BAG_A_ROW:
+        shape = tf.shape(keys, tf.int64)
+        return stock_bags.of_rows(shape[0], tf.reduce_prod(shape[1:]))
+    splits = checked(
+        splits,
+        tf.concat(
+            [
+                tf.equal(splits[:1], 0),
+                splits[1:] >= splits[:-1],
+                tf.equal(splits[-1:], count),
+            ],
+            0,
+        ),
+        f"feature '{name}': expected row splits that begin with 0, never fall and end with the "
+        "number of keys. Received:",
+        splits,
+    )
+    return stock_bags.of_splits(splits)
+
+
+def _below_limit(rows: tf.Tensor, keys: tf.Tensor, name: str, limit: int) -> tf.Tensor:
+    if not limit:
+        return rows
+    flat = tf.reshape(as_int64(keys), [-1])
+    right = (flat >= 0) & (flat < limit)
+    return checked(rows, right, f"feature '{name}': expected keys in [0, {limit}). Received:", flat)

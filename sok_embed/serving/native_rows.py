@@ -1,0 +1,42 @@
+"""Rows of tables in files that are mapped, which the ops of this library find by their keys."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from sok_embed.serving.held_rows import HeldRows
+from sok_embed.serving.served_table import ServedTable
+from sok_embed.serving.table_files import TableFiles
+from sok_embed.tf_ops.served import ServedRows, checked
+
+
+class NativeRows(tf.Module, ServedRows):
+    """Rows by key.
+
+    Args:
+        held: The rows.
+        files: The files of the export, of which this is one.
+        missing: `"initializer"` or `"zeros"`: the vectors of keys without a row.
+    """
+
+    def __init__(self, held: HeldRows, files: TableFiles, missing: str) -> None:
+        super().__init__()
+        self._name_of_table, self._limit = held.name, held.key_limit
+        self.table = ServedTable(files.write(held, missing), held.dim)
+
+    def find(self, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """See `ServedRows`."""
+        exists = self.table.contains(keys)
+        rows = tf.where(exists[..., tf.newaxis], self.lookup(keys), tf.zeros([]))
+        return rows, exists
+
+    def lookup(self, keys: tf.Tensor) -> tf.Tensor:
+        """See `ServedRows`."""
+        if self._limit:
+            keys = checked(
+                keys,
+                (keys >= 0) & (keys < self._limit),
+                f"table '{self._name_of_table}': expected keys in [0, {self._limit}). Received:",
+                keys,
+            )
+        return self.table.lookup(keys)

@@ -1,0 +1,119 @@
+"""The rows and dense weights of a checkpoint, for an export of a model that has others."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from sok_embed.checkpoint.files.holding import all_files, hold
+from sok_embed.checkpoint.files.place_of import place_of
+from sok_embed.checkpoint.state.dense import DenseState
+from sok_embed.checkpoint.tools.saved import Saved, SavedTable, rows_of, saved_of
+from sok_embed.checkpoint.transfer.reading import check_descriptions
+from sok_embed.serving.held_rows import HeldRows
+from sok_embed.tables.base_table import Part
+from sok_embed.tables.row_batches import Batch
+
+
+class SavedRows(HeldRows):
+    """The rows that a checkpoint has of one part of a table, of all workers that saved it.
+
+    Args:
+        part: The part of the table of the model, which has the start of rows.
+        saved: The checkpoint.
+        table: The same part in the checkpoint.
+        min_count: Rows that were updated less often are left out.
+        taken: A function that is told how many rows have been taken since the call before.
+    """
+
+    def __init__(
+        self,
+        part: Part,
+        saved: Saved,
+        table: SavedTable,
+        min_count: int = 0,
+        taken: Callable[[int], None] | None = None,
+    ) -> None:
+        super().__init__(part, min_count, taken)
+        self._saved = saved
+        self._table = table
+
+    @property
+    def count(self) -> int:
+        """The number of rows, with those that are left out."""
+        return self._table.rows
+
+    def batches(self) -> Iterator[Batch]:
+        """See `HeldRows.batches`."""
+        for _, rows in rows_of(self._saved, [self._table]):
+            self._taken(len(rows.keys))
+            if self._min_count:
+                rows = rows.where(rows.update_nums >= self._min_count)
+            yield rows.keys, rows.embeddings
+
+
+class Checkpointed:
+    """A checkpoint that a model is exported from.
+
+    Args:
+        model: The model, made and compiled as the one that was saved.
+        source: The folder of the checkpoint, or its URL.
+
+    Raises:
+        FileNotFoundError: If there is no whole checkpoint in the folder.
+        CorruptionError: For a file that is not as it was written.
+        ValueError: For the checkpoint of another model, or of a later version.
+    """
+
+    def __init__(self, model: keras.Model, source: str | os.PathLike[str]) -> None:
+        self._dense = DenseState(model, {})
+        self._saved = saved_of(hold(place_of(source).path, all_files))
+        try:
+            self._paths = {id(host.table): host.path for host in self._dense.found.tables}
+            check_descriptions(self._saved.manifest, self._dense.found.tables)
+            self._dense.check(self._saved.held.places[0], self._saved.manifest)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Closes the files of the checkpoint."""
+        self._saved.held.end()
+
+    @contextlib.contextmanager
+    def dense_weights(self) -> Iterator[None]:
+        """Gives the model the dense weights of the checkpoint, and takes them away again."""
+        held = [(each, each.numpy()) for each in _variables(self._dense)]
+        try:
+            self._dense.read(self._saved.held.places[0], self._saved.manifest)
+            yield
+        finally:
+            for variable, value in held:
+                variable.assign(value)
+
+    def size(self) -> int:
+        """Returns the number of rows of all tables that belong to one key."""
+        return sum(table.rows for table in self._saved.tables if table.part != "static")
+
+    def rows(
+        self, part: Part, min_count: int = 0, taken: Callable[[int], None] | None = None
+    ) -> SavedRows:
+        """Returns the rows of a part; the arguments are those of `HeldRows`."""
+        path = self._paths[id(part.table)]
+        (table,) = (
+            each for each in self._saved.tables if (each.path, each.part) == (path, part.name)
+        )
+        return SavedRows(part, self._saved, table, min_count, taken)
+
+
+def _variables(dense: DenseState) -> list[tf.Variable]:
+    found: dict[int, Any] = {}
+    for each in dense.found.variables.values():
+        variable = each.value if isinstance(each, keras.Variable) else each
+        found[id(variable)] = variable
+    return list(found.values())

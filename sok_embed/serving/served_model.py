@@ -1,0 +1,251 @@
+"""Exports of models for serving: rows of tables without anything that only training needs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from sok_embed import communicators
+from sok_embed.arguments import check_integer, is_among, shown
+from sok_embed.keras_bridge.private_state import takes_training
+from sok_embed.serving.adaptive_rows import AdaptiveRows
+from sok_embed.serving.exporting import serving_function
+from sok_embed.serving.held_rows import HeldRows
+from sok_embed.serving.saved_rows import Checkpointed
+from sok_embed.serving.stock_rows import DenseRows, stock_rows
+from sok_embed.serving.table_files import TableFiles
+from sok_embed.serving.versions import write_version
+from sok_embed.tables.adaptive_table import AdaptiveTable
+from sok_embed.tables.owned_resource import OwnedResource
+from sok_embed.tables.table import Table
+from sok_embed.tf_ops.served import ServedRows, served_by
+
+_DTYPES = ("float32", "float16", "int8", "int4")
+_MISSING = ("initializer", "zeros")
+_OPS = ("native", "stock")
+
+
+class _Options(NamedTuple):
+    """The arguments of `export`, which have been checked."""
+
+    dtype: str
+    min_count: int
+    missing: str
+    ops: str
+    progress: Callable[[int, int], Any] | None
+
+
+def export(
+    model: keras.Model | str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    dtype: str = "float32",
+    min_count: int = 0,
+    missing: str = "initializer",
+    ops: str = "native",
+    source: str | os.PathLike[str] | None = None,
+    *,
+    input_signature: Any = None,
+    progress: Callable[[int, int], Any] | None = None,
+) -> str:
+    """Writes a model as a SavedModel that only serves, into the next numbered folder of a path.
+
+    Optimizer slots, counts, times and the tables themselves stay behind: what is written has dense
+    weights and rows, which ops find by key. Its outputs are those of `model.predict`, bit for bit
+    in float32. Nothing in it is of sok-embed with `ops="stock"`, so that any TensorFlow loads it,
+    and an unmodified model server serves it.
+
+    A folder has its number once it is whole and on the device: a model server that watches `path`
+    takes it up then, and passes over what an export that was killed has left, whose name begins
+    with `.export-`.
+
+    Example:
+    >>> import numpy as np
+    >>> from sok_embed import DynamicEmbedding
+    >>> model = keras.Sequential([keras.Input((2,), dtype="int64", name="items"),
+    ...                           DynamicEmbedding(4, "zeros"), keras.layers.Flatten()])
+    >>> folder = export(model, "versions")
+    >>> os.path.basename(folder)
+    '1'
+    >>> loaded = tf.saved_model.load(folder)  # rows can be read as long as this object lives
+    >>> serve = loaded.signatures["serving_default"]
+    >>> keys = np.array([[7, -1]])
+    >>> (vectors,) = serve(items=tf.constant(keys)).values()
+    >>> bool(np.array_equal(vectors, model.predict(keys, verbose=0)))
+    True
+
+    Args:
+        model: A Keras model that is built, or the path of a `.keras` file.
+        path: The folder of all versions of the model, which is made if there is none.
+        dtype: The type of rows: `"float32"`, `"float16"`, `"int8"` or `"int4"`, as
+            `sok_embed.serving.rows.write` has them.
+        min_count: Rows that fewer commits have updated are left out, and their keys are unknown.
+        missing: The vectors of unknown keys: `"initializer"`, those that training would start from,
+            as `model.predict` has them; or `"zeros"`. A `default_vector=` of a layer goes first.
+        ops: `"native"`: rows lie in files, which the ops of `libsok_serving` map and find keys in.
+            `"stock"`: rows lie in variables, and TensorFlow's own ops find them. Initializers of
+            tables have to be constant then, or `missing="zeros"`.
+        source: The folder of a `sok_embed.checkpoint.Checkpoint(model)`, or its URL, whose rows and
+            dense weights are exported instead of those of the model, which is made and compiled as
+            the one that was saved and is left as it is. Any number of workers may have saved it;
+            rows are read some at a time. `None`: those of the model.
+        input_signature: The signature of the inputs, as for `sok_embed.export_model`, which says
+            what the names of ragged and sparse inputs are too.
+        progress: A function of the rows so far and of all rows, which is called now and then.
+
+    Returns:
+        The path of the folder, such as `"versions/1"`. The endpoint is `serve`, and
+        `serving_default`.
+
+    Raises:
+        ValueError: For an argument that is none of these, several workers, an initializer that is
+            not constant where it would have to be, the checkpoint of another model, and what
+            `sok_embed.export_model` refuses.
+        FileNotFoundError: If there is no whole checkpoint in `source`.
+        sok_embed.kv.CorruptionError: For a checkpoint with files that are not as they were written.
+    """
+    if not is_among(dtype, _DTYPES):
+        raise ValueError(f"Expected dtype to be one of {_DTYPES}. Received: {shown(dtype)}.")
+    if not is_among(missing, _MISSING):
+        raise ValueError(f"Expected missing to be one of {_MISSING}. Received: {shown(missing)}.")
+    if not is_among(ops, _OPS):
+        raise ValueError(f"Expected ops to be one of {_OPS}. Received: {shown(ops)}.")
+    options = _Options(
+        dtype, check_integer("min_count", min_count, 0, named=True), missing, ops, progress
+    )
+    size = communicators.size()
+    if size > 1:
+        raise ValueError(
+            "Expected one worker, which has all rows. Received: "
+            f"{size} workers. Save a sok_embed.checkpoint.Checkpoint, and export it by source= in "
+            "one process; or a .keras file by sok_embed.save_model."
+        )
+    # A checkpoint has the optimizer too, which is compared.
+    built = _model(model, compiled=source is not None)
+
+    def write(folder: str) -> None:
+        work = os.path.join(folder, "rows")
+        os.mkdir(work)
+        tables = _Tables(built, options, work, checkpoint)
+        with served_by(tables):
+            served = _served(built, input_signature, tables)
+            with tables.files.set_aside(os.path.join(folder, "assets")):
+                tf.saved_model.save(served, folder, signatures=served.serve)
+        shutil.rmtree(work)
+
+    if source is None:
+        checkpoint = None
+        return write_version(path, write)
+    checkpoint = Checkpointed(built, source)
+    with contextlib.closing(checkpoint), checkpoint.dense_weights():
+        return write_version(path, write)
+
+
+def _model(model: Any, compiled: bool) -> keras.Model:
+    if isinstance(model, keras.Model):
+        return model
+    if not isinstance(model, (str, os.PathLike)):
+        raise ValueError(
+            "Expected a Keras model, or the path of a .keras file. "
+            f"Received: {shown(model)} (of type {type(model).__name__})."
+        )
+    return keras.models.load_model(os.fspath(model), compile=compiled)
+
+
+class _Tables:
+    """Makes what stands in for tables, once for each.
+
+    Args:
+        model: The model that has the tables.
+        options: The options of the export.
+        folder: The folder for files of rows.
+        checkpoint: The checkpoint that has the rows; `None`: the tables have them.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        options: _Options,
+        folder: str,
+        checkpoint: Checkpointed | None,
+    ) -> None:
+        self._options = options
+        self.files = TableFiles(folder, options.dtype)
+        self._made: dict[int, tuple[Any, Any]] = {}
+        if checkpoint is None:
+            found = tf.train.TrackableView(model).descendants()
+            tables = [each for each in found if isinstance(each, (Table, AdaptiveTable))]
+            self._rows = sum(table.size() for table in tables)
+            self._held: Callable[..., HeldRows] = HeldRows
+        else:
+            self._rows, self._held = checkpoint.size(), checkpoint.rows
+        self._done = 0
+
+    def __call__(self, table: Any) -> Any:
+        """Returns what stands in for a table; `None` for a resource that has no rows."""
+        if not isinstance(table, (Table, AdaptiveTable)):
+            return None
+        if id(table) not in self._made:
+            # The graph that serves is being traced.
+            with tf.init_scope():
+                self._made[id(table)] = (table, self._stand_in(table))
+        return self._made[id(table)][1]
+
+    @property
+    def made(self) -> list[Any]:
+        """All that has been made to stand in for tables."""
+        return [stand_in for _, stand_in in self._made.values()]
+
+    def _taken(self, rows: int) -> None:
+        self._done += rows
+        if self._options.progress is not None:
+            self._options.progress(self._done, max(self._done, self._rows))
+
+    def _stand_in(self, table: Table | AdaptiveTable) -> Any:
+        options = self._options
+        own = self._held(table.parts[0], options.min_count, self._taken)
+        if isinstance(table, Table):
+            return self._rows_of(own, options.missing)
+        static = self._held(table.parts[1])
+        buckets = table.static_buckets
+        if options.ops == "stock":
+            all_static: ServedRows = DenseRows(static, self.files, buckets, "initializer")
+        else:
+            all_static = self._rows_of(static, "initializer")
+        return AdaptiveRows(self._rows_of(own, "zeros"), all_static, buckets)
+
+    def _rows_of(self, held: HeldRows, missing: str) -> ServedRows:
+        if self._options.ops == "stock":
+            return stock_rows(held, self.files, missing)
+        # This loads a library of ops, which not every process that exports needs.
+        from sok_embed.serving.native_rows import NativeRows
+
+        return NativeRows(held, self.files, missing)
+
+
+def _served(model: keras.Model, input_signature: Any, tables: _Tables) -> Any:
+    """Returns the module that is saved: the function, and what it reads."""
+    options = {"training": False} if takes_training(model) else {}
+    serve, parts = serving_function(model, input_signature, **options)
+    served = tf.Module(name=model.name)
+    served.serve = tf.function(
+        serve, input_signature=[{part.name: part for part in parts}], autograph=False
+    )
+    graph = served.serve.get_concrete_function().graph
+    # This is all that the graph has of the model: no anchors, slots or tables.
+    served.weights = list(graph.variables)
+    served.tables = tables.made
+    handles = {id(handle) for handle, _ in graph.captures}
+    served.resources = [
+        each
+        for each in tf.train.TrackableView(model).descendants()
+        if isinstance(each, tf.saved_model.experimental.TrackableResource)
+        and not isinstance(each, OwnedResource)
+        and id(each.resource_handle) in handles
+    ]
+    return served

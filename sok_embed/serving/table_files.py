@@ -1,0 +1,163 @@
+"""Files of rows of the tables of an export, and what they hold as arrays."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sok_embed.serving import rows as rows_files
+from sok_embed.serving.held_rows import HeldRows
+from sok_embed.tables.row_batches import Batch
+
+_DTYPES = {"U64": np.uint64, "F32": np.float32, "F16": np.float16, "I8": np.int8, "U8": np.uint8}
+
+
+class Columns(NamedTuple):
+    """The arrays of a file of rows, which lie in the file.
+
+    Attributes:
+        keys: uint64 `[n]`, sorted by their hashes.
+        rows: The values as the file has them, `[n, dim]`, or of int4 uint8 `[n, (dim + 1) // 2]`.
+        scale_bias: float16 `[n, 2]`; `[0, 2]` of floats.
+    """
+
+    keys: npt.NDArray[np.uint64]
+    rows: npt.NDArray[Any]
+    scale_bias: npt.NDArray[np.float16]
+
+
+def columns_of(path: str) -> Columns:
+    """Returns the arrays of a file of rows, which is in the form of safetensors."""
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+
+    def array(name: str) -> npt.NDArray[Any]:
+        told = header[name]
+        shape, dtype = tuple(told["shape"]), _DTYPES[told["dtype"]]
+        if told["data_offsets"][0] == told["data_offsets"][1]:
+            return np.empty([0, *shape[1:]], dtype)  # no array of no bytes can be mapped
+        begin = 8 + size + told["data_offsets"][0]
+        return np.memmap(path, dtype, "r", begin, shape)
+
+    scale_bias = array("scale_bias") if "scale_bias" in header else np.empty([0, 2], np.float16)
+    return Columns(array("keys"), array("rows"), scale_bias)
+
+
+class TableFiles:
+    """Writes files of rows into a folder.
+
+    Args:
+        folder: The folder.
+        dtype: The type of rows.
+    """
+
+    def __init__(self, folder: str, dtype: str) -> None:
+        self._folder = folder
+        self.dtype = dtype
+        self._names: set[str] = set()
+
+    @contextlib.contextmanager
+    def set_aside(self, assets: str) -> Iterator[None]:
+        """Has TensorFlow copy empty files, and then moves those of rows into their place.
+
+        Args:
+            assets: The folder into which TensorFlow copies files.
+        """
+        names = os.listdir(self._folder)
+        aside = os.path.join(self._folder, "aside")
+        os.mkdir(aside)
+        for name in names:
+            path = os.path.join(self._folder, name)
+            os.rename(path, os.path.join(aside, name))
+            open(path, "xb").close()
+        yield
+        for name in names:
+            os.replace(os.path.join(aside, name), os.path.join(assets, name))
+
+    def write(self, held: HeldRows, missing: str = "zeros", dtype: str = "") -> str:
+        """Writes the rows of a table, and returns the path of the file.
+
+        Args:
+            held: The rows.
+            missing: `"initializer"` or `"zeros"`: the vectors of keys that the file does not have.
+            dtype: The type of rows; `""`: that of all files.
+        """
+        path = self._path(held.name)
+        start: Any = "zeros"
+        if missing == "initializer":
+            start = held.start
+            if start.kind == "constant":  # as a table has it that rounds its rows
+                start = replace(start, a=float(held.started(np.zeros([1], np.int64))[0, 0]))
+        rows_files.write(
+            path,
+            _within_limit(held),
+            dim=held.dim,
+            dtype=dtype or self.dtype,
+            missing=start,
+            name=held.name,
+        )
+        return path
+
+    def write_all(
+        self, held: HeldRows, limit: int, missing: str
+    ) -> tuple[str, npt.NDArray[np.bool_]]:
+        """Writes the vectors of all keys below a limit.
+
+        Args:
+            held: The rows.
+            limit: The keys are in `[0, limit)`.
+            missing: The vectors of keys without a row, as for `write`.
+
+        Returns:
+            The path of the file, and which keys have a row, bool `[limit]`.
+        """
+        sparse = self.write(held, dtype="float32")
+        path = self._path(held.name)
+        exists = np.zeros([limit], np.bool_)
+
+        def batches() -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]]:
+            size = held.batch_size
+            for begin in range(0, limit, size):
+                keys = np.arange(begin, min(begin + size, limit), dtype=np.int64)
+                there = exists[keys] = opened.contains(keys)
+                vectors = opened.lookup(keys)
+                if missing == "initializer" and not there.all():
+                    vectors[~there] = held.started(keys[~there])
+                yield keys, vectors
+
+        with rows_files.open(sparse) as opened:
+            rows_files.write(path, batches(), dim=held.dim, dtype=self.dtype, name=held.name)
+        os.remove(sparse)
+        return path, exists
+
+    def _path(self, table: str) -> str:
+        """Returns a path for a file of a table, which no other has had."""
+        plain = "".join(each if each.isalnum() or each in "._-" else "_" for each in table)
+        name, number = plain, 1
+        while name in self._names:
+            number += 1
+            name = f"{plain}-{number}"
+        self._names.add(name)
+        return os.path.join(self._folder, f"{name}.safetensors")
+
+
+def _within_limit(held: HeldRows) -> Iterator[Batch]:
+    """Yields the rows of a table; raises for a key that a table without a hash cannot have."""
+    for keys, vectors in held.batches():
+        if held.key_limit:
+            wrong = keys[(keys < 0) | (keys >= held.key_limit)]
+            if len(wrong):
+                raise ValueError(
+                    f"Table '{held.name}': expected keys in [0, {held.key_limit}), the range of "
+                    f"the model's table. Received: key {wrong[0]}. Make the model with the "
+                    "vocabulary of all workers that saved the checkpoint."
+                )
+        yield keys, vectors

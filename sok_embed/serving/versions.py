@@ -1,0 +1,70 @@
+"""Numbered folders of a model, as model servers watch them: whole before they have their number."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable
+
+from sok_embed.files.whole_files import sync
+
+# Model servers take up folders with numbers as names, and pass over all others.
+_STAGED = ".export-"
+
+
+def write_version(path: str | os.PathLike[str], write: Callable[[str], None]) -> str:
+    """Gives a folder the next number, once it has been written and lies on the device.
+
+    Args:
+        path: The folder of all versions, which is made if there is none.
+        write: A function that writes into the folder of a path, which is there and empty.
+
+    Returns:
+        The path of the version: `path/1`, or one more than the greatest number there.
+
+    Raises:
+        ValueError: For a path that is a URL or a file.
+    """
+    root = os.fspath(path)
+    if "://" in root:
+        raise ValueError(
+            f"Expected a folder of this machine. Received: '{root}'. Export to a local folder, and "
+            "copy the version to where it is served from."
+        )
+    if os.path.exists(root) and not os.path.isdir(root):
+        raise ValueError(f"Expected a folder of versions. Received: '{root}', which is a file.")
+    os.makedirs(root, exist_ok=True)
+    staged = os.path.join(root, f"{_STAGED}{secrets.token_hex(8)}")
+    os.mkdir(staged)
+    try:
+        write(staged)
+        _sync_all(staged)
+        version = _numbered(root, staged)
+    except BaseException:
+        shutil.rmtree(staged, ignore_errors=True)
+        raise
+    sync(root)
+    return version
+
+
+def _numbered(root: str, staged: str) -> str:
+    """Renames a folder to the next number; others may take numbers meanwhile."""
+    while True:
+        names = [name for name in os.listdir(root) if re.fullmatch("[0-9]+", name)]
+        version = os.path.join(root, str(max(map(int, names), default=0) + 1))
+        try:
+            os.rename(staged, version)
+        except OSError:
+            if not os.path.lexists(version):
+                raise
+        else:
+            return version
+
+
+def _sync_all(folder: str) -> None:
+    for parent, _, files in os.walk(folder, topdown=False):
+        for name in files:
+            sync(os.path.join(parent, name))
+        sync(parent)

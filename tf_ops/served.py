@@ -1,0 +1,109 @@
+"""Tables in graphs that serve: what stands in for their handles, and reads rows with other ops."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import tensorflow as tf
+
+
+class ServedRows:
+    """The rows of a table, as a graph for serving reads them."""
+
+    def find(self, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the rows of keys, with zeros for those that have none, and which have one.
+
+        Args:
+            keys: int64 of any shape.
+
+        Returns:
+            float32 `keys.shape + [dim]`, and bool `keys.shape`.
+        """
+        raise NotImplementedError
+
+    def lookup(self, keys: tf.Tensor) -> tf.Tensor:
+        """Returns what a lookup returns that does not train, float32 `keys.shape + [dim]`.
+
+        Args:
+            keys: int64 of any shape.
+        """
+        raise NotImplementedError
+
+
+class ServedAdaptiveRows:
+    """The own and the static rows of an adaptive table, as a graph for serving reads them."""
+
+    def lookup(self, keys: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
+        """Returns what a lookup returns that does not train, float32 `keys.shape + [dim]`.
+
+        Args:
+            keys: int64 of any shape.
+            mask: int32 of the shape of the keys, as for `adaptive_lookup`.
+        """
+        raise NotImplementedError
+
+
+_stand_in_of: ContextVar[Callable[[Any], Any] | None] = ContextVar(
+    "sok_embed_served_by", default=None
+)
+
+
+@contextlib.contextmanager
+def served_by(stand_in_of: Callable[[Any], Any]) -> Iterator[None]:
+    """Has graphs that are traced meanwhile read rows from stand-ins, and use TensorFlow's ops.
+
+    Args:
+        stand_in_of: A function that returns what stands in for a table: `ServedRows`, or
+            `ServedAdaptiveRows`.
+    """
+    token = _stand_in_of.set(stand_in_of)
+    try:
+        yield
+    finally:
+        _stand_in_of.reset(token)
+
+
+def is_serving() -> bool:
+    """Returns whether what is traced is for serving: it uses TensorFlow's ops, and trains none."""
+    return _stand_in_of.get() is not None
+
+
+def stand_in(table: Any) -> Any:
+    """Returns what stands in for a table in the graph that is traced; `None` where nothing does."""
+    function = _stand_in_of.get()
+    if function is None:
+        return None
+    # The function reads the table itself.
+    token = _stand_in_of.set(None)
+    try:
+        return function(table)
+    finally:
+        _stand_in_of.reset(token)
+
+
+def as_int64(keys: tf.Tensor) -> tf.Tensor:
+    """Returns keys as int64; those of uint64 keep their 64 bits."""
+    keys = tf.convert_to_tensor(keys)
+    if keys.dtype == tf.uint64:
+        return tf.bitcast(keys, tf.int64)
+    return tf.cast(keys, tf.int64)
+
+
+def checked(tensor: tf.Tensor, condition: tf.Tensor, message: str, *shown: Any) -> tf.Tensor:
+    """Returns a tensor that fails to be computed where a condition does not hold.
+
+    Args:
+        tensor: The tensor.
+        condition: bool of any shape, all of which must hold.
+        message: The words of the error.
+        *shown: Tensors that the error shows.
+
+    Raises:
+        tf.errors.InvalidArgumentError: When the graph runs.
+    """
+    check = tf.debugging.Assert(tf.reduce_all(condition), [message, *shown])
+    with tf.control_dependencies([] if check is None else [check]):
+        return tf.identity(tensor)
