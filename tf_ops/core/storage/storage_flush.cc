@@ -131,6 +131,10 @@ Status Storage::SpillDirty() {
 Status Storage::FreezeAndPublish(bool tell) {
   if (core_->database->has_set_apart()) return FlushOnce();  // by an attempt that failed
   SOK_RETURN_IF_ERROR(core_->database->CheckFolder());
+  for (auto& [number, group] : groups_) {
+    // Later records must not remove rows that this flush publishes.
+    if (!group.store->RecordRemovals().ok()) return FlushOnce();
+  }
   SOK_ASSIGN_OR_RETURN(Description description, DescribeAtRest());
   SOK_RETURN_IF_ERROR(core_->database->SetPendingApart());
   struct Frozen {
