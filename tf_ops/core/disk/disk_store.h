@@ -80,6 +80,7 @@ class DiskStore final : public DurableStore {
   Status SpillDirty(const ParallelFor& parallel_for) override;
   std::unique_ptr<FrozenRows> FreezeDirty() override;
   void Thaw(bool published) override;
+  Status RecordRemovals() override;
   bool can_spill() const override;
   void MarkClean() override;
   void MarkPublished() override;

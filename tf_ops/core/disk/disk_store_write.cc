@@ -345,6 +345,12 @@ Status DiskStore::Record(Journal::Room room, std::vector<RowBatch> rows) {
   return NotOnDisk(status);
 }
 
+Status DiskStore::RecordRemovals() {
+  if (unrecorded_.rows() == 0) return Status();
+  SOK_ASSIGN_OR_RETURN(auto room, core_->journal->Reserve(unrecorded_.bytes()));
+  return Record(std::move(room), {});
+}
+
 Status DiskStore::NotOnDisk(const Status& why) {
   return ErrorOrLiteral(
       why.code(),

@@ -47,6 +47,8 @@ class DurableStore : public RowStore {
   virtual std::unique_ptr<FrozenRows> FreezeDirty() = 0;
   // Ends that: these rows are published, or else those that have no newer version are dirty again.
   virtual void Thaw(bool published) = 0;
+  // Has the journal record the rows that have gone and are not recorded yet.
+  virtual Status RecordRemovals() = 0;
   // Returns whether rows can be spilled at all, which those that are too long cannot.
   virtual bool can_spill() const = 0;
   // They are in the database now.

@@ -174,7 +174,7 @@ Status Journal::OpenSegment() {
   full_bytes_ = std::min(std::max(free / 4 + earlier_bytes_, kFewestBytes), most_bytes_);
   file_ = file;
   end_ = allocated_ = synced_end_ = sizeof(header);
-  segments_.push_back(number_);
+  segments_.push_back({number_, 0});
   return Status();
 }
 
@@ -186,6 +186,7 @@ Status Journal::SyncSegment(int file) const {
 void Journal::CloseSegment() {
   close(file_);
   file_ = -1;
+  segments_.back().bytes = end_;
   earlier_bytes_ += end_;
   end_ = allocated_ = 0;
   ++number_;
@@ -194,7 +195,7 @@ void Journal::CloseSegment() {
 uint64_t Journal::EndSegment() {
   std::lock_guard<std::mutex> guard(mu_);
   if (file_ >= 0 && !broken_) CloseSegment();
-  return segments_.empty() ? number_ - 1 : segments_.back();
+  return segments_.empty() ? number_ - 1 : segments_.back().number;
 }
 
 Result<Journal::Room> Journal::Reserve(uint64_t row_bytes) {
@@ -292,16 +293,13 @@ Status Journal::SyncThrough(uint64_t record, std::unique_lock<std::mutex>* lock)
 void Journal::DropThrough(uint64_t number) {
   std::lock_guard<std::mutex> guard(mu_);
   if (file_ >= 0 && number_ <= number) CloseSegment();
-  for (uint64_t segment : segments_) {
-    if (segment <= number) unlink(PathOf(segment).c_str());
+  auto kept = segments_.begin();
+  for (; kept != segments_.end() && kept->number <= number; ++kept) {
+    unlink(PathOf(kept->number).c_str());
+    earlier_bytes_ -= kept->bytes;
   }
-  segments_.erase(std::remove_if(segments_.begin(), segments_.end(),
-                                 [number](uint64_t segment) { return segment <= number; }),
-                  segments_.end());
-  if (segments_.empty()) {
-    earlier_bytes_ = 0;
-    broken_ = false;
-  }
+  segments_.erase(segments_.begin(), kept);
+  if (segments_.empty()) broken_ = false;
 }
 
 void Journal::Break() {

@@ -148,9 +148,13 @@ class Journal {
   uint64_t synced_end_ = 0;  // up to where the segment is there
   bool syncing_ = false;
   std::condition_variable synced_more_;
-  uint64_t earlier_bytes_ = 0;      // the bytes of the segments before, which are closed
-  uint64_t full_bytes_ = 0;         // the journal is full at this length; the free space decides
-  std::vector<uint64_t> segments_;  // their numbers, ascending
+  uint64_t earlier_bytes_ = 0;  // the bytes of the segments before, which are closed
+  uint64_t full_bytes_ = 0;     // the journal is full at this length; the free space decides
+  struct Segment {
+    uint64_t number;
+    uint64_t bytes;  // 0 until it is closed
+  };
+  std::vector<Segment> segments_;  // ascending by number
 };
 
 }  // namespace sok

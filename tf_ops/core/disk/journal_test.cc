@@ -61,6 +61,21 @@ void AppendRow(Journal* journal, Key key) {
 
 }  // namespace
 
+TEST_CASE("segments that are dropped do not count, also where a later one has begun") {
+  const TestFolder folder;
+  Journal journal(folder / ".", kStorage, 1);
+  AppendRow(&journal, 1);
+  const uint64_t one = journal.bytes();
+  const uint64_t ended = journal.EndSegment();
+  AppendRow(&journal, 2);
+  CHECK(journal.bytes() == 2 * one);
+  journal.DropThrough(ended);
+  CHECK(journal.bytes() == one);
+  AppendRow(&journal, 3);
+  journal.DropThrough(journal.EndSegment());
+  CHECK(journal.bytes() == 0);
+}
+
 TEST_CASE("a whole record behind a torn one counts if that one was on the device before") {
   const TestFolder folder;
   {

@@ -3,8 +3,8 @@
 #include <unistd.h>
 
 #include <condition_variable>
+#include <exception>
 #include <mutex>
-#include <system_error>
 #include <utility>
 
 #include "core/base/forked_child.h"
@@ -161,13 +161,15 @@ Status StorageCore::Publish(std::function<Status()> write, std::function<void(co
   };
   try {
     publisher_ = std::thread(run);
-  } catch (const std::system_error& error) {
-    const std::lock_guard<std::mutex> lock(publishing_mu_);
-    publishing_ = nullptr;
+    return Status();
+  } catch (const std::exception& error) {  // of memory, or of the system, which has no thread
+    {
+      const std::lock_guard<std::mutex> lock(publishing_mu_);
+      publishing_ = nullptr;
+    }
     return Status(Code::kResourceExhausted,
                   "no thread for a flush of '" + path + "': " + error.what());
   }
-  return Status();
 }
 
 Status StorageCore::JoinPublisher() {

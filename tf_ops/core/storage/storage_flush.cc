@@ -103,13 +103,13 @@ Status Storage::StartFlush(bool tell) {
   if (!core_->read_only) {
     // Most of what is cached, while other calls go on.
     SOK_ASSIGN_OR_RETURN(const auto entrance, core_->Enter(/*to_write=*/true));
-    if (MayFlushBeside()) SOK_RETURN_IF_ERROR(SpillDirty());
+    if (MayFlushBeside()) static_cast<void>(SpillDirty());
   }
   const auto gate = core_->TakeAlone();
   if (core_->database == nullptr || core_->read_only) return FlushAtRest();
   SOK_RETURN_IF_ERROR(Ready());
-  if (!MayFlushBeside()) return FlushAtRest();
-  SOK_RETURN_IF_ERROR(SpillDirty());
+  // A flush at rest needs less room on the disk.
+  if (!MayFlushBeside() || !SpillDirty().ok()) return FlushAtRest();
   return core_->WriteAtRest([&] { return FreezeAndPublish(tell); });
 }
 
@@ -132,6 +132,10 @@ Status Storage::SpillDirty() {
 Status Storage::FreezeAndPublish(bool tell) {
   if (core_->database->has_set_apart()) return FlushOnce();  // by an attempt that failed
   SOK_RETURN_IF_ERROR(core_->database->CheckFolder());
+  for (auto& [number, group] : groups_) {
+    // Later records must not remove rows that this flush publishes.
+    if (!group.store->RecordRemovals().ok()) return FlushOnce();
+  }
   SOK_ASSIGN_OR_RETURN(Description description, DescribeAtRest());
   SOK_RETURN_IF_ERROR(core_->database->SetPendingApart());
   struct Frozen {

@@ -307,6 +307,35 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("rows that cannot be spilled are flushed at rest") {
+  constexpr size_t n = 2000;
+  const TestFolder folder;
+  StorageOptions options;
+  options.path = folder / "storage";
+  options.batch_bytes = 0;
+  TableConfig config;
+  config.dim = kDim;
+  std::vector<Key> keys(n);
+  std::iota(keys.begin(), keys.end(), Key{0});
+  const std::vector<float> rows(n * kDim, 7.0f);
+  {
+    const auto storage = Value(Storage::Open(options));
+    const auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+    REQUIRE(table->Assign(keys.data(), n, rows.data(), ProcessPool()).ok());
+    // The rows take half of that, but each shard has 1 MiB of the spill's file for itself.
+    const FileSizeLimit limit(1 << 20);
+    const Status flushed = storage->Flush();
+    REQUIRE_MESSAGE(flushed.ok(), flushed.message());
+    CopyOfOneMoment(folder / "storage", folder / "killed");
+  }
+  options.path = folder / "killed";
+  const auto killed = Value(Storage::Open(options));
+  const auto table = Value(killed->OpenTable(config, "", {}, std::nullopt));
+  std::vector<float> found(n * kDim);
+  REQUIRE(table->Lookup(keys.data(), n, false, found.data(), ProcessPool()).ok());
+  CHECK(found == rows);
+}
+
 TEST_CASE("a flush beside other calls sorts more rows than it keeps in memory") {
   constexpr int dim = 1000;
   constexpr size_t n = 40000;  // 160 MB

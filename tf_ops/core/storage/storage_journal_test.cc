@@ -186,8 +186,10 @@ namespace {
 // Calls on a full table of four rows, whose least recently trained ones go.
 class FullTable {
  public:
-  explicit FullTable(const std::string& path) {
-    storage = Value(Storage::Open(At(path)));
+  explicit FullTable(const std::string& path, bool flushes_beside = false) {
+    StorageOptions options = At(path);
+    if (flushes_beside) options.batch_bytes = 0;
+    storage = Value(Storage::Open(options));
     storage->SetNow(1);
     table = Open(*storage);
     Update({1, 2, 3, 4});
@@ -291,6 +293,19 @@ TEST_CASE("rows that went for a lookup are gone after a kill once a call is dura
   full.Update({100});
   const Rows rows = RowsOfFullTableAt(Killed(folder, "killed"), false);
   CHECK(rows == Rows{{100, 1.0f}});
+}
+
+TEST_CASE("rows that lookups have made anew outlive a kill once a flush beside calls has them") {
+  const TestFolder folder;
+  FullTable full(folder / "rows", /*flushes_beside=*/true);
+  full.Look({5});  // 1 goes
+  full.Look({1});  // 2 goes, and 1 is there again
+  REQUIRE(full.storage->Flush().ok());
+  const Rows flushed = {{1, 0.0f}, {3, 1.0f}, {4, 1.0f}, {5, 0.0f}};
+  CHECK(RowsOfFullTableAt(Killed(folder, "killed"), false) == flushed);
+  full.Update({5});
+  CHECK(RowsOfFullTableAt(Killed(folder, "killed"), false) ==
+        Rows{{1, 0.0f}, {3, 1.0f}, {4, 1.0f}, {5, 1.0f}});
 }
 
 TEST_CASE("of a call that was under way, all is there or nothing") {

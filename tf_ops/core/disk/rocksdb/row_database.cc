@@ -319,6 +319,7 @@ Status RowDatabase::MakeFamily(int number) {
   });
   // There is one already, which an error has kept from being dropped.
   if (made.IsInvalidArgument()) {
+    handles_->pending_unusable = true;  // for Recover
     return Status(Code::kInternal, "could not make room for pending rows in '" + path_ + "': " +
                                        made.ToString() + "; the next call opens the storage again");
   }
