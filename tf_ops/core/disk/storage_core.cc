@@ -149,7 +149,11 @@ Status StorageCore::Publish(std::function<Status()> write, std::function<void(co
     publishing_ = started;
   }
   const auto run = [this, started, write = std::move(write)] {
-    written_ = OrNoMemory(write);
+    try {
+      written_ = OrNoMemory(write);
+    } catch (const std::exception& error) {  // such as one of std::random_device
+      written_ = OrNoMemory([&] { return Status(Code::kInternal, error.what()); });
+    }
     {
       const std::lock_guard<std::mutex> lock(started->mu);
       started->written = true;
