@@ -345,6 +345,18 @@ def test_rows_that_were_updated_less_often_are_left_out(tmp_path):
     check(model, fed, [expected[:, np.newaxis]], tmp_path, min_count=2)
 
 
+def test_the_file_of_an_adaptive_table_that_has_its_name_has_own_rows(tmp_path):
+    model, _ = trained(adaptive("sum", name="ads", promote_after=1), "dense")
+    assets = f"{export(model, tmp_path)}/assets"
+    table = model.get_layer("ads").table
+    keys = table.export()[0]
+    with rows_files.open(f"{assets}/ads.safetensors") as own:
+        assert len(own) == len(keys) and own.contains(keys).all()
+        np.testing.assert_array_equal(own.lookup(keys), table.lookup(keys))
+    with rows_files.open(f"{assets}/ads-2.safetensors") as static:
+        assert (static.keys() < 5).all()
+
+
 def test_keys_beyond_a_vocabulary_are_refused(tmp_path):
     table = sok.TableConfig("t", 10, DIM, initializer="uniform")
     layer = sok.DistributedEmbedding(sok.FeatureConfig("a", table))
