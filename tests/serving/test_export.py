@@ -437,9 +437,11 @@ def test_other_arguments_are_refused(tmp_path):
             export(model, tmp_path, **arguments)
     with pytest.raises(ValueError, match="or the path of a .keras file"):
         export(7, tmp_path)
+    with pytest.raises(ValueError, match=r"or one that is not built.*Begin a Sequential"):
+        export(keras.Sequential([dynamic("sum")]), tmp_path)
     for path, message in (
         ("s3://bucket/served", "folder of this machine"),
-        (__file__, "is a file"),
+        (__file__, "is a file. Pass the path of a folder"),
     ):
         with pytest.raises(ValueError, match=message):
             export(model, path)
