@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import click
@@ -68,6 +69,12 @@ def export(
     """
     import importlib
 
+    if os.path.isdir(model) and not os.path.exists(os.path.join(model, "config.json")):
+        raise click.UsageError(
+            f"Expected MODEL to be a .keras file. Received: '{model}', which is a folder. The rows "
+            "of a checkpoint are exported with the file of its model: MODEL PATH --source "
+            "CHECKPOINT."
+        )
     # Keras finds classes of a file among those that have been registered.
     for module in ("sok_embed.layers", "sok_embed.feature_column", *modules):
         importlib.import_module(module)
@@ -83,7 +90,14 @@ def export(
 # Numbers are not options, so that a key may be negative.
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
-@click.option("--key", "keys", type=key_of, multiple=True, help="Show its row; again for more.")
+@click.option(
+    "--key",
+    "keys",
+    type=key_of,
+    metavar="KEY",
+    multiple=True,
+    help="Show its row; again for more.",
+)
 @click.option("--verify", is_flag=True, help="Read all of FILE, and fail if it is damaged.")
 @as_json_option
 def rows(file: str, keys: tuple[int, ...], verify: bool, as_json: bool) -> None:

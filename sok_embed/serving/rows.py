@@ -130,16 +130,21 @@ def write(
     Raises:
         ValueError: For a key that comes twice, and for values that are not finite or that float16
             cannot hold where it is needed: the message names the key. For arrays of other shapes.
-        TypeError: For arrays of other dtypes.
+        TypeError: For arrays of other dtypes, and for `extra` with other things than strings.
         OSError: Where the file cannot be written.
     """
     path = check_path(path)
     dim = check_integer("dim", dim, 1, MOST_DIMENSION + 1)
     if not is_among(dtype, _DTYPES):
         raise ValueError(f"Expected dtype of {', '.join(_DTYPES)}. Received: {shown(dtype)}.")
-    writer = _core.ServedRowsWriter(
-        path, dtype, dim, name, _start_of(missing), list((extra or {}).items())
-    )
+    extra = dict(extra or {})
+    for key, value in extra.items():
+        if not (isinstance(key, str) and isinstance(value, str)):
+            raise TypeError(
+                f"Expected extra to map names to strings. Received: {shown(value)} under "
+                f"{shown(key)}. Pass str(value)."
+            )
+    writer = _core.ServedRowsWriter(path, dtype, dim, name, _start_of(missing), [*extra.items()])
     try:
         for keys, rows in batches:
             writer.add(*_check_batch(keys, rows, dim), dim)
@@ -333,7 +338,8 @@ def _check_batch(
     if keys.ndim != 1 or rows.shape != (len(keys), dim):
         raise ValueError(
             f"Expected keys [n] and rows [n, {dim}]. Received: keys {described(keys)} of shape "
-            f"{list(keys.shape)}, rows {described(rows)} of shape {list(rows.shape)}."
+            f"{list(keys.shape)}, rows {described(rows)} of shape {list(rows.shape)}. Pass batches "
+            "as pairs of the two, as in [(keys, rows)], and dim as the length of a row."
         )
     keys, rows = np.ascontiguousarray(keys), np.ascontiguousarray(rows)
     return check_keys(keys), check_floats("rows", rows, None)

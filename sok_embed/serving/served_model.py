@@ -211,13 +211,15 @@ class _Tables:
         own = self._held(table.parts[0], options.min_count, self._taken)
         if isinstance(table, Table):
             return self._rows_of(own, options.missing)
+        # The first file has the name of the table, and is the one that a key is looked up in.
+        own_rows = self._rows_of(own, "zeros")
         static = self._held(table.parts[1])
         buckets = table.static_buckets
         if options.ops == "stock":
             all_static: ServedRows = DenseRows(static, self.files, buckets, "initializer")
         else:
             all_static = self._rows_of(static, "initializer")
-        return AdaptiveRows(self._rows_of(own, "zeros"), all_static, buckets)
+        return AdaptiveRows(own_rows, all_static, buckets)
 
     def _rows_of(self, held: HeldRows, missing: str) -> ServedRows:
         if self._options.ops == "stock":

@@ -27,14 +27,17 @@ def write_version(path: str | os.PathLike[str], write: Callable[[str], None]) ->
     Raises:
         ValueError: For a path that is a URL or a file.
     """
-    root = os.fspath(path)
+    root = os.fsdecode(path)
     if "://" in root:
         raise ValueError(
             f"Expected a folder of this machine. Received: '{root}'. Export to a local folder, and "
             "copy the version to where it is served from."
         )
     if os.path.exists(root) and not os.path.isdir(root):
-        raise ValueError(f"Expected a folder of versions. Received: '{root}', which is a file.")
+        raise ValueError(
+            f"Expected a folder of versions. Received: '{root}', which is a file. Pass the path of "
+            "a folder, which is made if need be."
+        )
     os.makedirs(root, exist_ok=True)
     staged = os.path.join(root, f"{_STAGED}{secrets.token_hex(8)}")
     os.mkdir(staged)

@@ -159,7 +159,7 @@ def test_a_subclassed_model_is_exported_with_a_signature_of_its_forms(name, form
         assert re.search(REFUSED, str(error))
     else:  # of some layers Keras knows no shapes, and makes no signature up
         assert not tf.saved_model.load(str(tmp_path / "saved")).signatures
-    with pytest.raises(ValueError, match="input_signature for a subclassed model"):
+    with pytest.raises(ValueError, match="input_signature for a subclassed model, or"):
         sok.export_model(model, tmp_path / "no")
     sok.export_model(model, tmp_path / "parts", [SPECS[form]])
     found = served(str(tmp_path / "parts"), parts_of({"inputs": ids}))

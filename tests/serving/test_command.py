@@ -95,6 +95,12 @@ def test_a_class_of_the_users_own_is_imported(tmp_path, monkeypatch):
     np.testing.assert_array_equal(found, np.full([1, 2, 4], 2.0))
 
 
+def test_a_checkpoint_in_place_of_a_model_is_a_wrong_use(tmp_path):
+    (tmp_path / "saved").mkdir()
+    ended = CliRunner().invoke(main, ["export", str(tmp_path / "saved"), str(tmp_path / "served")])
+    assert ended.exit_code == 2 and "--source CHECKPOINT" in ended.stderr
+
+
 @pytest.mark.parametrize("arguments", [("export", "no.keras", "served"), ("rows", "no")])
 def test_a_path_that_is_not_there_is_a_wrong_use(arguments, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

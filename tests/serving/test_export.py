@@ -345,6 +345,18 @@ def test_rows_that_were_updated_less_often_are_left_out(tmp_path):
     check(model, fed, [expected[:, np.newaxis]], tmp_path, min_count=2)
 
 
+def test_the_file_of_an_adaptive_table_that_has_its_name_has_own_rows(tmp_path):
+    model, _ = trained(adaptive("sum", name="ads", promote_after=1), "dense")
+    assets = f"{export(model, tmp_path)}/assets"
+    table = model.get_layer("ads").table
+    keys = table.export()[0]
+    with rows_files.open(f"{assets}/ads.safetensors") as own:
+        assert len(own) == len(keys) and own.contains(keys).all()
+        np.testing.assert_array_equal(own.lookup(keys), table.lookup(keys))
+    with rows_files.open(f"{assets}/ads-2.safetensors") as static:
+        assert (static.keys() < 5).all()
+
+
 def test_keys_beyond_a_vocabulary_are_refused(tmp_path):
     table = sok.TableConfig("t", 10, DIM, initializer="uniform")
     layer = sok.DistributedEmbedding(sok.FeatureConfig("a", table))
@@ -425,9 +437,11 @@ def test_other_arguments_are_refused(tmp_path):
             export(model, tmp_path, **arguments)
     with pytest.raises(ValueError, match="or the path of a .keras file"):
         export(7, tmp_path)
+    with pytest.raises(ValueError, match=r"or one that is not built.*Begin a Sequential"):
+        export(keras.Sequential([dynamic("sum")]), tmp_path)
     for path, message in (
         ("s3://bucket/served", "folder of this machine"),
-        (__file__, "is a file"),
+        (__file__, "is a file. Pass the path of a folder"),
     ):
         with pytest.raises(ValueError, match=message):
             export(model, path)

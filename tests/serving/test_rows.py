@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 from rows_reference import RANGES, metadata_of, quantised, read, unpacked
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from seeds import seed_of_test
 
 from sok_embed import kv
@@ -164,6 +164,8 @@ def test_the_metadata_has_extra_strings_and_other_readers_see_it(tmp_path):
     assert metadata["format"] == "sok-embed rows" and metadata["missing"] == "zeros"
     with pytest.raises(ValueError, match="'dim', which the file uses itself"):
         rows.write(tmp_path / "rows", [], dim=2, extra={"dim": "3"})
+    with pytest.raises(TypeError, match="Received: 7 under 'epoch'"):
+        rows.write(tmp_path / "rows", [], dim=2, extra={"epoch": 7})
 
 
 @pytest.mark.parametrize(
@@ -188,6 +190,8 @@ def test_arguments_are_checked(tmp_path):
     batch = (np.array([1]), np.zeros((1, 2)))
     with pytest.raises(TypeError, match="float32"):
         rows.write(tmp_path / "rows", [batch], dim=2)
+    with pytest.raises(ValueError, match="Pass batches as pairs"):
+        rows.write(tmp_path / "rows", (np.array([1, 2]), np.zeros((2, 2))), dim=2)
     with pytest.raises(ValueError, match="dtype of float32, float16, int8, int4"):
         rows.write(tmp_path / "rows", [], dim=2, dtype="bfloat16")
     with pytest.raises(ValueError, match="missing to be 'zeros'"):
@@ -232,6 +236,9 @@ def test_a_file_that_was_changed_is_refused_or_found(tmp_path):
         path.write_bytes(good[:length])
         with pytest.raises(kv.CorruptionError, match=str(path)):
             rows.open(path)
+    save_file({"weight": vectors}, path)
+    with pytest.raises(kv.CorruptionError, match="is not a file of rows of sok-embed, or"):
+        rows.open(path)
 
 
 def test_a_file_may_be_closed_while_others_look_up(tmp_path):

@@ -1,5 +1,6 @@
 """A table of a served model: a file of rows behind an op, in SavedModels that move."""
 
+import gc
 import subprocess
 import sys
 import threading
@@ -106,6 +107,14 @@ def test_a_saved_model_moves_and_needs_the_library_alone(tmp_path, how):
     assert result.returncode == 0, result.stderr
     found = np.array(eval(result.stdout.splitlines()[-1]), np.float32)
     np.testing.assert_array_equal(found, expected)
+
+
+def test_signatures_without_the_object_that_was_loaded_say_what_to_keep(tmp_path):
+    Served(write(tmp_path / "items")).save(str(tmp_path / "1"))
+    serve = tf.saved_model.load(str(tmp_path / "1")).signatures["serving_default"]
+    gc.collect()
+    with pytest.raises(tf.errors.NotFoundError, match="keep the object that tf.saved_model.load"):
+        serve(keys=tf.constant(KEYS))
 
 
 def test_versions_of_a_model_in_one_process_are_apart(tmp_path):

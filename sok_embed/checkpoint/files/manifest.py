@@ -127,8 +127,9 @@ def read(folder: str | Place) -> Manifest:
         data = place.read(NAME, MOST_BYTES)
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"Expected a checkpoint in '{place.path}'. Received: a folder without {NAME}, which is "
-            "none, or one whose save did not end. Take another one."
+            f"Expected a checkpoint in '{place.path}'. Received: a path without {NAME}: nothing "
+            "is there, it is another folder, or its save did not end. Check the path, or take "
+            "another checkpoint."
         ) from None
     except NotADirectoryError:
         raise FileNotFoundError(

@@ -160,4 +160,4 @@ def _text(shapes: Sequence[Any]) -> str:
     if not shapes:
         return "none"
     named = ", ".join(f"{path} ({dtype} {shape})" for path, dtype, shape in shapes[:3])
-    return named + (f" and {len(shapes) - 3} more" if len(shapes) > 3 else "")
+    return named + (f" and {len(shapes) - 3} others" if len(shapes) > 3 else "")

@@ -21,8 +21,11 @@ namespace sok {
 namespace {
 
 Status Damaged(const std::string& path, const std::string& what) {
-  return Status(Code::kDataLoss,
-                what + " The file " + path + " is damaged or incomplete: export or copy it again.");
+  return Status(
+      Code::kDataLoss,
+      what + " " + path +
+          " is not a file of rows of sok-embed, or it is damaged or incomplete: check the "
+          "path, or export or copy the file again.");
 }
 
 // The bits of a number in the order of the file, which is that of the machines that this runs on.

@@ -52,7 +52,11 @@ class ServedRowsResource : public tf::ResourceBase {
 absl::Status GetResource(tf::OpKernelContext* ctx,
                          tf::core::RefCountPtr<ServedRowsResource>* resource) {
   TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(0), "served"));
-  return tf::LookupResource(ctx, tf::HandleFromInput(ctx, 0), resource);
+  const absl::Status status = tf::LookupResource(ctx, tf::HandleFromInput(ctx, 0), resource);
+  if (!absl::IsNotFound(status)) return status;
+  return absl::NotFoundError(
+      "expected a file of rows that is open, got one that was closed with the model; keep the "
+      "object that tf.saved_model.load has returned as long as its signatures are used");
 }
 
 // Finds the file that is open.
