@@ -5,11 +5,12 @@
 
 Every step looks up a batch of new keys, which makes their rows, and updates them; the storage is
 flushed every --flush rows, beside the steps that follow, or within a step with --wait. Prints the
-rate of each tenth of the growth, the median step with and without a flush under way, and the longest
-step, which includes the call of the flush; then the rates of lookups with updates of uniform keys and of Zipf's
-law over all rows, the times of a checkpoint and of opening the folder again, the resident memory
-beside `cache_bytes`, and what the storage says of itself. Targets: the last tenth at least 0.7 of
-the first, no step above 1 s, memory within `cache_bytes` and a tenth, opening below 1 s.
+rate of each tenth of the growth, the median step, also of those with a flush under way, and the
+longest step, which includes the call of the flush; then the rates of lookups with updates of
+uniform keys and of Zipf's law over all rows, the times of a checkpoint and of opening the folder
+again, the resident memory beside `cache_bytes`, and what the storage says of itself. Targets: the
+last tenth at least 0.7 of the first, no step above 1 s, memory within `cache_bytes` and a tenth,
+opening below 1 s.
 
 The rows are 16 floats with Adagrad's accumulator. --keys 200000000 takes 31 GB on disk, and as much
 again while files are rewritten.

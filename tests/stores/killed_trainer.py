@@ -18,7 +18,7 @@ import numpy as np
 CACHE_BYTES = 1 << 20  # a tenth of either group, and less than the rows of one step
 KEYS = 16_000
 BATCH = 4_000
-# About 24 MB are changed by then, which a flush hands over in files; see StorageOptions::batch_bytes.
+# About 24 MB are changed by then, which a flush hands over in files; see batch_bytes in storage.h.
 LARGE_FLUSH = 12
 START = 0.5
 
