@@ -224,7 +224,7 @@ class Checkpoint:
             `CheckpointManager` was given.
 
         Raises:
-            FileNotFoundError: If there is no whole checkpoint in the folder.
+            FileNotFoundError: If the folder lacks a whole checkpoint.
             CorruptionError: For a file that is not as it was written.
             OSError: From the file system or the store.
             ValueError: For the checkpoint of another model, or of a later version.

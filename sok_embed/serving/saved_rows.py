@@ -65,7 +65,7 @@ class Checkpointed:
         source: The folder of the checkpoint, or its URL.
 
     Raises:
-        FileNotFoundError: If there is no whole checkpoint in the folder.
+        FileNotFoundError: If the folder lacks a whole checkpoint.
         CorruptionError: For a file that is not as it was written.
         ValueError: For the checkpoint of another model, or of a later version.
     """

@@ -106,7 +106,7 @@ def export(
         ValueError: For an argument that is none of these, several workers, an initializer that is
             not constant where it would have to be, the checkpoint of another model, and what
             `sok_embed.export_model` refuses.
-        FileNotFoundError: If there is no whole checkpoint in `source`.
+        FileNotFoundError: If `source` lacks a whole checkpoint.
         sok_embed.kv.CorruptionError: For a checkpoint with files that are not as they were written.
     """
     if not is_among(dtype, _DTYPES):

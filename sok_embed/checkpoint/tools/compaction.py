@@ -27,7 +27,7 @@ def compact(folder: str | os.PathLike[str], watch: Watch | None = None) -> int:
         The number of checkpoints it was built on; with 0 nothing was to be done.
 
     Raises:
-        FileNotFoundError: If there is no whole checkpoint in the folder.
+        FileNotFoundError: If the folder lacks a whole checkpoint.
         CorruptionError: For a damaged file of it, or of one that it builds on.
         ValueError: For a URL, and for a checkpoint of a later version.
         OSError: From the file system. The checkpoint stays as it was.

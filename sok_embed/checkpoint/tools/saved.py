@@ -157,7 +157,7 @@ def open_saved(folder: str) -> Saved:
     """Reads the manifest and the indices of a checkpoint, and checks them against each other.
 
     Raises:
-        FileNotFoundError: If there is no whole checkpoint in the folder.
+        FileNotFoundError: If the folder lacks a whole checkpoint.
         CorruptionError: For files that are not as they were written.
         ValueError: For a checkpoint of a later version.
     """
