@@ -1,4 +1,4 @@
-"""How fast are lookups in a mapped file of rows, against tf.gather on a variable, and the opening?
+"""Times lookups in a mapped file of rows beside tf.gather on a variable, and the opening.
 
     python benchmarks/serving_lookup.py --dim 16 --dist uniform
     python benchmarks/serving_lookup.py --open 10000000

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 _LOW = 0xFFFFFFFF
-# What AdaptiveBucket of the core mixes into keys.
+# AdaptiveBucket of the core mixes this into keys.
 _BUCKET_SALT = 0x2545F4914F6CDD1D
 
 

@@ -1,4 +1,4 @@
-"""What the tests of serving share."""
+"""Models and checks that the tests of serving share."""
 
 import sys
 from pathlib import Path

@@ -94,7 +94,7 @@ class Spill {
 
   // Empties the oldest segment, the one whose filling began first, of those without frozen rows.
   // Calls fn(head, floats) for each of its dirty rows, then taken(), which must store what fn has
-  // collected, and forgets all rows of the segment. Returns false if there is no segment but the
+  // collected, and forgets all rows of the segment. Returns false without a segment but the
   // one that is being filled.
   template <typename Fn, typename Taken>
   Result<bool> DropOldest(const Fn& fn, const Taken& taken) {
