@@ -2,9 +2,9 @@
 """Test a wheel with each version of TensorFlow that it is for, in an environment of its own.
 
 `python scripts/matrix.py` installs the wheel of dist/ beside TensorFlow 2.19, 2.20 and 2.21 in
-build/matrix/ and runs the tests of ops, layers and feature columns there. An environment is kept;
-only the wheel is installed anew. It takes Python 3.11 or 3.12: TensorFlow 2.19 has no wheel for
-3.13, and the tests start interpreters in a way that 3.10 does not know.
+build/matrix/ and runs the tests of ops, layers, feature columns and serving there. An environment
+is kept; only the wheel is installed anew. It takes Python 3.11 or 3.12: TensorFlow 2.19 has no
+wheel for 3.13, and the tests start interpreters in a way that 3.10 does not know.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ WORK = ROOT / "build" / "matrix"
 # TensorFlow, and a Keras beside it: the oldest that sok_embed takes, and newer ones.
 VERSIONS = {"2.19.1": "3.12.4", "2.20.0": "3.13.2", "2.21.0": "3.15.1"}
 # Packages that the tests need and the wheel does not bring; requirements-dev.txt has the versions.
-OF_TESTS = ("pytest", "pytest-xdist", "rocksdict", "pandas", "pyarrow")
-TESTS = ("tests/ops", "tests/layers", "tests/feature_column")
+OF_TESTS = ("pytest", "pytest-xdist", "rocksdict", "pandas", "pyarrow", "safetensors")
+TESTS = ("tests/ops", "tests/layers", "tests/feature_column", "tests/serving")
 
 
 class MatrixError(Exception):

@@ -177,11 +177,12 @@ class Storage:
         """Writes everything so far, in one step that happens as a whole or not at all.
 
         Args:
-            wait: False: return once it is settled which rows these are, within about a second.
-                They are written while training goes on, and survive once `flushing` is False, or
-                another `flush` has returned. That one, `checkpoint`, `compact`, dumps, loads and
-                `close` wait for it. If it fails, a line on stderr says so, and the next flush
-                writes the rows.
+            wait: False: return at once. A thread writes the rows of one moment, at this call or a
+                little later, while training goes on. They survive once `flushing` is False, or a
+                `flush` that waits has returned. Where the thread has an earlier flush under way,
+                it begins another after that, one for all such calls. `checkpoint`, `compact`,
+                dumps, loads and `close` wait for the thread. If it fails, a line on stderr says
+                so, and the next flush writes the rows.
 
         Raises:
             ValueError: If `wait` is neither True nor False.
@@ -191,7 +192,7 @@ class Storage:
 
     @property
     def flushing(self) -> bool:
-        """True while rows are written that `flush(wait=False)` has settled on."""
+        """True while a flush that `flush(wait=False)` has asked for is under way or to begin."""
         return self.ready().flushing
 
     def close(self) -> None:

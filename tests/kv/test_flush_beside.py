@@ -1,4 +1,4 @@
-"""Flushes that write the rows of one moment while training goes on."""
+"""Flushes beside training, which write the rows of one moment."""
 
 import shutil
 import threading
@@ -36,7 +36,22 @@ def wait_for(storage):
         time.sleep(0.005)
 
 
-def test_it_has_the_rows_of_the_moment_and_training_goes_on(tmp_path):
+def check_moment(path, first, last):
+    """Checks that a folder has the rows of one moment of so many steps of training."""
+    storage, embedding = opened(path)
+    assert len(embedding) == KEYS.size
+    # A step on a tenth of the keys is there as a whole or not at all.
+    pieces = [np.unique(embedding.lookup(keys)) for keys in np.array_split(KEYS, 10)]
+    storage.close()
+    assert all(piece.size == 1 for piece in pieces)
+    steps = -np.concatenate(pieces)
+    assert steps.max() - steps.min() <= 1
+    assert (np.diff(steps) <= 0).all()
+    assert first <= steps.min()
+    assert steps.max() <= last
+
+
+def test_it_has_the_rows_of_one_moment_and_training_goes_on(tmp_path):
     storage, embedding = opened(tmp_path / "rows")
     train(embedding, 2)
     storage.flush(wait=False)
@@ -45,11 +60,22 @@ def test_it_has_the_rows_of_the_moment_and_training_goes_on(tmp_path):
     shutil.copytree(tmp_path / "rows", tmp_path / "killed")
     assert (embedding.lookup(KEYS) == -3).all()
     storage.close()
-    for name, value in (("killed", -2), ("rows", -3)):
-        storage, embedding = opened(tmp_path / name)
-        assert len(embedding) == KEYS.size
-        assert (embedding.lookup(KEYS) == value).all()
-        storage.close()
+    check_moment(tmp_path / "killed", 2, 3)
+    check_moment(tmp_path / "rows", 3, 3)
+
+
+def test_one_that_is_asked_for_beside_another_follows_it(tmp_path):
+    storage, embedding = opened(tmp_path / "rows")
+    for _ in range(4):
+        train(embedding, 1)
+        for _ in range(3):
+            storage.flush(wait=False)
+    asked = storage.flushing
+    wait_for(storage)
+    shutil.copytree(tmp_path / "rows", tmp_path / "killed")
+    storage.close()
+    assert asked
+    check_moment(tmp_path / "killed", 4, 4)
 
 
 def test_a_checkpoint_in_a_thread_is_of_one_moment(tmp_path):
@@ -61,14 +87,7 @@ def test_a_checkpoint_in_a_thread_is_of_one_moment(tmp_path):
     thread.join()
     assert (embedding.lookup(KEYS) == -4).all()
     storage.close()
-    # A step on a tenth of the keys is in the checkpoint as a whole or not at all.
-    storage, embedding = opened(tmp_path / "copy")
-    pieces = [np.unique(embedding.lookup(keys)) for keys in np.array_split(KEYS, 10)]
-    assert all(piece.size == 1 for piece in pieces)
-    steps = -np.concatenate(pieces)
-    assert steps.max() - steps.min() <= 1
-    assert (np.diff(steps) <= 0).all()
-    storage.close()
+    check_moment(tmp_path / "copy", 1, 4)
 
 
 def test_the_next_flush_and_closing_wait_for_it(tmp_path):

@@ -145,13 +145,19 @@ class Killer:
         """Returns what may be there, by what the worker has said."""
         replay = self._replay
         flushed = [replay.copy()]
+        flush_asked = False  # one that takes the rows of some moment from then on
         self._checkpoints = {}
         for number in range(self._first, run.done + 1):
             call = self._call(number)
+            if flush_asked and call.kind == "update":  # which makes rows first
+                flushed.append(replay.copy())
+                flushed[-1].make_rows(call)
             replay.apply(call)
             if call.kind in FLUSHING:
                 flushed = [replay.copy()]
-            elif call.kind == "flush_beside":
+                flush_asked = False
+            flush_asked |= call.kind == "flush_beside"
+            if flush_asked:
                 flushed.append(replay.copy())
             if call.kind == "checkpoint":
                 self._checkpoints[number] = flushed[0]
@@ -166,8 +172,11 @@ class Killer:
         if self._durability == "update":
             return [replay, after]
         # A load flushes first.
-        flushes = call.kind in FLUSHING or call.kind == "flush_beside"
-        return [*flushed, replay, after] if flushes else flushed
+        if flush_asked and call.kind == "update":
+            flushed.append(replay.copy())
+            flushed[-1].make_rows(call)
+        flush_asked |= call.kind in FLUSHING or call.kind == "flush_beside"
+        return [*flushed, replay, after] if flush_asked else flushed
 
     def _compare(self, run: Run) -> None:
         candidates = self._candidates(run)

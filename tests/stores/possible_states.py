@@ -27,30 +27,45 @@ class PossibleStates:
         self.kept = [replay.copy()]
         self.rows_in_doubt = False
         self._every_call = durability == "update"
+        self._flush_asked = False  # one that takes the rows of some moment from then on
 
     def done(self, call: Call) -> None:
         """A call has returned."""
+        self._note_flush(call)
         for replay in self.present:
             replay.apply(call)
         if call.kind in FLUSHING:
             self.kept = [replay.copy() for replay in self.present]
+            self._flush_asked = False
         elif self._every_call:
             for replay in self.kept:
                 replay.apply(replace(call, kind="nothing") if call.kind == "dump" else call)
-        elif call.kind == "flush_beside":
-            self.kept += [replay.copy() for replay in self.present]
+        self._note_flush()
 
     def failed(self, call: Call) -> None:
         """A call has raised an error."""
+        self._note_flush(call)
         if call.kind in ("look_up", "update"):
             self.rows_in_doubt |= any(replay.makes_rows(call) for replay in self.present)
-        if call.kind in FLUSHING or call.kind == "flush_beside":
+        if call.kind in FLUSHING:
             self.kept += [replay.copy() for replay in self.present]
         self.present = _both(self.present, call)
         if self._every_call:
             self.kept = _both(self.kept, call)
         elif call.kind == "load":
             self.kept += [replay.copy() for replay in self.present]
+        self._note_flush()
+
+    def _note_flush(self, begun: Call | None = None) -> None:
+        """Notes what a flush beside other calls may have taken by now, or when a call had begun."""
+        if begun is not None and begun.kind == "flush_beside":
+            self._flush_asked = True
+        if not self._flush_asked or self._every_call:
+            return
+        for replay in self.present:
+            self.kept.append(replay.copy())
+            if begun is not None and begun.kind == "update":  # which makes rows first
+                self.kept[-1].make_rows(begun)
 
 
 def _both(replays: list[Replay], call: Call) -> list[Replay]:

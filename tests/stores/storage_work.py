@@ -38,7 +38,7 @@ SHARES = {
 KINDS = list(SHARES)
 _CHANCES = np.array(list(SHARES.values())) / sum(SHARES.values())
 # These calls have everything before them survive, whatever the durability. After "flush_beside" a
-# thread writes the rows of that moment while other calls are made.
+# thread takes the rows of one moment from then on, and writes them while other calls are made.
 FLUSHING = {"flush", "load", "checkpoint", "compact", "reopen", "close"}
 
 

@@ -77,7 +77,8 @@ class DiskStore final : public DurableStore {
   Status RecordMeta() override;
   uint64_t DirtyBytes() const override;
   Status ForEachDirty(const VisitDirty& fn) const override;
-  Status SpillDirty(const ParallelFor& parallel_for) override;
+  uint32_t parts() const override { return shard_count(); }
+  Result<uint64_t> SpillDirty(uint32_t part) override;
   std::unique_ptr<FrozenRows> FreezeDirty() override;
   void Thaw(bool published) override;
   Status RecordRemovals() override;
@@ -165,7 +166,6 @@ class DiskStore final : public DurableStore {
   // Writes rows to the spill, or, without room there, those that are dirty to the database, and
   // sets *spilled accordingly.
   Status SpillOrWrite(Shard& shard, const std::vector<Spill::Row>& rows, bool* spilled);
-  Status SpillDirtyOf(Shard& shard);
   Spill::Row SpillRowOf(const Shard& shard, uint32_t row) const;
   // Finds room in the spill for more rows, or returns false.
   Result<bool> ReserveSpill(Shard& shard, size_t rows);

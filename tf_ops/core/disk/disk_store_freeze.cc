@@ -19,45 +19,39 @@ bool DiskStore::can_spill() const {
   return shards_[0]->spill->enabled();
 }
 
-Status DiskStore::SpillDirty(const ParallelFor& parallel_for) {
-  Status failure;
-  std::mutex failure_mu;
-  parallel_for(shard_count(), kShardCost, [&](int64_t first, int64_t last) {
-    for (int64_t s = first; s < last; ++s) {
-      const Status status = OrNoMemory([&] { return SpillDirtyOf(*shards_[s]); });
-      const std::lock_guard<std::mutex> guard(failure_mu);
-      if (failure.ok()) failure = status;
+Result<uint64_t> DiskStore::SpillDirty(uint32_t part) {
+  Shard& shard = *shards_[part];
+  CacheRows& cached = shard.rows;
+  uint64_t count = 0;
+  const Status status = OrNoMemory([&] {
+    std::vector<uint32_t> dirty;
+    std::vector<Spill::Row> rows;
+    for (uint32_t block = 0;; ++block) {
+      // A block at a time, so that other calls need not wait for all of them.
+      const std::lock_guard<SharedMutex> lock(shard.mu);
+      if (block >= cached.block_numbers()) {
+        shard.ChargeIndexes();
+        return Status();
+      }
+      dirty.clear();
+      rows.clear();
+      cached.ForEachOfBlock(block, [&](uint32_t row) {
+        if ((cached.state(row) & kRowDirty) == 0) return;
+        dirty.push_back(row);
+        rows.push_back(SpillRowOf(shard, row));
+      });
+      if (rows.empty()) continue;
+      bool spilled = false;
+      SOK_RETURN_IF_ERROR(SpillOrWrite(shard, rows, &spilled));
+      for (uint32_t row : dirty) {
+        cached.Unmark(row, spilled ? kRowDirty : kRowDirty | kRowNew);
+        if (spilled) cached.Mark(row, kRowSpilled);
+      }
+      count += rows.size();
     }
   });
-  return failure;
-}
-
-Status DiskStore::SpillDirtyOf(Shard& shard) {
-  CacheRows& cached = shard.rows;
-  std::vector<uint32_t> dirty;
-  std::vector<Spill::Row> rows;
-  for (uint32_t block = 0;; ++block) {
-    // A block at a time, so that other calls need not wait for all of them.
-    const std::lock_guard<SharedMutex> lock(shard.mu);
-    if (block >= cached.block_numbers()) {
-      shard.ChargeIndexes();
-      return Status();
-    }
-    dirty.clear();
-    rows.clear();
-    cached.ForEachOfBlock(block, [&](uint32_t row) {
-      if ((cached.state(row) & kRowDirty) == 0) return;
-      dirty.push_back(row);
-      rows.push_back(SpillRowOf(shard, row));
-    });
-    if (rows.empty()) continue;
-    bool spilled = false;
-    SOK_RETURN_IF_ERROR(SpillOrWrite(shard, rows, &spilled));
-    for (uint32_t row : dirty) {
-      cached.Unmark(row, spilled ? kRowDirty : kRowDirty | kRowNew);
-      if (spilled) cached.Mark(row, kRowSpilled);
-    }
-  }
+  if (!status.ok()) return status;
+  return count;
 }
 
 // The rows lie in the spill's file, where nothing writes over them before Thaw. They are sorted in

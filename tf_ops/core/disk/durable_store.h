@@ -31,9 +31,11 @@ class DurableStore : public RowStore {
   using VisitDirty =
       std::function<Status(Key key, const RowHeader& header, const float* floats, size_t n)>;
   virtual Status ForEachDirty(const VisitDirty& fn) const = 0;
-  // Moves dirty rows that are cached to the spill, as dirty as they were, or, without room there,
-  // to the database, pending. The gate may be shared.
-  virtual Status SpillDirty(const ParallelFor& parallel_for) = 0;
+  // Writes dirty rows that are cached to the spill, as dirty as they were, or, without room there,
+  // to the database, pending: those of one of so many parts of the store. Returns how many there
+  // were. The gate may be shared.
+  virtual uint32_t parts() const = 0;
+  virtual Result<uint64_t> SpillDirty(uint32_t part) = 0;
   // The rows that were dirty at one moment, for another thread, which needs no gate.
   class FrozenRows {
    public:

@@ -317,9 +317,9 @@ bool Journal::broken() const {
   return broken_;
 }
 
-bool Journal::full() const {
+bool Journal::full(bool twice) const {
   std::lock_guard<std::mutex> guard(mu_);
-  return file_ >= 0 && earlier_bytes_ + end_ > full_bytes_;
+  return file_ >= 0 && earlier_bytes_ + end_ > (twice ? 2 : 1) * full_bytes_;
 }
 
 }  // namespace sok

@@ -114,8 +114,8 @@ class Journal {
   bool empty() const { return bytes() == 0; }
   uint64_t bytes() const;
   bool broken() const;
-  // Returns whether it is so long that it should be published.
-  bool full() const;
+  // Returns whether it is so long that it should be published, or, with `twice`, twice as long.
+  bool full(bool twice = false) const;
 
  private:
   Status OpenSegment();

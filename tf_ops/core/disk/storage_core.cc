@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "core/base/forked_child.h"
@@ -59,7 +60,7 @@ bool StorageCore::ShouldMend(bool to_write) const {
   if (database == nullptr || read_only) return false;
   if (!database->usable() || resolve || (to_write && journal != nullptr && journal->broken()))
     return true;
-  const bool wanted = database->failed() || (journal != nullptr && journal->full());
+  const bool wanted = database->failed() || (journal != nullptr && journal->full(/*twice=*/true));
   return to_write && wanted && std::chrono::steady_clock::now() >= next_mend_;
 }
 
@@ -72,12 +73,15 @@ Status StorageCore::Recover() {
 
 Status StorageCore::Mend(bool to_write) {
   Status status = Recover();
-  if (status.ok() && to_write && journal != nullptr && (journal->broken() || journal->full())) {
+  if (status.ok() && to_write && journal != nullptr &&
+      (journal->broken() || journal->full(/*twice=*/true))) {
     status = flush ? flush() : Status();
   }
-  if (!status.ok()) next_mend_ = std::chrono::steady_clock::now() + kMendPause;
+  if (!status.ok()) PauseMending();
   return status;
 }
+
+void StorageCore::PauseMending() { next_mend_ = std::chrono::steady_clock::now() + kMendPause; }
 
 Result<StorageCore::Entrance> StorageCore::Enter(bool to_write) {
   SOK_RETURN_IF_ERROR(CheckProcess());
@@ -97,6 +101,10 @@ Result<StorageCore::Entrance> StorageCore::Enter(bool to_write) {
     entrance.lock();
   }
   SOK_RETURN_IF_ERROR(to_write ? CheckWritable() : CheckOpen());
+  if (to_write && journal != nullptr && journal->full() && ask_flush &&
+      std::chrono::steady_clock::now() >= next_mend_) {
+    ask_flush();
+  }
   return Result<Entrance>(std::move(entrance));
 }
 
@@ -104,7 +112,7 @@ struct StorageCore::Publishing {
   std::function<void(const Status&)> end;
   std::mutex mu;
   std::condition_variable changed;
-  bool written = false;  // guarded by mu
+  std::optional<Status> written;  // what write() did; guarded by mu
 };
 
 std::shared_ptr<StorageCore::Publishing> StorageCore::publishing() const {
@@ -116,7 +124,7 @@ StorageCore::Alone StorageCore::TakeAlone() {
   for (;;) {
     if (const auto current = publishing(); current != nullptr) {
       std::unique_lock<std::mutex> lock(current->mu);
-      current->changed.wait(lock, [&] { return current->written; });
+      current->changed.wait(lock, [&] { return current->written.has_value(); });
     }
     Alone alone(gate);
     if (EndPublishing()) return alone;
@@ -128,57 +136,41 @@ bool StorageCore::EndPublishing() {
   if (current == nullptr) return true;
   {
     const std::lock_guard<std::mutex> lock(current->mu);
-    if (!current->written) return false;  // begun since the caller looked
+    if (!current->written.has_value()) return false;  // begun since the caller looked
   }
   {
     const std::lock_guard<std::mutex> lock(publishing_mu_);
     publishing_ = nullptr;
   }
   static_cast<void>(OrNoMemory([&] {
-    current->end(written_);
+    current->end(*current->written);
     return Status();
   }));
   return true;
 }
 
-Status StorageCore::Publish(std::function<Status()> write, std::function<void(const Status&)> end) {
+Status StorageCore::Publish(const std::function<Status()>& write,
+                            std::function<void(const Status&)> end, Alone* gate) {
   const auto started = std::make_shared<Publishing>();
   started->end = std::move(end);
   {
     const std::lock_guard<std::mutex> lock(publishing_mu_);
     publishing_ = started;
   }
-  const auto run = [this, started, write = std::move(write)] {
-    try {
-      written_ = OrNoMemory(write);
-    } catch (const std::exception& error) {  // such as one of std::random_device
-      written_ = OrNoMemory([&] { return Status(Code::kInternal, error.what()); });
-    }
-    {
-      const std::lock_guard<std::mutex> lock(started->mu);
-      started->written = true;
-    }
-    started->changed.notify_all();
-    const Alone alone(gate);
-    // Somebody who took the gate before may have ended it, and begun another.
-    if (publishing() == started) EndPublishing();
-  };
+  gate->unlock();
+  Status written;
   try {
-    publisher_ = std::thread(run);
-    return Status();
-  } catch (const std::exception& error) {  // of memory, or of the system, which has no thread
-    {
-      const std::lock_guard<std::mutex> lock(publishing_mu_);
-      publishing_ = nullptr;
-    }
-    return Status(Code::kResourceExhausted,
-                  "no thread for a flush of '" + path + "': " + error.what());
+    written = OrNoMemory(write);
+  } catch (const std::exception& error) {  // such as one of std::random_device
+    written = OrNoMemory([&] { return Status(Code::kInternal, error.what()); });
   }
-}
-
-Status StorageCore::JoinPublisher() {
-  if (publisher_.joinable()) publisher_.join();
-  return std::exchange(written_, Status());
+  {
+    const std::lock_guard<std::mutex> lock(started->mu);
+    started->written = written;
+  }
+  started->changed.notify_all();
+  *gate = TakeAlone();
+  return written;
 }
 
 Status StorageCore::WriteAtRest(const std::function<Status()>& call) {

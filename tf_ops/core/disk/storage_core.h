@@ -8,7 +8,6 @@
 #include <mutex>
 #include <shared_mutex>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "core/base/expiry.h"
@@ -24,7 +23,6 @@ namespace sok {
 struct StorageCore {
   StorageCore(uint32_t ttl, std::function<uint32_t()> now, uint64_t cache_bytes)
       : expiry(std::make_shared<Expiry>(ttl, std::move(now))), memory(cache_bytes) {}
-  ~StorageCore() { static_cast<void>(JoinPublisher()); }
 
   // Returns kFailedPrecondition in a process that was forked from the one that has it open. There
   // are neither threads nor locks of other threads' to wait for, so it comes first.
@@ -37,8 +35,9 @@ struct StorageCore {
   Status CheckWritable() const;
 
   // The gate, shared, with the storage open, and writable if that is asked for. What an error of
-  // the disk has left is mended before if that is possible by now, and a long journal published.
-  // The calling thread must not hold the gate.
+  // the disk has left is mended before if that is possible by now. For a call that writes, a long
+  // journal is published: beside it, or before it if the journal is twice as long. The calling
+  // thread must not hold the gate.
   using Entrance = std::shared_lock<SharedMutex>;
   Result<Entrance> Enter(bool to_write);
 
@@ -46,16 +45,16 @@ struct StorageCore {
   // and ends it. Whoever takes the gate alone takes it in this way.
   using Alone = std::unique_lock<SharedMutex>;
   Alone TakeAlone();
-  // Calls write() on a thread of its own, which has no gate, and then, once, end(its status), with
-  // the gate held alone, there or in TakeAlone. Called with that held, and after JoinPublisher. On
-  // an error, where no thread can be started, it calls neither.
-  Status Publish(std::function<Status()> write, std::function<void(const Status&)> end);
-  // Waits until that thread has ended, and returns what write() did: success if none has run since
-  // the last call. The caller must not hold the gate, and calls of this and of Publish must not run
-  // beside each other.
-  Status JoinPublisher();
-  // Returns whether rows are being published beside other calls.
-  bool is_publishing() const { return publishing() != nullptr; }
+  // Publishes beside other calls: lets `gate` go, calls write(), takes it again, and returns what
+  // write() did. Before anybody else has the gate alone, end(its status) is called once, with the
+  // gate held alone, here or in TakeAlone. One call at a time. Where it throws, it has called
+  // neither, and the gate is held.
+  Status Publish(const std::function<Status()>& write, std::function<void(const Status&)> end,
+                 Alone* gate);
+
+  // Called with the gate held exclusively, when a flush beside other calls has failed: it is not
+  // asked for again for a while.
+  void PauseMending();
 
   // Called with the gate held exclusively: makes the database usable again after an error, and
   // finds out what was left in doubt. Without an error it does nothing.
@@ -81,6 +80,9 @@ struct StorageCore {
   std::unique_ptr<Journal> journal;  // of the calls that must survive; null: none has to
   // The storage's own flush, called with the gate held exclusively. Null once the storage is gone.
   std::function<Status()> flush;
+  // Has the storage flush beside other calls, unless it does so already. Called with the gate
+  // shared. Null once the storage is gone.
+  std::function<void()> ask_flush;
   // Finds out whether a publication has happened that failed in its last system calls, and makes
   // memory follow. No call may use the database before. Null: none is in doubt.
   std::function<Status()> resolve;
@@ -110,8 +112,6 @@ struct StorageCore {
   std::chrono::steady_clock::time_point next_mend_;
   mutable std::mutex publishing_mu_;
   std::shared_ptr<Publishing> publishing_;  // null: nothing is being published beside other calls
-  std::thread publisher_;
-  Status written_;  // what write() did, once that is told
 };
 
 }  // namespace sok

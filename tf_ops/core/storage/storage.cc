@@ -28,6 +28,7 @@ Storage::~Storage() {
   {
     const auto gate = core_->TakeAlone();
     core_->flush = nullptr;
+    core_->ask_flush = nullptr;
     core_->resolve = nullptr;
   }
   if (!status.ok()) {
@@ -83,8 +84,8 @@ Status Storage::SettleAtRest() {
 Status Storage::Checkpoint(const std::string& path) {
   std::lock_guard<std::mutex> guard(mu_);
   // The rows of this moment, while other calls go on.
-  SOK_RETURN_IF_ERROR(StartFlush(/*tell=*/false));
-  SOK_ASSIGN_OR_RETURN(const auto gate, AwaitFlush());
+  flusher_.Settle();
+  SOK_ASSIGN_OR_RETURN(const auto gate, FlushBeside());
   return core_->read_only
              ? CheckpointOfReader(*core_->database, core_->path, path, core_->shown_journal)
              : MakeCheckpoint(*core_->database, core_->path, path);
@@ -117,7 +118,7 @@ Status Storage::ReadyToWrite() {
 
 Status Storage::Close() {
   std::lock_guard<std::mutex> guard(mu_);
-  static_cast<void>(core_->JoinPublisher());
+  flusher_.Settle();
   const auto gate = core_->TakeAlone();
   if (core_->database == nullptr) return Status();
   SOK_RETURN_IF_ERROR(FlushAtRest());

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/repeated_job.h"
 #include "core/base/status.h"
 #include "core/disk/durable_store.h"
 #include "core/disk/storage_core.h"
@@ -127,14 +128,15 @@ class Storage : public std::enable_shared_from_this<Storage> {
                                            bool reset_initializer = false);
 
   // Makes everything so far survive, in one atomic step. On an error nothing is lost: rows stay
-  // where they are, and another Flush tries again. The rows are those of one moment, and are
-  // written on a thread of their own, while calls of tables go on; without `wait` this returns
-  // meanwhile. Calls that need all rows at rest wait for that thread: another flush, a checkpoint,
-  // a dump, a load, a change of the layout, closing. Where it fails and nobody waits, a line on
-  // stderr says so, and the next flush has its rows too.
+  // where they are, and another Flush tries again. The rows are those of one moment, at the call or
+  // a little later, and most of the work goes on beside calls of tables. Without `wait` a thread
+  // does it: the call returns at once, and where that thread has an earlier flush under way,
+  // another begins when that ends. Calls that need all rows at rest wait for the thread: a flush
+  // that waits, a checkpoint, a dump, a load, a change of the layout, closing. Where it fails, a
+  // line on stderr says so, and the next flush has its rows too.
   Status Flush(bool wait = true);
-  // Returns whether such a thread is at work.
-  bool flushing() const { return core_->is_publishing(); }
+  // Returns whether the thread is at work.
+  bool flushing() const { return flusher_.busy(); }
   // Flush, then RocksDB's checkpoint in a new folder, which can be opened like this one.
   Status Checkpoint(const std::string& path);
   // Flush, then rewrites the files without expired and superseded rows.
@@ -211,6 +213,7 @@ class Storage : public std::enable_shared_from_this<Storage> {
     std::shared_ptr<Admission> admission;
     std::optional<EvictionConfig> eviction;
   };
+  using OpenGroupMap = std::map<int, OpenGroup>;
 
   explicit Storage(std::shared_ptr<StorageCore> core) : core_(std::move(core)) {}
   // Publishes `meta`, which has another layout, for a group that is not open, and its rows without
@@ -263,16 +266,18 @@ class Storage : public std::enable_shared_from_this<Storage> {
     std::optional<uint64_t> segment;
   };
   Result<Description> DescribeAtRest();
-  uint64_t DirtyBytes() const;
-  // The parts of a flush beside other calls. `tell`: say on stderr if its thread fails. StartFlush
-  // and AwaitFlush are called with mu_ held, and without the gate; MayFlushBeside and SpillDirty
-  // want it at least shared.
-  Status StartFlush(bool tell);
-  // Waits until what StartFlush has begun is published; returns the gate, alone.
-  Result<StorageCore::Alone> AwaitFlush();
-  bool MayFlushBeside() const;
-  Status SpillDirty();
-  Status FreezeAndPublish(bool tell);
+  static uint64_t DirtyBytes(const OpenGroupMap& groups);
+  // Flushes, for the most part beside other calls, and returns the gate, alone. These are called
+  // without the gate.
+  Result<StorageCore::Alone> FlushBeside();
+  void FlushOnThread();
+  Status SpillBeside(const OpenGroupMap& groups);
+  OpenGroupMap OpenGroups();
+  // These two want the gate at least shared.
+  bool MayFlushBeside(const OpenGroupMap& groups) const;
+  static Status SpillDirty(const OpenGroupMap& groups);
+  // Lets the gate go meanwhile.
+  Status FreezeAndPublish(StorageCore::Alone* gate);
   Status SettleAtRest();
   Result<std::map<int, GroupMeta>> GroupsAtRest() const;
   // Writes a group and those of its rows that the filter lets through; returns how many they were.
@@ -327,7 +332,9 @@ class Storage : public std::enable_shared_from_this<Storage> {
   std::atomic<bool> reset_initializer_{false};
   uint64_t batch_bytes_ = 0;  // see StorageOptions
   std::mutex mu_;             // guards groups_; taken before the gate
-  std::map<int, OpenGroup> groups_;
+  std::mutex open_mu_;        // held for a moment while a group is added, or groups_ copied
+  OpenGroupMap groups_;
+  RepeatedJob flusher_{[this] { FlushOnThread(); }};
 };
 
 }  // namespace sok

@@ -1,6 +1,7 @@
 // Flushing a storage: at rest, and beside other calls.
 #include <algorithm>
 #include <cstdio>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -8,12 +9,17 @@
 #include <vector>
 
 #include "core/base/status_macros.h"
-#include "core/base/thread_pool.h"
 #include "core/storage/admission_names.h"
 #include "core/storage/storage.h"
 #include "core/storage/storage_journal.h"
 
 namespace sok {
+namespace {
+
+// Rows that have become dirty meanwhile are written so often before the gate is taken alone.
+constexpr int kMostPasses = 4;
+
+}  // namespace
 
 Status Storage::FlushAtRest() {
   if (core_->database == nullptr) return core_->CheckOpen();
@@ -28,7 +34,7 @@ Status Storage::FlushOnce() {
   SOK_ASSIGN_OR_RETURN(const Description description, DescribeAtRest());
   const Database::Meta& meta = description.meta;
   Status status;
-  if (!database.has_pending() && DirtyBytes() <= batch_bytes_) {
+  if (!database.has_pending() && DirtyBytes(groups_) <= batch_bytes_) {
     RowBatch batch;
     for (auto& [number, group] : groups_) {
       if (!status.ok()) break;
@@ -60,9 +66,9 @@ Status Storage::FlushOnce() {
   return Status();
 }
 
-uint64_t Storage::DirtyBytes() const {
+uint64_t Storage::DirtyBytes(const OpenGroupMap& groups) {
   uint64_t bytes = 0;
-  for (const auto& [number, group] : groups_) bytes += group.store->DirtyBytes();
+  for (const auto& [number, group] : groups) bytes += group.store->DirtyBytes();
   return bytes;
 }
 
@@ -86,50 +92,97 @@ Result<Storage::Description> Storage::DescribeAtRest() {
 }
 
 Status Storage::Flush(bool wait) {
-  std::lock_guard<std::mutex> guard(mu_);
-  SOK_RETURN_IF_ERROR(StartFlush(/*tell=*/!wait));
-  return wait ? AwaitFlush().status() : Status();
+  const std::lock_guard<std::mutex> guard(mu_);
+  if (!wait && !core_->read_only) {
+    if (flusher_.AskIfBusy()) return Status();
+    bool is_long = false;
+    {
+      SOK_ASSIGN_OR_RETURN(const auto entrance, core_->Enter(/*to_write=*/true));
+      is_long = MayFlushBeside(groups_);
+    }
+    if (is_long && flusher_.Ask()) return Status();
+  }
+  flusher_.Settle();
+  return FlushBeside().status();
 }
 
-Result<StorageCore::Alone> Storage::AwaitFlush() {
-  const Status written = core_->JoinPublisher();
+void Storage::FlushOnThread() {
+  const Status status = OrNoMemory([&] { return FlushBeside().status(); });
+  if (status.ok() || closed()) return;
+  {
+    const auto gate = core_->TakeAlone();
+    core_->PauseMending();
+  }
+  std::fprintf(stderr,
+               "sok_embed: a flush beside other calls failed, and the next flush has its rows too: "
+               "%.*s\n",
+               static_cast<int>(status.text().size()), status.text().data());
+}
+
+Result<StorageCore::Alone> Storage::FlushBeside() {
+  if (!core_->read_only) SOK_RETURN_IF_ERROR(SpillBeside(OpenGroups()));
   auto gate = core_->TakeAlone();
-  if (!written.ok()) SOK_RETURN_IF_ERROR(FlushAtRest());
+  if (core_->database == nullptr || core_->read_only) {
+    SOK_RETURN_IF_ERROR(FlushAtRest());
+    return gate;
+  }
+  SOK_RETURN_IF_ERROR(Ready());
+  const bool beside = MayFlushBeside(groups_) && SpillDirty(groups_).ok();
+  if (beside && core_->WriteAtRest([&] { return FreezeAndPublish(&gate); }).ok()) return gate;
+  SOK_RETURN_IF_ERROR(FlushAtRest());  // which needs less room on the disk
   return gate;
 }
 
-Status Storage::StartFlush(bool tell) {
-  static_cast<void>(core_->JoinPublisher());  // this flush has its rows, too, if it failed
-  if (!core_->read_only) {
-    // Most of what is cached, while other calls go on.
-    SOK_ASSIGN_OR_RETURN(const auto entrance, core_->Enter(/*to_write=*/true));
-    if (MayFlushBeside()) static_cast<void>(SpillDirty());
-  }
-  const auto gate = core_->TakeAlone();
-  if (core_->database == nullptr || core_->read_only) return FlushAtRest();
-  SOK_RETURN_IF_ERROR(Ready());
-  // A flush at rest needs less room on the disk.
-  if (!MayFlushBeside() || !SpillDirty().ok()) return FlushAtRest();
-  return core_->WriteAtRest([&] { return FreezeAndPublish(tell); });
+Storage::OpenGroupMap Storage::OpenGroups() {
+  const std::lock_guard<std::mutex> guard(open_mu_);
+  return groups_;
 }
 
-bool Storage::MayFlushBeside() const {
-  const bool can_spill = std::all_of(groups_.begin(), groups_.end(), [](const auto& group) {
+bool Storage::MayFlushBeside(const OpenGroupMap& groups) const {
+  const bool can_spill = std::all_of(groups.begin(), groups.end(), [](const auto& group) {
     return group.second.store->can_spill();
   });
   const bool broken = core_->journal != nullptr && core_->journal->broken();
   // Rows that an earlier attempt has set apart go with a flush at rest, and a short one needs no
   // thread.
   return can_spill && !broken && !core_->database->has_set_apart() &&
-         (core_->database->has_pending() || DirtyBytes() > batch_bytes_);
+         (core_->database->has_pending() || DirtyBytes(groups) > batch_bytes_);
 }
 
-Status Storage::SpillDirty() {
-  for (auto& [number, group] : groups_) SOK_RETURN_IF_ERROR(group.store->SpillDirty(ProcessPool()));
+Status Storage::SpillBeside(const OpenGroupMap& groups) {
+  uint64_t before = std::numeric_limits<uint64_t>::max();
+  for (int pass = 0; pass < kMostPasses; ++pass) {
+    {
+      SOK_ASSIGN_OR_RETURN(const auto entrance, core_->Enter(/*to_write=*/true));
+      if (!MayFlushBeside(groups)) return Status();
+    }
+    uint64_t rows = 0;
+    for (const auto& [number, group] : groups) {
+      for (uint32_t part = 0; part < group.store->parts(); ++part) {
+        // The gate is let go in between, so that a call that wants it alone need not wait long.
+        SOK_ASSIGN_OR_RETURN(const auto entrance, core_->Enter(/*to_write=*/true));
+        const auto spilled = group.store->SpillDirty(part);
+        if (!spilled.ok()) return Status();  // the flush sees to that
+        rows += spilled.value();
+      }
+    }
+    // Rows that change in every step are written in every pass.
+    if (rows > before / 2) return Status();
+    before = rows;
+  }
   return Status();
 }
 
-Status Storage::FreezeAndPublish(bool tell) {
+Status Storage::SpillDirty(const OpenGroupMap& groups) {
+  for (const auto& [number, group] : groups) {
+    for (uint32_t part = 0; part < group.store->parts(); ++part) {
+      SOK_RETURN_IF_ERROR(group.store->SpillDirty(part).status());
+    }
+  }
+  return Status();
+}
+
+Status Storage::FreezeAndPublish(StorageCore::Alone* gate) {
   if (core_->database->has_set_apart()) return FlushOnce();  // by an attempt that failed
   SOK_RETURN_IF_ERROR(core_->database->CheckFolder());
   for (auto& [number, group] : groups_) {
@@ -143,52 +196,42 @@ Status Storage::FreezeAndPublish(bool tell) {
     OpenGroup group;
     std::unique_ptr<DurableStore::FrozenRows> rows;
   };
-  auto frozen = std::make_shared<std::vector<Frozen>>();
-  const auto thaw = [frozen](bool published) {
-    for (Frozen& one : *frozen) one.group.store->Thaw(published);
+  std::vector<Frozen> frozen;
+  const auto thaw = [&frozen](bool published) {
+    for (Frozen& one : frozen) one.group.store->Thaw(published);
   };
-  SOK_RETURN_IF_ERROR(OrNoMemory([&] {
-    for (auto& [number, group] : groups_) frozen->push_back({number, group, nullptr});
-    return Status();
-  }));
+  const auto write = [&] {
+    const auto publication = core_->database->StartPublicationOfSetApart();
+    for (const Frozen& one : frozen) {
+      SOK_RETURN_IF_ERROR(
+          one.rows->ForEach([&](Key key, const RowHeader& header, const float* floats, size_t n) {
+            return publication->Add(RowKey(one.number, key), header, floats, n);
+          }));
+    }
+    return publication->Finish(description.meta);
+  };
+  const auto end = [&](const Status& written) {
+    thaw(written.ok());
+    if (!written.ok()) return;
+    core_->database->DropSetApart();
+    core_->ChargeDatabase();
+    for (const Frozen& one : frozen) {
+      if (one.group.admission != nullptr) one.group.admission->MarkSaved();
+    }
+    // A journal that has broken since then is mended by another flush alone.
+    const bool whole = core_->journal != nullptr && !core_->journal->broken();
+    if (whole && description.segment.has_value()) core_->journal->DropThrough(*description.segment);
+  };
+  Status written;
   const Status status = OrNoMemory([&] {
-    for (Frozen& one : *frozen) one.rows = one.group.store->FreezeDirty();
-    return core_->Publish(
-        [core = core_.get(), frozen, meta = std::move(description.meta)] {
-          const auto publication = core->database->StartPublicationOfSetApart();
-          for (const Frozen& one : *frozen) {
-            SOK_RETURN_IF_ERROR(one.rows->ForEach(
-                [&](Key key, const RowHeader& header, const float* floats, size_t n) {
-                  return publication->Add(RowKey(one.number, key), header, floats, n);
-                }));
-          }
-          return publication->Finish(meta);
-        },
-        [core = core_.get(), frozen, thaw, tell,
-         segment = description.segment](const Status& written) {
-          thaw(written.ok());
-          if (!written.ok()) {
-            if (tell) {
-              std::fprintf(stderr,
-                           "sok_embed: a flush beside other calls failed, and the next flush has "
-                           "its rows too: %s\n",
-                           written.message().c_str());
-            }
-            return;
-          }
-          core->database->DropSetApart();
-          core->ChargeDatabase();
-          for (const Frozen& one : *frozen) {
-            if (one.group.admission != nullptr) one.group.admission->MarkSaved();
-          }
-          // A journal that has broken since then is mended by another flush alone.
-          const bool whole = core->journal != nullptr && !core->journal->broken();
-          if (whole && segment.has_value()) core->journal->DropThrough(*segment);
-        });
+    for (auto& [number, group] : groups_) frozen.push_back({number, group, nullptr});
+    for (Frozen& one : frozen) one.rows = one.group.store->FreezeDirty();
+    written = core_->Publish(write, end, gate);
+    return Status();
   });
-  if (status.ok()) return status;
+  if (status.ok()) return written;
   thaw(/*published=*/false);
-  return FlushOnce();  // which needs no thread, and less memory
+  return FlushOnce();  // which needs less memory
 }
 
 }  // namespace sok

@@ -111,7 +111,7 @@ class Program {
     const std::vector<Key> keys = Batch();
     const size_t n = keys.size();
     if (mode_.has_ttl && rng_() % 8 == 0) ++now_;
-    NoteEnd();
+    NoteFlush();
     switch (rng_() % 20) {
       case 0:
       case 1:
@@ -134,6 +134,7 @@ class Program {
       case 6:
       case 7:
       case 8: {
+        NoteMadeRows(group, keys);
         const std::vector<float> ones(n * kDim, 1.0f);
         const Status status =
             table.Update(keys.data(), n, ones.data(), "kv_sgd", *sgd_, {}, ProcessPool());
@@ -160,7 +161,8 @@ class Program {
       case 11:
       case 12:
       case 13: {
-        settled_.push_back(rows_);
+        asked_ = settled_.size();
+        is_noted_ = false;
         const Status status = storage_->Flush(/*wait=*/false);
         REQUIRE_MESSAGE(status.ok(), status.message());
         break;
@@ -184,7 +186,7 @@ class Program {
           Open();
         } else if (rng_() % 8 == 0) {
           REQUIRE(storage_->Compact().ok());
-          settled_ = {rows_};
+          SetSettled();
         }
         break;
       default:
@@ -195,11 +197,29 @@ class Program {
   // Everything so far survives from here on.
   void Settle() {
     REQUIRE(storage_->Flush().ok());
-    settled_ = {rows_};
+    SetSettled();
   }
-  // Once nothing is under way, the last flush that began has ended.
-  void NoteEnd() {
-    if (settled_.size() > 1 && !storage_->flushing()) settled_ = {settled_.back()};
+  void SetSettled() {
+    settled_ = {rows_};
+    is_noted_ = true;
+  }
+  // An update makes rows before it changes any. A flush beside it may take them as they were made.
+  void NoteMadeRows(int group, const std::vector<Key>& keys) {
+    if (is_noted_) return;
+    State made = rows_;
+    for (Key key : keys) {
+      const auto row = made[group].find(key);
+      if (row == made[group].end() || !Lives(row->second)) made[group][key] = {0, now_};
+    }
+    settled_.push_back(std::move(made));
+  }
+  // Between two calls: a flush beside them takes the rows of one of these moments.
+  void NoteFlush() {
+    if (is_noted_) return;
+    is_noted_ = !storage_->flushing();  // this moment may still be the one that it has taken
+    settled_.push_back(rows_);
+    // Those from before the last one was asked for are gone once it has ended.
+    if (is_noted_) settled_.erase(settled_.begin(), settled_.begin() + asked_);
   }
 
   void Check(Table& table, const Rows& rows, const std::vector<Key>& keys) {
@@ -234,7 +254,7 @@ class Program {
     const std::string path = folder_ / ("checkpoint-" + std::to_string(rng_()));
     const Status made = storage_->Checkpoint(path);
     REQUIRE_MESSAGE(made.ok(), made.message());
-    settled_ = {rows_};
+    SetSettled();
     const auto copy = Value(Storage::Open(Options(path)));
     CheckAll(TablesOf(*copy), rows_);
   }
@@ -269,7 +289,6 @@ class Program {
       REQUIRE(stored == Living(rows_));
       return;
     }
-    if (settled_.empty()) settled_.emplace_back(kGroups);
     const bool is_settled = std::any_of(settled_.begin(), settled_.end(), [&](const State& state) {
       return stored == Living(state);
     });
@@ -284,8 +303,10 @@ class Program {
       std::move(MakeRowOptimizer("kv_sgd", {{"gamma", 1.0}}).value());
   std::shared_ptr<Storage> storage_;
   Tables tables_;
-  State rows_;                 // what the calls that returned have left
-  std::deque<State> settled_;  // what a kill may leave without write_through
+  State rows_;                                 // what the calls that returned have left
+  std::deque<State> settled_{State(kGroups)};  // what a kill may leave without write_through
+  std::ptrdiff_t asked_ = 0;  // those from here on are what the last flush may have taken
+  bool is_noted_ = true;      // all that it may have taken are there
 };
 
 }  // namespace

@@ -249,6 +249,9 @@ Result<std::shared_ptr<Storage>> Storage::Open(const StorageOptions& options) {
   storage->SetResetSlots(options.reset_slots);
   storage->SetResetInitializer(options.reset_initializer);
   core->flush = [raw = storage.get()] { return raw->FlushAtRest(); };
+  core->ask_flush = [raw = storage.get()] {
+    if (!raw->flusher_.busy()) static_cast<void>(raw->flusher_.Ask());
+  };
   std::lock_guard<std::mutex> guard(RegistryMutex());
   Registry()[IdentityOf(options.path)] = storage;
   return storage;
@@ -405,6 +408,7 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& given, cons
     }
     SOK_RETURN_IF_ERROR(made.store->RecordMeta());
   }
+  const std::lock_guard<std::mutex> adding(open_mu_);
   return groups_.emplace(config.group, std::move(made)).first->second.table;
 }
 
