@@ -1,0 +1,45 @@
+// Rows that are served from a file with newer files laid over it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/base/types.h"
+#include "core/serving/served_rows.h"
+
+namespace sok {
+
+// The changes of a table.
+struct RowsLayer {
+  std::shared_ptr<const ServedRows> gone;  // keys that lose the rows of files below; null: none
+  std::shared_ptr<const ServedRows> rows;  // rows that are new or have changed; null: none
+};
+
+// A base and the layers over it, none of which changes. Thread-safe.
+class LayeredRows {
+ public:
+  // Opens the files of layers, the lowest first, over a base that is open. An empty path is none;
+  // `gone` and `rows` are equally long. Errors: those of ServedRows::Open, and kInvalidArgument for
+  // rows of another length than the base's.
+  static Result<std::shared_ptr<const LayeredRows>> Open(std::shared_ptr<const ServedRows> base,
+                                                         const std::vector<std::string>& gone,
+                                                         const std::vector<std::string>& rows);
+  explicit LayeredRows(std::shared_ptr<const ServedRows> base) : base_(std::move(base)) {}
+
+  const std::shared_ptr<const ServedRows>& base() const { return base_; }
+  int dim() const { return base_->dim(); }
+
+  // As those of ServedRows. A key without a row gets what the base says of missing keys.
+  Status Lookup(const Key* keys, size_t n, float* out, const ParallelFor& parallel_for) const;
+  Status Contains(const Key* keys, size_t n, uint8_t* out, const ParallelFor& parallel_for) const;
+
+ private:
+  std::shared_ptr<const ServedRows> base_;
+  std::vector<RowsLayer> layers_;  // the lowest first
+};
+
+}  // namespace sok
