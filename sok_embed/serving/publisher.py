@@ -1,0 +1,252 @@
+"""Publishes what a training changes, for models that are served and follow it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+
+from sok_embed import communicators
+from sok_embed.binding import _core
+from sok_embed.checkpoint.state.tables import begin_capture, steps_of
+from sok_embed.checkpoint.transfer.saves import is_writing, wait_for_writers
+from sok_embed.files.scratch import ScratchFolder, locked_folder, remove_leftovers
+from sok_embed.kv import CorruptionError
+from sok_embed.serving import rows as rows_files
+from sok_embed.serving.delta_files import STAGED, DeltaWriter, write_current
+from sok_embed.serving.layers import State, TableState, first_state, next_state
+from sok_embed.serving.loaded_export import LoadedExport
+from sok_embed.serving.published_model import matched_parts, matched_weights
+from sok_embed.serving.versions import export_folder
+from sok_embed.tables.base_table import Part
+from sok_embed.tables.row_batches import Batch
+
+_READER = 1  # of the marks of changed rows; checkpoints are 0
+
+
+class Publisher:
+    """Writes deltas of a model that trains, beside the newest export of it.
+
+    A delta has the rows that have changed since the one before, the keys that went, and all dense
+    weights. Where it is not known which rows have changed, at first, after a restore, and for
+    tables in a storage, all rows are compared with those that are published.
+
+    Args:
+        model: The Keras model, made as the one that was exported.
+        path: The folder of all versions, as it was given to `sok_embed.serving.export`.
+
+    Raises:
+        FileNotFoundError: If there is no export.
+        ValueError: For several workers, an export of another model, or with `ops="stock"`.
+        BlockingIOError: If another process publishes to the export.
+        sok_embed.kv.CorruptionError: If an earlier delta is damaged, so that none can follow it.
+    """
+
+    def __init__(self, model: keras.Model, path: str | os.PathLike[str]) -> None:
+        if communicators.size() > 1:
+            raise ValueError(
+                "Expected one worker, which has all rows. Received: "
+                f"{communicators.size()} workers. Save a sok_embed.checkpoint.Checkpoint, and "
+                "export it by sok_embed.serving.export(model, path, source=...) as a new version."
+            )
+        self._model = model
+        export = LoadedExport(export_folder(os.fsdecode(path)))
+        self._base = export.base
+        self._scratch = ScratchFolder("sok-published")
+        self._variables = matched_weights(model, export)
+        self._parts = matched_parts(model, export, self._scratch.path)
+        os.makedirs(self._base.deltas, exist_ok=True)
+        self._lock = _locked(self._base.deltas)
+        try:
+            remove_leftovers(self._base.deltas, STAGED)
+            self._state = first_state(self._base)
+            self._catch_up()
+            write_current(self._base, self._state.number)
+        except BaseException:
+            os.close(self._lock)
+            raise
+        self._number, self._digest = self._state.number, self._state.digest
+        self._marks = [0] * len(self._parts)
+        self._published = self._state.weights or {
+            name: each.numpy().tobytes() for name, each in export.weights.items()
+        }
+
+    @property
+    def number(self) -> int:
+        """The number of the newest delta; 0: there is none."""
+        return self._number
+
+    def is_blocked(self) -> bool:
+        """Says whether `publish` would wait for a checkpoint that is being written."""
+        return is_writing()
+
+    def publish(self) -> int:
+        """Publishes what has changed since the last delta. Returns the number of the newest.
+
+        Nothing is written if nothing has changed. A checkpoint that is being written in the
+        background is waited for.
+
+        Raises:
+            OSError: From the file system. Nothing is lost: the next delta has the changes too.
+            ValueError: For rows that are not finite, or that the dtype of the export cannot hold.
+        """
+        wait_for_writers()
+        weights = {name: each.numpy() for name, each in self._variables.items()}
+        captures: list[_core.Capture | None] = []
+        marks = []
+        folder, lock = locked_folder(self._base.deltas, STAGED)
+        try:
+            writer = DeltaWriter(self._base, folder)
+            for i in range(len(self._parts)):
+                marks.append(secrets.randbits(62) | 1)
+                captures.append(self._write_table(writer, i, marks[i]))
+            values = {name: each.tobytes() for name, each in weights.items()}
+            if writer.is_empty and values == self._published:
+                _keep(captures)
+            else:
+                number = self._number + 1
+                step = _step_of(self._model)
+                self._digest = writer.finish(number, self._digest, step, weights)
+                self._number, self._published = number, values
+                _keep(captures)
+                write_current(self._base, number)
+            self._marks = [
+                mark if capture else 0 for mark, capture in zip(marks, captures, strict=True)
+            ]
+        finally:
+            for capture in captures:
+                if capture is not None:
+                    capture.end()
+            os.close(lock)
+            shutil.rmtree(folder, ignore_errors=True)  # a whole one has another name
+        return self._number
+
+    def close(self) -> None:
+        """Lets another process publish."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _write_table(self, writer: DeltaWriter, number: int, mark: int) -> _core.Capture | None:
+        """Writes the changes of a table. Returns the capture, which notes changes from now on."""
+        held = self._parts[number]
+        since = self._marks[number]
+        capture = None
+        if since:
+            capture = _begun(held.rows_of, mark, since)
+            if capture is not None:
+                self._write_noted(writer, number, capture)
+                return capture
+        capture = _begun(held.rows_of, mark, 0)
+        if capture is not None:
+            capture.release()
+        self._write_difference(writer, number)
+        return capture
+
+    def _write_noted(self, writer: DeltaWriter, number: int, capture: _core.Capture) -> None:
+        held = self._parts[number]
+        stayed: list[npt.NDArray[np.uint64]] = []
+        went = [np.frombuffer(capture.removed_keys(), np.uint64)]
+
+        def batches() -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[np.float32]]]:
+            size = held.batch_size
+            while True:
+                keys = np.empty([size], np.uint64)
+                vectors = np.empty([size, held.dim], np.float32)
+                count = capture.next(keys, np.empty([size], np.uint32), vectors.reshape(-1))
+                keys, vectors = keys[:count], vectors[:count]
+                stays = held.stays(keys.view(np.int64))
+                went.append(keys[~stays])
+                stayed.append(keys[stays])
+                yield keys[stays], vectors[stays]
+                if count < size:
+                    return
+
+        writer.put_rows(number, batches())
+        gone = np.setdiff1d(np.concatenate(went), np.concatenate(stayed))
+        if len(gone):
+            writer.put_gone(number, gone)
+
+    def _write_difference(self, writer: DeltaWriter, number: int) -> None:
+        """Writes all rows that are not as they are published, and keys that have none."""
+        held = self._parts[number]
+        table = self._catch_up().tables[number]
+
+        def batches() -> Iterator[Batch]:
+            for keys, vectors in held.batches():
+                differ = self._differ(table, keys, vectors)
+                yield keys[differ], vectors[differ]
+
+        writer.put_rows(number, batches())
+        gone = [keys[~held.stays(keys.view(np.int64))] for keys in table.keys()]
+        if gone and len(keys := np.unique(np.concatenate(gone))):
+            writer.put_gone(number, keys)
+
+    def _differ(
+        self, table: TableState, keys: npt.NDArray[np.int64], vectors: npt.NDArray[np.float32]
+    ) -> npt.NDArray[np.bool_]:
+        """Returns which rows are not as they are published, in the dtype of the export."""
+        unsigned = keys.view(np.uint64)
+        base = table.base
+        if base.dtype != "float32":
+            path = os.path.join(self._scratch.path, "compared.safetensors")
+            rows_files.write(path, [(keys, vectors)], dim=base.dim, dtype=base.dtype)
+            with rows_files.open(path) as rounded:
+                vectors = rounded.lookup(keys)
+        same = np.all(table.lookup(unsigned).view(np.uint32) == vectors.view(np.uint32), axis=1)
+        return ~(table.contains(unsigned) & same)
+
+    def _catch_up(self) -> State:
+        """Returns the newest version that is published, and reads what it has not read yet."""
+        while os.path.lexists(self._base.delta(self._state.number + 1)):
+            number = self._state.number + 1
+            try:
+                self._state = next_state(self._base, self._state, self._scratch.path)
+            except (OSError, ValueError, CorruptionError) as error:
+                raise CorruptionError(
+                    f"{error} No delta can follow delta {number} of '{self._base.folder}', which "
+                    "cannot be read. Call sok_embed.serving.export(model, path), which begins a "
+                    "new version, and publish to that."
+                ) from error
+        return self._state
+
+
+def _begun(part: Part, mark: int, since: int) -> _core.Capture | None:
+    """Begins a capture; `None`: changes since that state are not known, or the table notes none."""
+    if part.table.storage is not None:
+        return None
+    try:
+        return begin_capture(part, mark, since, _READER)[2]
+    except RuntimeError:
+        return None
+
+
+def _keep(captures: list[_core.Capture | None]) -> None:
+    for capture in captures:
+        if capture is not None:
+            capture.keep()
+
+
+def _step_of(model: keras.Model) -> int:
+    optimizer = getattr(model, "optimizer", None)
+    return 0 if optimizer is None else steps_of(optimizer)
+
+
+def _locked(folder: str) -> int:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise BlockingIOError(
+            f"Expected '{folder}' to be free. Received: a folder that another process, or another "
+            "callback of this one, publishes to. End that one first."
+        ) from None
+    return descriptor
