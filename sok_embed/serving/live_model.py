@@ -110,6 +110,8 @@ class LiveModel:
                 daemon=True,
             )
             self._thread.start()
+            # It must not be within native code when the interpreter ends.
+            weakref.finalize(self, _end, self._thread, self._stopped)
 
     @property
     def version(self) -> Version:
@@ -171,11 +173,15 @@ class LiveModel:
                 "Expected a model that was loaded with follow=True. Received: another one. Load it "
                 "so, or call update."
             )
+        if self._stopped.is_set():
+            raise RuntimeError("Expected a model that is open. Received: one that was closed.")
         self._following = True
 
     def close(self) -> None:
-        """Follows no more. Calls answer as before."""
+        """Follows no more: the version stays. Calls answer as before."""
         self._stopped.set()
+        with self._lock:
+            self._following = False
 
     def __enter__(self) -> LiveModel:
         return self
@@ -280,6 +286,12 @@ def _follow(model: weakref.ref[LiveModel], stopped: threading.Event, poll_second
         except Exception:
             _log.exception("version %s goes on, since an update has failed", tuple(live.version))
         del live
+
+
+def _end(thread: threading.Thread, stopped: threading.Event) -> None:
+    stopped.set()
+    if thread is not threading.current_thread():
+        thread.join()
 
 
 def _checked(version: Any) -> tuple[int, int]:

