@@ -118,6 +118,16 @@ class State(NamedTuple):
     tables: tuple[TableState, ...]
     weights: dict[str, bytes] | None
 
+    def has_files(self) -> bool:
+        """Returns whether the files of all layers are there still."""
+        return all(
+            os.path.exists(file.path)
+            for table in self.tables
+            for layer in table.layers
+            for file in (layer.rows, layer.gone)
+            if file is not None
+        )
+
 
 def first_state(base: Base) -> State:
     """Returns an export as it was written."""

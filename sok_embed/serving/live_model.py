@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 import weakref
 from types import TracebackType
 from typing import Any
@@ -22,6 +23,8 @@ from sok_embed.serving.versions import export_folder, export_numbers
 _log = logging.getLogger("sok_embed.serving")
 
 _SCRATCH = "sok-served"
+# After so long a version is served, also where more deltas wait.
+_SECONDS_A_STEP = 1.0
 
 
 def load(
@@ -226,21 +229,36 @@ class LiveModel:
         except Exception as error:
             self._leave(folder, error, signature, self.version)
             return
-        snapshot = self._newest_of(export, snapshot)
+        snapshot, _ = self._newer_of(export, snapshot)
         self._export, self._snapshot = export, snapshot
 
     def _take_deltas(self) -> None:
-        self._snapshot = self._newest_of(self._export, self._snapshot)
+        while True:
+            before = self._snapshot
+            self._snapshot, is_behind = self._newer_of(self._export, before)
+            if not is_behind:
+                return
 
-    def _newest_of(self, export: LoadedExport, snapshot: Snapshot) -> Snapshot:
-        """Returns the newest version of an export that can be read, from one of it on."""
+    def _newer_of(self, export: LoadedExport, snapshot: Snapshot) -> tuple[Snapshot, bool]:
+        """Takes up deltas of an export for a while.
+
+        Returns:
+            The newest version so far, and whether there are more.
+        """
         base, state = export.base, snapshot.state
+        if not (os.path.isdir(self._scratch.path) and state.has_files()):
+            # Something has cleaned the folder of temporary files.
+            self._scratch = ScratchFolder(_SCRATCH)
+            state = first_state(base)
         try:
             current = read_current(base)
         except Exception as error:
             self._leave(f"{base.deltas}/CURRENT.json", error, str(error), snapshot.version)
-            return snapshot
+            return snapshot, False
+        end = time.monotonic() + _SECONDS_A_STEP
         while state.number < current:
+            if time.monotonic() > end and state.number > snapshot.state.number:
+                return export.snapshot(state, snapshot), True
             folder = base.delta(state.number + 1)
             signature = _signature_of(folder)
             if folder in self._logged and self._logged[folder] == signature:
@@ -250,7 +268,9 @@ class LiveModel:
             except Exception as error:
                 self._leave(folder, error, signature, Version(export.number, state.number))
                 break
-        return snapshot if state is snapshot.state else export.snapshot(state, snapshot)
+        if state.number <= snapshot.state.number:
+            return snapshot, False
+        return export.snapshot(state, snapshot), False
 
     def _at(self, delta: int) -> Snapshot:
         base = self._export.base

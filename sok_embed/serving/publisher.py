@@ -6,6 +6,7 @@ import fcntl
 import os
 import secrets
 import shutil
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +29,7 @@ from sok_embed.serving.versions import export_folder
 from sok_embed.tables.base_table import Part
 from sok_embed.tables.row_batches import Batch
 
+_SCRATCH = "sok-published"
 _READER = 1  # of the marks of changed rows; checkpoints are 0
 
 
@@ -49,6 +51,12 @@ class Publisher:
         sok_embed.kv.CorruptionError: If an earlier delta is damaged, so that none can follow it.
     """
 
+    _number: int  # of the newest delta
+    _digest: str
+    _published: dict[str, bytes]  # its dense weights
+    _marks: list[int]  # of each table, that its changes since the delta are noted under
+    _told: int  # the number in `CURRENT.json`; -1: unknown
+
     def __init__(self, model: keras.Model, path: str | os.PathLike[str]) -> None:
         if communicators.size() > 1:
             raise ValueError(
@@ -59,24 +67,20 @@ class Publisher:
         self._model = model
         export = LoadedExport(export_folder(os.fsdecode(path)))
         self._base = export.base
-        self._scratch = ScratchFolder("sok-published")
+        self._scratch = ScratchFolder(_SCRATCH)
         self._variables = matched_weights(model, export)
         self._parts = matched_parts(model, export, self._scratch.path)
         os.makedirs(self._base.deltas, exist_ok=True)
-        self._lock = _locked(self._base.deltas)
+        self._unlock = weakref.finalize(self, os.close, _locked(self._base.deltas))
         try:
             remove_leftovers(self._base.deltas, STAGED)
+            self._exported = {name: each.numpy().tobytes() for name, each in export.weights.items()}
             self._state = first_state(self._base)
-            self._catch_up()
-            write_current(self._base, self._state.number)
+            self._go_on()
+            self._tell()
         except BaseException:
-            os.close(self._lock)
+            self._unlock()
             raise
-        self._number, self._digest = self._state.number, self._state.digest
-        self._marks = [0] * len(self._parts)
-        self._published = self._state.weights or {
-            name: each.numpy().tobytes() for name, each in export.weights.items()
-        }
 
     @property
     def number(self) -> int:
@@ -96,59 +100,72 @@ class Publisher:
         Raises:
             OSError: From the file system. Nothing is lost: the next delta has the changes too.
             ValueError: For rows that are not finite, or that the dtype of the export cannot hold.
+            RuntimeError: After `close`.
         """
+        if not self._unlock.alive:
+            raise RuntimeError("Expected a publisher that is open. Received: one that was closed.")
+        if os.path.lexists(self._base.delta(self._number + 1)):
+            self._go_on()  # the folder had been renamed when the call before failed
         wait_for_writers()
         weights = {name: each.numpy() for name, each in self._variables.items()}
         captures: list[_core.Capture | None] = []
-        marks = []
+        marks = [secrets.randbits(62) | 1 for _ in self._parts]
         folder, lock = locked_folder(self._base.deltas, STAGED)
         try:
             writer = DeltaWriter(self._base, folder)
-            for i in range(len(self._parts)):
-                marks.append(secrets.randbits(62) | 1)
-                captures.append(self._write_table(writer, i, marks[i]))
+            for i, mark in enumerate(marks):
+                self._write_table(writer, i, mark, captures)
             values = {name: each.tobytes() for name, each in weights.items()}
-            if writer.is_empty and values == self._published:
-                _keep(captures)
-            else:
-                number = self._number + 1
-                step = _step_of(self._model)
+            if not writer.is_empty or values != self._published:
+                number, step = self._number + 1, _step_of(self._model)
                 self._digest = writer.finish(number, self._digest, step, weights)
                 self._number, self._published = number, values
-                _keep(captures)
-                write_current(self._base, number)
-            self._marks = [
-                mark if capture else 0 for mark, capture in zip(marks, captures, strict=True)
-            ]
+            for i, capture in enumerate(captures):
+                self._marks[i] = 0
+                if capture is not None:
+                    capture.keep()
+                    self._marks[i] = marks[i]
         finally:
             for capture in captures:
                 if capture is not None:
                     capture.end()
             os.close(lock)
             shutil.rmtree(folder, ignore_errors=True)  # a whole one has another name
+        self._tell()
         return self._number
 
     def close(self) -> None:
         """Lets another process publish."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        self._unlock()
 
-    def _write_table(self, writer: DeltaWriter, number: int, mark: int) -> _core.Capture | None:
-        """Writes the changes of a table. Returns the capture, which notes changes from now on."""
-        held = self._parts[number]
-        since = self._marks[number]
-        capture = None
-        if since:
-            capture = _begun(held.rows_of, mark, since)
-            if capture is not None:
-                self._write_noted(writer, number, capture)
-                return capture
-        capture = _begun(held.rows_of, mark, 0)
+    def _go_on(self) -> None:
+        """Reads the newest delta that is there, which the next one follows."""
+        state = self._catch_up()
+        self._number, self._digest = state.number, state.digest
+        self._published = state.weights or self._exported
+        self._marks = [0] * len(self._parts)
+        self._told = -1
+
+    def _tell(self) -> None:
+        """Has `CURRENT.json` name the newest delta."""
+        if self._told != self._number:
+            write_current(self._base, self._number)
+            self._told = self._number
+
+    def _write_table(
+        self, writer: DeltaWriter, number: int, mark: int, captures: list[_core.Capture | None]
+    ) -> None:
+        """Writes the changes of a table, and adds the capture, since which changes are noted."""
+        part, since = self._parts[number].rows_of, self._marks[number]
+        if since and (capture := _begun(part, mark, since)):
+            captures.append(capture)
+            self._write_noted(writer, number, capture)
+            return
+        capture = _begun(part, mark, 0)
+        captures.append(capture)
         if capture is not None:
             capture.release()
         self._write_difference(writer, number)
-        return capture
 
     def _write_noted(self, writer: DeltaWriter, number: int, capture: _core.Capture) -> None:
         held = self._parts[number]
@@ -205,6 +222,10 @@ class Publisher:
 
     def _catch_up(self) -> State:
         """Returns the newest version that is published, and reads what it has not read yet."""
+        if not (os.path.isdir(self._scratch.path) and self._state.has_files()):
+            # Something has cleaned the folder of temporary files.
+            self._scratch = ScratchFolder(_SCRATCH)
+            self._state = first_state(self._base)
         while os.path.lexists(self._base.delta(self._state.number + 1)):
             number = self._state.number + 1
             try:
@@ -226,12 +247,6 @@ def _begun(part: Part, mark: int, since: int) -> _core.Capture | None:
         return begin_capture(part, mark, since, _READER)[2]
     except RuntimeError:
         return None
-
-
-def _keep(captures: list[_core.Capture | None]) -> None:
-    for capture in captures:
-        if capture is not None:
-            capture.keep()
 
 
 def _step_of(model: keras.Model) -> int:

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shutil
+import tempfile
 import time
 
 import live_models as live_tests
@@ -16,6 +17,7 @@ from tiers import few_or_many
 from sok_embed.kv import CorruptionError
 from sok_embed.serving import Publisher, delta_files, export, load
 from sok_embed.serving import layers as live_layers
+from sok_embed.serving import publisher as publishing
 
 IDS = np.arange(live_tests.KEYS - 1).reshape(-1, 3)
 
@@ -273,6 +275,31 @@ def test_a_current_that_names_what_is_not_there_is_one_line(published, caplog):
     assert live.version == (1, 3) and len(lines(caplog)) == 1
 
 
+@pytest.mark.parametrize("gone", ["the folder", "a file"])
+def test_temporary_files_that_are_cleaned_away_are_made_again(gone, published, monkeypatch):
+    path, versions = published
+    temporary = path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    model, told = live_tests.telling(), live_tests.Told()
+    for _ in range(3):
+        told.advance()
+    told.put(model)
+    publisher = Publisher(model, path)
+    live = load(path)
+    (scratch,) = temporary.glob(".sok-served.*")
+    if gone == "a file":
+        next(scratch.iterdir()).unlink()
+    else:
+        shutil.rmtree(scratch)
+    assert version_served(live, versions) == 3
+    for number in (4, 5):
+        told.advance(model)
+        publisher.publish()
+        assert live.update() == (1, number)
+        assert version_served(live, versions) == number
+
+
 def test_a_publisher_says_what_to_do_after_a_damaged_delta(published):
     path, _ = published
     (folder_of(path, 2) / "weights.safetensors").write_bytes(b"")
@@ -296,7 +323,11 @@ def test_what_a_killed_publisher_has_left_goes(published):
     assert not left.exists()
 
 
-@pytest.mark.parametrize("moment", ["rows", "rename", "current"])
+def fails(*arguments, **options):
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("moment", ["rows", "rename", "sync", "current"])
 def test_an_error_of_the_disk_loses_no_change(moment, published, monkeypatch):
     path, _ = published
     model, told = live_tests.telling(), live_tests.Told()
@@ -306,13 +337,11 @@ def test_an_error_of_the_disk_loses_no_change(moment, published, monkeypatch):
     publisher = Publisher(model, path)
     publisher.publish()
 
-    def fails(*arguments, **options):
-        raise OSError(28, "No space left on device")
-
     places = {
         "rows": (delta_files.rows_files, "write"),
         "rename": (delta_files.os, "rename"),
-        "current": (delta_files, "write_whole"),
+        "sync": (delta_files, "sync"),
+        "current": (publishing, "write_current"),
     }
     told.advance(model)
     with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
@@ -320,7 +349,26 @@ def test_an_error_of_the_disk_loses_no_change(moment, published, monkeypatch):
         publisher.publish()
     told.advance(model)
     last = publisher.publish()
+    assert publisher.publish() == last
     live = load(path)
     assert live.version.delta == last
     answer = live(ids=IDS)["output_0"].numpy()
     np.testing.assert_array_equal(answer, told.answer(IDS))
+
+
+def test_a_delta_that_nobody_was_told_of_is_told_by_the_next_call(published, monkeypatch):
+    path, _ = published
+    model, told = live_tests.telling(), live_tests.Told()
+    for _ in range(4):
+        told.advance()
+    told.put(model)
+    publisher = Publisher(model, path)
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
+        patched.setattr(publishing, "write_current", fails)
+        publisher.publish()
+    assert load(path).version == (1, 3)
+    assert publisher.publish() == 4  # nothing has changed
+    assert load(path).version == (1, 4)
+    publisher.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        publisher.publish()
