@@ -195,11 +195,9 @@ def _runner(function: Any, captures: int) -> Any:
         fed |= dict(zip(handles, captured, strict=True))
         return tf.graph_util.import_graph_def(definition, fed, outputs, name="")
 
-    return tf.function(
-        run,
-        input_signature=[
-            {name: tf.TensorSpec(spec.shape, spec.dtype) for name, spec in specs.items()},
-            [tf.TensorSpec([], tf.resource)] * captures,
-        ],
-        autograph=False,
+    function_of = tf.function(run, autograph=False)
+    # A concrete function takes a third of the time of one that looks at its arguments first.
+    return function_of.get_concrete_function(
+        {name: tf.TensorSpec(spec.shape, spec.dtype) for name, spec in specs.items()},
+        [tf.TensorSpec([], tf.resource)] * captures,
     )

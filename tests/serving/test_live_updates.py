@@ -28,7 +28,7 @@ def dynamic(storage):
 
 def of_max_rows(storage):
     ids = keras.Input((3,), dtype="int64", name="ids")
-    layer = sok.DynamicEmbedding(DIM, "ones", combiner="mean", max_rows=20, eviction="lru")
+    layer = sok.DynamicEmbedding(DIM, "ones", combiner="mean", max_rows=26, eviction="lru")
     return [ids], layer(ids), SIGNED
 
 
