@@ -31,7 +31,7 @@ class PublishDeltas(keras.callbacks.Callback):
 
     Args:
         path: The folder of all versions of the model, as it was given to `export`. Deltas belong to
-            the newest version there.
+            the newest version there, also to one that comes while `fit` goes on.
         every: The number of batches between two deltas. What is left is published at the end.
 
     Raises:

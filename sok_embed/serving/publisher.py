@@ -25,7 +25,7 @@ from sok_embed.serving.delta_files import STAGED, DeltaWriter, write_current
 from sok_embed.serving.layers import State, TableState, first_state, next_state
 from sok_embed.serving.loaded_export import LoadedExport
 from sok_embed.serving.published_model import matched_parts, matched_weights
-from sok_embed.serving.versions import export_folder
+from sok_embed.serving.versions import export_folder, export_numbers
 from sok_embed.tables.base_table import Part
 from sok_embed.tables.row_batches import Batch
 
@@ -38,7 +38,8 @@ class Publisher:
 
     A delta has the rows that have changed since the one before, the keys that went, and all dense
     weights. Where it is not known which rows have changed, at first, after a restore, and for
-    tables in a storage, all rows are compared with those that are published.
+    tables in a storage, all rows are compared with those that are published. Where a newer export
+    of the model has come, deltas go on there, from 1.
 
     Args:
         model: The Keras model, made as the one that was exported.
@@ -65,11 +66,17 @@ class Publisher:
                 "export it by sok_embed.serving.export(model, path, source=...) as a new version."
             )
         self._model = model
-        export = LoadedExport(export_folder(os.fsdecode(path)))
-        self._base = export.base
+        self._root = os.fsdecode(path)
         self._scratch = ScratchFolder(_SCRATCH)
-        self._variables = matched_weights(model, export)
-        self._parts = matched_parts(model, export, self._scratch.path)
+        self._open()
+
+    def _open(self) -> None:
+        """Begins to publish to the newest export."""
+        export = LoadedExport(export_folder(self._root))
+        self._export = export.number
+        self._base = export.base
+        self._variables = matched_weights(self._model, export)
+        self._parts = matched_parts(self._model, export, self._scratch.path)
         os.makedirs(self._base.deltas, exist_ok=True)
         self._unlock = weakref.finalize(self, os.close, _locked(self._base.deltas))
         try:
@@ -94,6 +101,8 @@ class Publisher:
     def publish(self) -> int:
         """Publishes what has changed since the last delta. Returns the number of the newest.
 
+        It is 0 where a newer export has come that has everything already.
+
         Nothing is written if nothing has changed. A checkpoint that is being written in the
         background is waited for.
 
@@ -104,7 +113,10 @@ class Publisher:
         """
         if not self._unlock.alive:
             raise RuntimeError("Expected a publisher that is open. Received: one that was closed.")
-        if os.path.lexists(self._base.delta(self._number + 1)):
+        if export_numbers(self._root)[-1] > self._export:
+            self._unlock()
+            self._open()
+        elif os.path.lexists(self._base.delta(self._number + 1)):
             self._go_on()  # the folder had been renamed when the call before failed
         wait_for_writers()
         weights = {name: each.numpy() for name, each in self._variables.items()}
