@@ -274,7 +274,7 @@ class BegunCapture(NamedTuple):
     admission: tf.Tensor
 
 
-def begin_capture(table: tf.Tensor, mark: int = 0, since: int = 0) -> BegunCapture:
+def begin_capture(table: tf.Tensor, mark: int = 0, since: int = 0, reader: int = 0) -> BegunCapture:
     """Begins a capture of a table in memory, which goes on changing meanwhile.
 
     Args:
@@ -283,12 +283,16 @@ def begin_capture(table: tf.Tensor, mark: int = 0, since: int = 0) -> BegunCaptu
             one is kept; 0: none will.
         since: The number of the state that was captured and kept before: only rows that were made
             or changed since then, and keys that went. 0: all rows.
+        reader: The reader that has these numbers: 0 for checkpoints, 1 for publications. Each has
+            all changes since its own last state.
 
     Raises:
         FailedPreconditionError: If another capture of the table goes on, or changes since that
             state are not known.
     """
-    return BegunCapture(*ops.sok_embed_begin_capture(table=table, mark=mark, since=since))
+    return BegunCapture(
+        *ops.sok_embed_begin_capture(table=table, mark=mark, since=since, reader=reader)
+    )
 
 
 def checked(contents: Any) -> dict[str, Any]:

@@ -225,6 +225,12 @@ class Capture:
     def size(self) -> int: ...  # rows of the table at its moment
     @property
     def removed(self) -> int: ...
+    def removed_keys(self) -> bytes: ...  # uint64, in order
+    # copies rows out that were not copied before, into arrays of as many as there is room for;
+    # returns how many, fewer if these were the last
+    def next(
+        self, keys: NDArray[np.uint64], update_nums: NDArray[np.uint32], embeddings: _Floats
+    ) -> int: ...
     def release(self) -> None: ...  # nothing more is written of it; another one may begin
     def keep(self) -> None: ...  # what was captured is safe; later captures may start from it
     def end(self) -> None: ...  # nothing else can be done with it then

@@ -6,13 +6,23 @@ import importlib as _importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sok_embed.serving.live_model import LiveModel, load
+    from sok_embed.serving.loaded_export import Snapshot, Version
+    from sok_embed.serving.publisher import Publisher
     from sok_embed.serving.served_model import export
 
-__all__ = ["export"]
+__all__ = ["LiveModel", "Publisher", "Snapshot", "Version", "export", "load"]
 
 # Says in which module each name is. `sok_embed.serving.rows` needs no TensorFlow, so that this
 # imports none before it has to.
-_HOMES = {"export": "served_model"}
+_HOMES = {
+    "LiveModel": "live_model",
+    "Publisher": "publisher",
+    "Snapshot": "loaded_export",
+    "Version": "loaded_export",
+    "export": "served_model",
+    "load": "live_model",
+}
 
 
 def __getattr__(name: str) -> Any:

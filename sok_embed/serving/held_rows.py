@@ -30,9 +30,10 @@ class HeldRows:
         self, part: Part, min_count: int = 0, taken: Callable[[int], None] | None = None
     ) -> None:
         self._part = part
-        self._min_count = min_count
+        self.min_count = min_count
         self._taken = taken or (lambda rows: None)
         self.name = part.table.name
+        self.part = part.name
         self.dim = part.table.dim
 
     @property
@@ -73,7 +74,7 @@ class HeldRows:
         else:
             batches = batches_in_memory(table, self._part.handle, self.dim, size)
         for keys, vectors in batches:
-            stays = self._stays(keys)
+            stays = self.stays(keys)
             self._taken(len(keys))
             yield (keys, vectors) if stays.all() else (keys[stays], vectors[stays])
 
@@ -97,9 +98,10 @@ class HeldRows:
         vectors: npt.NDArray[np.float32] = found.embeddings.numpy()
         return vectors
 
-    def _stays(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    def stays(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Returns which keys have a row that is not left out, bool `[n]`."""
         found = tf_ops.metadata(self._part.handle, tf.constant(keys))
         stays: npt.NDArray[np.bool_] = found.exists.numpy()
-        if self._min_count:
-            stays &= found.update_nums.numpy() >= self._min_count
+        if self.min_count:
+            stays &= found.update_nums.numpy() >= self.min_count
         return stays

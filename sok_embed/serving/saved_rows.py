@@ -52,8 +52,8 @@ class SavedRows(HeldRows):
         """See `HeldRows.batches`."""
         for _, rows in rows_of(self._saved, [self._table]):
             self._taken(len(rows.keys))
-            if self._min_count:
-                rows = rows.where(rows.update_nums >= self._min_count)
+            if self.min_count:
+                rows = rows.where(rows.update_nums >= self.min_count)
             yield rows.keys, rows.embeddings
 
 

@@ -52,6 +52,35 @@ tf.no_gradient("SokEmbed>ServedLookup")
 tf.no_gradient("SokEmbed>ServedContains")
 
 
+class LayeredRows(tf.saved_model.experimental.TrackableResource):
+    """The rows of a file that is open, with newer files over it.
+
+    Args:
+        base: The handle of the file's rows.
+        gone: The paths of files of keys that have gone, the lowest layer first; `""`: none.
+        rows: The paths of files of rows, of the same layers; `""`: none.
+
+    Raises:
+        tf.errors.OpError: For files that cannot be opened.
+    """
+
+    def __init__(self, base: tf.Tensor, gone: list[str], rows: list[str]) -> None:
+        super().__init__(device="/device:CPU:0")
+        self._base = base
+        _ops.sok_embed_lay_served_rows(
+            self.resource_handle,
+            base,
+            tf.constant(gone, tf.string, [len(gone)]),
+            tf.constant(rows, tf.string, [len(rows)]),
+        )
+
+    def _create_resource(self) -> tf.Tensor:
+        return _ops.sok_embed_served_rows(shared_name=f"layered_rows_{uuid.uuid4().hex}")
+
+    def _destroy_resource(self) -> None:
+        tf.raw_ops.DestroyResourceOp(resource=self.resource_handle, ignore_lookup_error=True)
+
+
 class _Rows(tf.saved_model.experimental.TrackableResource):
     """A file that is open for lookups."""
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from sok_embed.serving import rows as rows_files
 from sok_embed.serving.held_rows import HeldRows
+from sok_embed.serving.rows import MissingRows
 from sok_embed.tables.row_batches import Batch
 
 _DTYPES = {"U64": np.uint64, "F32": np.float32, "F16": np.float16, "I8": np.int8, "U8": np.uint8}
@@ -91,18 +92,15 @@ class TableFiles:
             dtype: The type of rows; `""`: that of all files.
         """
         path = self._path(held.name)
-        start: Any = "zeros"
-        if missing == "initializer":
-            start = held.start
-            if start.kind == "constant":  # as a table has it that rounds its rows
-                start = replace(start, a=float(held.started(np.zeros([1], np.int64))[0, 0]))
         rows_files.write(
             path,
             _within_limit(held),
             dim=held.dim,
             dtype=dtype or self.dtype,
-            missing=start,
+            missing=start_of(held) if missing == "initializer" else "zeros",
             name=held.name,
+            # What deltas of these rows need to know.
+            extra={"part": held.part, "min_count": str(held.min_count)},
         )
         return path
 
@@ -147,6 +145,14 @@ class TableFiles:
             name = f"{plain}-{number}"
         self._names.add(name)
         return os.path.join(self._folder, f"{name}.safetensors")
+
+
+def start_of(held: HeldRows) -> MissingRows:
+    """Returns the vectors that keys without a row have in training."""
+    start = held.start
+    if start.kind == "constant":  # as a table has it that rounds its rows
+        return replace(start, a=float(held.started(np.zeros([1], np.int64))[0, 0]))
+    return start
 
 
 def _within_limit(held: HeldRows) -> Iterator[Batch]:

@@ -52,6 +52,47 @@ def write_version(path: str | os.PathLike[str], write: Callable[[str], None]) ->
     return version
 
 
+def export_numbers(root: str) -> list[int]:
+    """Returns the numbers of the exports in a folder of versions, in order.
+
+    Raises:
+        FileNotFoundError: If there is none.
+    """
+    names = os.listdir(root) if os.path.isdir(root) else []
+    numbers = [
+        int(each) for each in names if re.fullmatch("[0-9]+", each) and is_export(root, each)
+    ]
+    if not numbers:
+        raise FileNotFoundError(
+            f"Expected an export in '{root}', such as '{os.path.join(root, '1')}'. Received: none. "
+            "Call sok_embed.serving.export(model, path) first, and pass the same path."
+        )
+    return sorted(numbers)
+
+
+def export_folder(root: str, number: int | None = None) -> str:
+    """Returns the folder of an export.
+
+    Args:
+        root: The folder of all versions.
+        number: The number of the export; `None`: the greatest there.
+
+    Raises:
+        FileNotFoundError: If there is none.
+    """
+    numbers = export_numbers(root)
+    if number is not None and number not in numbers:
+        raise FileNotFoundError(
+            f"Expected export {number} in '{root}'. Received: {', '.join(map(str, numbers))}."
+        )
+    return os.path.join(root, str(numbers[-1] if number is None else number))
+
+
+def is_export(root: str, name: str) -> bool:
+    """Returns whether a folder in that of all versions has a SavedModel."""
+    return os.path.isfile(os.path.join(root, name, "saved_model.pb"))
+
+
 def _numbered(root: str, staged: str) -> str:
     """Renames a folder to the next number; others may take numbers meanwhile."""
     while True:

@@ -11,7 +11,17 @@ import tensorflow as tf
 from pages import ROOT, prose
 from test_reference import NAMES
 
-from sok_embed import AdaptiveTable, Plan, Table, checkpoint, communicators, kv, planning, tf_ops
+from sok_embed import (
+    AdaptiveTable,
+    Plan,
+    Table,
+    checkpoint,
+    communicators,
+    kv,
+    planning,
+    serving,
+    tf_ops,
+)
 from sok_embed.serving import rows
 
 PAGES = {page.name: prose(page) for page in sorted((ROOT / "docs/reference").glob("*.md"))}
@@ -28,6 +38,8 @@ RESULTS = [
     planning.PlannedFeature,
     planning.PlannedTable,
     rows.RowsInfo,
+    serving.LiveModel,
+    serving.Snapshot,
     tf_ops.AdaptiveExport,
     tf_ops.BegunCapture,
     tf_ops.CollectionPlan,
@@ -59,6 +71,8 @@ METHODS = [
     (checkpoint.CheckpointManager, "saving.md"),
     (Plan, "planning.md"),
     (rows.RowsFile, "serving-rows.md"),
+    (serving.LiveModel, "serving-live.md"),
+    (serving.Publisher, "serving-live.md"),
 ]
 
 

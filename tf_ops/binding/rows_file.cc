@@ -48,6 +48,27 @@ class PyCapture {
   std::optional<TableCapture> capture_;
 };
 
+// Copies rows out that were not copied before. Returns how many; fewer than there is room for, one
+// for each of `keys`, if these were the last.
+size_t NextOf(PyCapture& self, const Array<Key>& keys, const Array<uint32_t>& nums,
+              const FloatsOut& embeddings) {
+  TableCapture& capture = self.get();
+  const size_t room = keys.size();
+  CheckSize("update_nums", nums.size(), room, "one a key");
+  CheckSize("embeddings", embeddings.size(), room * static_cast<size_t>(capture.dim), "dim a key");
+  std::vector<uint32_t> times(room);
+  std::vector<float> slots(room * static_cast<size_t>(capture.slot_floats()));
+  return Value(Unlocked([&] {
+    return capture.rows->Next(
+        {keys.data(), nums.data(), times.data(), embeddings.data(), slots.data()}, room);
+  }));
+}
+
+nb::bytes RemovedOf(PyCapture& self) {
+  const std::vector<Key>& keys = self.get().rows->removed();
+  return nb::bytes(reinterpret_cast<const char*>(keys.data()), keys.size() * sizeof(Key));
+}
+
 struct PyRowsFileWriter {
   std::unique_ptr<RowsFileWriter> writer;
 
@@ -106,6 +127,9 @@ void BindRowsFile(nb::module_& module) {
       .def_prop_ro("rows", [](PyCapture& self) { return self.get().rows->rows(); })
       .def_prop_ro("size", [](PyCapture& self) { return self.get().rows->size(); })
       .def_prop_ro("removed", [](PyCapture& self) { return self.get().rows->removed().size(); })
+      .def("removed_keys", RemovedOf)
+      .def("next", NextOf, nb::arg("keys").noconvert(), nb::arg("update_nums").noconvert(),
+           nb::arg("embeddings").noconvert())
       .def("release",
            [](PyCapture& self) {
              TableCapture& capture = self.get();

@@ -20,6 +20,7 @@ REGISTER_OP("SokEmbed>BeginCapture")
     .Input("table: resource")
     .Input("mark: int64")
     .Input("since: int64")
+    .Input("reader: int64")
     .Output("capture: int64")
     .Output("slot_start: float")
     .Output("rule: string")
@@ -38,7 +39,15 @@ namespace {
 absl::Status BeginCapture(tf::OpKernelContext* ctx, OpenTable& resource) {
   TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(1), "mark"));
   TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(2), "since"));
+  TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(3), "reader"));
+  const int64_t reader = ctx->input(3).scalar<int64_t>()();
+  if (reader < 0 || reader >= CaptureOptions::kReaders) {
+    return absl::InvalidArgumentError("expected a reader in [0, " +
+                                      std::to_string(CaptureOptions::kReaders) + "), got " +
+                                      std::to_string(reader));
+  }
   CaptureOptions options;
+  options.reader = static_cast<int>(reader);
   options.mark = static_cast<uint64_t>(ctx->input(1).scalar<int64_t>()());
   options.since = static_cast<uint64_t>(ctx->input(2).scalar<int64_t>()());
   auto begun = resource.table()->BeginCapture(options);

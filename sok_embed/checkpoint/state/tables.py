@@ -48,7 +48,9 @@ def read_head(handle: tf.Tensor, dim: int) -> tuple[Head, bytes]:
     return head_of(exported), exported.admission.numpy().tobytes()
 
 
-def begin_capture(part: Part, mark: int, since: int) -> tuple[Head, bytes, _core.Capture]:
+def begin_capture(
+    part: Part, mark: int, since: int, reader: int = 0
+) -> tuple[Head, bytes, _core.Capture]:
     """Begins a capture: see `tf_ops.begin_capture`.
 
     Returns:
@@ -57,7 +59,7 @@ def begin_capture(part: Part, mark: int, since: int) -> tuple[Head, bytes, _core
     Raises:
         RuntimeError: If another one goes on, or changes since that state are not known.
     """
-    begun = as_errors(lambda: tf_ops.begin_capture(part.handle, mark, since))
+    begun = as_errors(lambda: tf_ops.begin_capture(part.handle, mark, since, reader))
     capture = _core.Capture(int(begun.capture))
     return head_of(begun), begun.admission.numpy().tobytes(), capture
 

@@ -31,6 +31,11 @@ from sok_embed.kv import CorruptionError
 WRITER = "sok_embed.checkpoint"
 
 
+def is_writing() -> bool:
+    """Returns whether this process is writing a save."""
+    return any(thread.name == WRITER for thread in threading.enumerate())
+
+
 def wait_for_writers() -> None:
     """Waits until this process has written all saves: a table is captured for one at a time."""
     for thread in threading.enumerate():

@@ -272,7 +272,7 @@ Result<uint64_t> MemoryStore<Index>::Erase(const Key* keys, size_t n,
       // Where rows come and go for long, a list of those that went would outgrow the table.
       if (shard.marks != nullptr &&
           shard.marks->removed() > kMostRemoved + 2 * shard.index.size()) {
-        mark_ = 0;
+        for (auto& mark : marks_) mark = 0;
         shard.marks->StopNoting();
       }
     }
@@ -406,7 +406,7 @@ void MemoryStore<Index>::WaitForCapture() const {
 
 template <typename Index>
 void MemoryStore<Index>::ForgetChanges() {
-  mark_ = 0;
+  for (auto& mark : marks_) mark = 0;
   for (const auto& shard : shards_) {
     std::lock_guard<SharedMutex> lock(shard->mu);
     if (shard->marks != nullptr) shard->marks->StopNoting();

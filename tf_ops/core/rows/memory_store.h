@@ -1,6 +1,7 @@
 // Rows in memory, sharded by hash.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -99,7 +100,7 @@ class MemoryStore final : public RowStore {
 
   // Waits, before any lock is taken, while the copies of a capture have no room.
   void WaitForCapture() const;
-  // Forgets what changes were noted; the next capture is of all rows. The shards' locks are free.
+  // Forgets what changes were noted; the next captures are of all rows. The shards' locks are free.
   void ForgetChanges();
 
   const IndexConfig config_;
@@ -112,9 +113,10 @@ class MemoryStore final : public RowStore {
   std::mutex limit_mu_;                // one Upsert at a time where there is a limit to keep
   ShardPartition apply_partition_;     // scratch of Apply
   std::atomic<bool> capturing_{false};
-  std::atomic<uint64_t> mark_{0};  // the number of the state that changes are noted since; 0: none
-  mutable std::mutex layout_mu_;   // guards the three below
-  bool all_laid_out_ = true;       // false: some shards' rows have another layout than this
+  // The numbers of the states that changes are noted since, for each reader; 0: none.
+  std::array<std::atomic<uint64_t>, CaptureOptions::kReaders> marks_{};
+  mutable std::mutex layout_mu_;  // guards the three below
+  bool all_laid_out_ = true;      // false: some shards' rows have another layout than this
   std::shared_ptr<const RowLayout> layout_;
   std::shared_ptr<Arena> arena_;
 };

@@ -15,12 +15,18 @@ namespace sok {
 
 // The options of a capture. The state of a store at a capture may have a number, which the caller
 // draws.
+//
+// Two readers of changes, such as checkpoints and publications, number states apart from each
+// other: each gets all changes since its own last state, whatever the other has captured.
 struct CaptureOptions {
+  static constexpr int kReaders = 2;
+
   // The number of the state that is captured, from which later captures may start; 0: none will.
   uint64_t mark = 0;
   // Only rows that were made or changed, and keys that went, since the state of this number, which
-  // must be the last one that has a number; 0: all rows.
+  // must be the reader's last one that has a number; 0: all rows.
   uint64_t since = 0;
+  int reader = 0;  // whose numbers these are
 };
 
 // A capture writes rows into these. All have room for so many as the call says.

@@ -185,39 +185,61 @@ void ShardMarks::Changes::List(Key key, uint32_t row, uint32_t end) {
   }
 }
 
-ShardMarks::Changes ShardMarks::StartNoting() {
-  noting_ = true;
-  Changes before = std::exchange(changes_, {});
+ShardMarks::Changes ShardMarks::StartNoting(int reader, const RowSlabs& rows) {
+  for (int other = 0; other < CaptureOptions::kReaders; ++other) {
+    Notes& notes = notes_[other];
+    if (other == reader || !notes.on) continue;
+    notes.earlier = Joined(std::move(notes.earlier), changes_, rows);
+  }
+  noting_ = notes_[reader].on = true;
+  const size_t listed = changes_.listed.size();
+  Changes before =
+      Joined(std::exchange(notes_[reader].earlier, {}), std::exchange(changes_, {}), rows);
   // As many are likely to come again; growing while training waits costs more than noting.
-  changes_.listed.reserve(before.listed.size());
+  changes_.listed.reserve(listed);
   return before;
 }
 
 void ShardMarks::StopNoting() {
   noting_ = false;
   changes_ = {};
+  notes_ = {};
 }
 
-void ShardMarks::PutBack(Changes earlier, const RowSlabs& rows) {
+void ShardMarks::StopNoting(int reader) {
+  notes_[reader] = {};
+  if (std::none_of(notes_.begin(), notes_.end(), [](const Notes& each) { return each.on; })) {
+    StopNoting();
+  }
+}
+
+void ShardMarks::PutBack(int reader, Changes earlier, const RowSlabs& rows) {
+  Notes& notes = notes_[reader];
+  notes.earlier = Joined(std::move(earlier), std::move(notes.earlier), rows);
+}
+
+ShardMarks::Changes ShardMarks::Joined(Changes earlier, Changes later, const RowSlabs& rows) {
+  if (earlier.rows.words().empty() && earlier.removed.empty()) return later;
   // A row that was changed and has gone since then is noted as removed. Its number may be that of
   // another row now, which was noted when it was made, or may become that of one yet to be made.
   RowBits taken;
   taken.words() = rows.taken();
   earlier.rows.KeepThoseOf(taken);
-  changes_.removed.insert(changes_.removed.begin(), earlier.removed.begin(), earlier.removed.end());
+  later.removed.insert(later.removed.begin(), earlier.removed.begin(), earlier.removed.end());
   std::vector<NumberedKey> listed;
-  if (changes_.is_listed && earlier.is_listed) {
+  if (later.is_listed && earlier.is_listed) {
     // Rows that are listed since then have their last entries there.
     for (const NumberedKey& each : earlier.listed) {
-      if (earlier.rows.Has(each.row) && !changes_.rows.Has(each.row)) listed.push_back(each);
+      if (earlier.rows.Has(each.row) && !later.rows.Has(each.row)) listed.push_back(each);
     }
-    listed.insert(listed.end(), changes_.listed.begin(), changes_.listed.end());
-    changes_.is_listed = listed.size() <= MostListed(rows.end());
+    listed.insert(listed.end(), later.listed.begin(), later.listed.end());
+    later.is_listed = listed.size() <= MostListed(rows.end());
   } else {
-    changes_.is_listed = false;
+    later.is_listed = false;
   }
-  changes_.listed = changes_.is_listed ? std::move(listed) : std::vector<NumberedKey>();
-  changes_.rows.Add(earlier.rows);
+  later.listed = later.is_listed ? std::move(listed) : std::vector<NumberedKey>();
+  later.rows.Add(earlier.rows);
+  return later;
 }
 
 void ShardMarks::StartCapture(RowBits waiting, std::shared_ptr<const RowLayout> layout) {

@@ -1,6 +1,8 @@
 // The marks of a shard: rows that have changed, and rows that a capture has yet to copy.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -106,13 +108,19 @@ class ShardMarks {
     void List(Key key, uint32_t row, uint32_t end);
   };
 
-  // From now on changes are noted, beginning with none. Returns those that were noted before.
-  Changes StartNoting();
+  // From now on changes are noted for a reader, beginning with none. Returns those that were noted
+  // for it before. A change is noted once, and is handed to the other reader when this one starts.
+  Changes StartNoting(int reader, const RowSlabs& rows);
+  // Ends the notes of all readers.
   void StopNoting();
-  bool noting() const { return noting_; }
-  const Changes& changes() const { return changes_; }
-  // Adds changes that were noted before those that are.
-  void PutBack(Changes earlier, const RowSlabs& rows);
+  void StopNoting(int reader);
+  bool noting(int reader) const { return notes_[reader].on; }
+  // Returns the changes since the start of a reader.
+  Changes changes(int reader, const RowSlabs& rows) const {
+    return Joined(notes_[reader].earlier, changes_, rows);
+  }
+  // Adds changes that were noted for a reader before its start.
+  void PutBack(int reader, Changes earlier, const RowSlabs& rows);
 
   // From now on rows of which a bit is set wait to be copied out.
   void StartCapture(RowBits waiting, std::shared_ptr<const RowLayout> layout);
@@ -150,7 +158,12 @@ class ShardMarks {
     changes_.rows.Clear(row);
     changes_.removed.push_back(key);
   }
-  size_t removed() const { return changes_.removed.size(); }
+  // Returns how many keys are noted as removed, for the reader with the most of them.
+  size_t removed() const {
+    size_t most = 0;
+    for (const Notes& each : notes_) most = std::max(most, each.earlier.removed.size());
+    return most + changes_.removed.size();
+  }
   // All rows are about to change or to go: has copies kept of all that wait. index is the shard's.
   template <typename Index>
   void ChangingAll(const Index& index, const RowSlabs& rows) {
@@ -174,6 +187,15 @@ class ShardMarks {
   bool lost() const { return lost_; }
 
  private:
+  // A reader has these beside `changes_`: the changes from its start to the last start of any.
+  struct Notes {
+    bool on = false;
+    Changes earlier;
+  };
+
+  // Returns the changes of two times, one after the other.
+  static Changes Joined(Changes earlier, Changes later, const RowSlabs& rows);
+
   // Calls fn(some, m) for those of numbers[0..n) that are below `end` and whose bit is `kSet`, at
   // most 256 at a time. fn may flip the bits; the same row may be in there several times.
   template <bool kSet, typename KeyOf, typename Fn>
@@ -205,8 +227,9 @@ class ShardMarks {
   // Keeps copies of those that still wait.
   void KeepCopies(const NumberedKey* some, size_t n, const RowSlabs& rows);
 
-  bool noting_ = false;
+  bool noting_ = false;  // for any reader
   Changes changes_;
+  std::array<Notes, CaptureOptions::kReaders> notes_;
   RowBits waiting_;
   std::unique_ptr<RowCopies> kept_;  // null without a capture
   bool lost_ = false;

@@ -99,11 +99,13 @@ class MemoryStore<Index>::StoreCapture final : public RowCapture {
   StoreCapture(MemoryStore& store, const CaptureOptions& options)
       : store_(store), options_(options), copies_(store.layout()), before_(store.shards_.size()) {}
 
+  std::atomic<uint64_t>& mark() { return store_.marks_[static_cast<size_t>(options_.reader)]; }
+
   // All shards are locked for the moment, so that what is captured is of one time.
   Status Start() {
     const bool noting = options_.mark != 0;
     for (const auto& shard : store_.shards_) shard->mu.lock();
-    mark_before_ = store_.mark_;
+    mark_before_ = mark();
     Status status;
     if (options_.since != 0 && options_.since != mark_before_) {
       status = Status(Code::kFailedPrecondition,
@@ -116,9 +118,9 @@ class MemoryStore<Index>::StoreCapture final : public RowCapture {
       RowBits waiting;
       waiting.words() = shard.rows.taken();
       if (noting) {
-        before_[s] = shard.marks->StartNoting();
+        before_[s] = shard.marks->StartNoting(options_.reader, shard.rows);
       } else if (options_.since != 0) {
-        before_[s] = shard.marks->changes();
+        before_[s] = shard.marks->changes(options_.reader, shard.rows);
       }
       if (options_.since != 0) {
         waiting.KeepThoseOf(before_[s].rows);
@@ -128,7 +130,7 @@ class MemoryStore<Index>::StoreCapture final : public RowCapture {
       size_ += shard.index.size();
       shard.marks->StartCapture(std::move(waiting), shard.rows.shared_layout());
     }
-    if (status.ok() && noting) store_.mark_ = options_.mark;
+    if (status.ok() && noting) mark() = options_.mark;
     for (const auto& shard : store_.shards_) shard->mu.unlock();
     if (!status.ok()) options_.mark = 0;  // nothing was noted
     std::sort(removed_.begin(), removed_.end());
@@ -139,21 +141,21 @@ class MemoryStore<Index>::StoreCapture final : public RowCapture {
   // Gives back what this capture has taken of the changes that were noted before it, unless they
   // were forgotten meanwhile.
   void PutBack() {
-    if (options_.mark == 0 || store_.mark_ != options_.mark) return;
+    if (options_.mark == 0 || mark() != options_.mark) return;
     for (size_t s = 0; s < store_.shards_.size(); ++s) {
       Shard& shard = *store_.shards_[s];
       std::lock_guard<SharedMutex> lock(shard.mu);
       // Another capture may have begun, or all rows been replaced.
-      if (store_.mark_ != options_.mark) return;
-      if (!shard.marks->noting()) continue;
+      if (mark() != options_.mark) return;
+      if (!shard.marks->noting(options_.reader)) continue;
       if (mark_before_ == 0) {
-        shard.marks->StopNoting();
+        shard.marks->StopNoting(options_.reader);
       } else {
-        shard.marks->PutBack(std::move(before_[s]), shard.rows);
+        shard.marks->PutBack(options_.reader, std::move(before_[s]), shard.rows);
       }
     }
     uint64_t own = options_.mark;
-    store_.mark_.compare_exchange_strong(own, mark_before_);
+    mark().compare_exchange_strong(own, mark_before_);
   }
 
   // Finds the keys of the rows that wait. The shard's lock is shared.

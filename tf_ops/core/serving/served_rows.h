@@ -41,6 +41,11 @@ class ServedRows {
   // the header's initializer. Errors: kDataLoss where offsets that were needed cannot be right;
   // what stands in `out` is of no use then.
   Status Lookup(const Key* keys, size_t n, float* out, const ParallelFor& parallel_for) const;
+  // Writes the rows of those keys that have one, and leaves the rest of `out` as it is. Errors:
+  // those of Lookup.
+  Status LayOver(const Key* keys, size_t n, float* out, const ParallelFor& parallel_for) const;
+  // Writes what Lookup writes for a key without a row to `out`, (dim).
+  void FillMissing(Key key, float* out) const;
   // Writes 1 or 0 to `out`, (n), for keys with and without a row. Errors: those of Lookup.
   Status Contains(const Key* keys, size_t n, uint8_t* out, const ParallelFor& parallel_for) const;
   // Writes the rows [begin, begin + n), which must be there, to `out`, (n, dim).
@@ -60,6 +65,10 @@ class ServedRows {
   Status ReadHeader();
   const char* column(ServingLayout::Index index) const { return data_ + (*layout_)[index].begin; }
   const char* row(uint64_t number) const { return rows_ + number * row_bytes_; }
+  // Writes the rows of keys, and calls absent(i) for those that have none.
+  template <typename Absent>
+  Status Take(const Key* keys, size_t n, float* out, const ParallelFor& parallel_for,
+              const Absent& absent) const;
   // Finds keys [begin, end). See served_rows_lookup.cc.
   template <typename Fetch, typename Found, typename Absent>
   bool Find(const Key* keys, size_t begin, size_t end, const Fetch& fetch, const Found& found,

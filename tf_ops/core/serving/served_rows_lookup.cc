@@ -116,8 +116,9 @@ bool ServedRows::Find(const Key* keys, size_t begin, size_t end, const Fetch& fe
   return true;
 }
 
-Status ServedRows::Lookup(const Key* keys, size_t n, float* out,
-                          const ParallelFor& parallel_for) const {
+template <typename Absent>
+Status ServedRows::Take(const Key* keys, size_t n, float* out, const ParallelFor& parallel_for,
+                        const Absent& absent) const {
   std::atomic<bool> right{true};
   const int dim = header_.dim;
   const auto width = static_cast<size_t>(dim);
@@ -134,19 +135,31 @@ Status ServedRows::Lookup(const Key* keys, size_t n, float* out,
       const auto found = [&](size_t i, uint32_t number) {
         DecodeServedRow<kType>(row(number), scales + number, dim, out + i * width);
       };
-      const auto absent = [&](size_t i) {
-        if (missing_.has_value()) {
-          missing_->Fill(keys[i], out + i * width, dim);
-        } else {
-          std::fill_n(out + i * width, width, 0.0f);
-        }
-      };
       if (!Find(keys, static_cast<size_t>(begin), static_cast<size_t>(end), fetch, found, absent)) {
         right.store(false, std::memory_order_relaxed);
       }
     });
   });
   return right.load() ? Status() : WrongOffsets();
+}
+
+Status ServedRows::Lookup(const Key* keys, size_t n, float* out,
+                          const ParallelFor& parallel_for) const {
+  const auto width = static_cast<size_t>(header_.dim);
+  return Take(keys, n, out, parallel_for, [&](size_t i) { FillMissing(keys[i], out + i * width); });
+}
+
+Status ServedRows::LayOver(const Key* keys, size_t n, float* out,
+                           const ParallelFor& parallel_for) const {
+  return Take(keys, n, out, parallel_for, [](size_t) {});
+}
+
+void ServedRows::FillMissing(Key key, float* out) const {
+  if (missing_.has_value()) {
+    missing_->Fill(key, out, header_.dim);
+  } else {
+    std::fill_n(out, static_cast<size_t>(header_.dim), 0.0f);
+  }
 }
 
 Status ServedRows::Contains(const Key* keys, size_t n, uint8_t* out,

@@ -154,22 +154,25 @@ TEST_CASE("a capture has the rows of its moment, whatever happens to them while 
   }
 }
 
-TEST_CASE("a chain of captures of changes makes every state again") {
+TEST_CASE("chains of captures of changes of two readers make every state again") {
   for (bool direct : {false, true}) {
     for (uint32_t seed = 0; seed < 12; ++seed) {
       INFO("direct ", direct, ", seed ", seed);
       auto table = MakeTable(direct);
       Changer changer(seed);
       for (int i = 0; i < 60; ++i) changer.Change(*table);
-      Rows made;          // of the last capture that was kept
-      uint64_t last = 0;  // its number
-      for (uint64_t round = 1; round <= 12; ++round) {
-        auto begun = table->BeginCapture({round, last});
+      Rows made_by[2];           // of the last capture of each reader that was kept
+      uint64_t last_of[2] = {};  // its number
+      for (uint64_t round = 1; round <= 24; ++round) {
+        const int reader = static_cast<int>(changer.Below(2));
+        Rows& made = made_by[reader];
+        uint64_t& last = last_of[reader];
+        auto begun = table->BeginCapture({round, last, reader});
         if (!begun.ok()) {
           // Another rule gave all rows other slots.
           CHECK(begun.status().code() == Code::kFailedPrecondition);
           last = 0;
-          begun = table->BeginCapture({round, last});
+          begun = table->BeginCapture({round, last, reader});
         }
         REQUIRE(begun.ok());
         TableCapture capture = std::move(begun.value());

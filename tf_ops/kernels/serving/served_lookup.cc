@@ -1,5 +1,6 @@
 // SokEmbed>ServedRows makes a place for a file of rows, SokEmbed>OpenServedRows opens one there,
-// and SokEmbed>ServedLookup returns rows of it.
+// and SokEmbed>ServedLookup returns rows of it. SokEmbed>LayServedRows opens newer files over that
+// of another place.
 //
 // A SavedModel knows where its files lie only while it is loaded: C++ loaders feed the paths of
 // assets to the initializers of resources, and to nothing else.
@@ -7,8 +8,9 @@
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
-#include "core/serving/served_rows.h"
+#include "core/serving/layered_rows.h"
 #include "kernels/core_calls.h"
 #include "kernels/register_kernel.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
@@ -30,39 +32,40 @@ class ServedRowsResource : public tf::ResourceBase {
  public:
   std::string DebugString() const override {
     const auto rows = this->rows();
-    return "sok_embed served rows of " + (rows == nullptr ? "no file" : rows->path());
+    return "sok_embed served rows of " + (rows == nullptr ? "no file" : rows->base()->path());
   }
   // Mapped pages belong to the system's cache.
   int64_t MemoryUsed() const override { return 0; }
 
-  std::shared_ptr<const ServedRows> rows() const {
+  std::shared_ptr<const LayeredRows> rows() const {
     std::lock_guard<std::mutex> guard(mu_);
     return rows_;
   }
-  void Serve(std::shared_ptr<const ServedRows> rows) {
+  void Serve(std::shared_ptr<const LayeredRows> rows) {
     std::lock_guard<std::mutex> guard(mu_);
     rows_.swap(rows);
   }
 
  private:
   mutable std::mutex mu_;  // guards rows_
-  std::shared_ptr<const ServedRows> rows_;
+  std::shared_ptr<const LayeredRows> rows_;
 };
 
-absl::Status GetResource(tf::OpKernelContext* ctx,
+absl::Status GetResource(tf::OpKernelContext* ctx, int input,
                          tf::core::RefCountPtr<ServedRowsResource>* resource) {
-  TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(0), "served"));
-  const absl::Status status = tf::LookupResource(ctx, tf::HandleFromInput(ctx, 0), resource);
+  TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(input), "served"));
+  const absl::Status status = tf::LookupResource(ctx, tf::HandleFromInput(ctx, input), resource);
   if (!absl::IsNotFound(status)) return status;
   return absl::NotFoundError(
       "expected a file of rows that is open, got one that was closed with the model; keep the "
       "object that tf.saved_model.load has returned as long as its signatures are used");
 }
 
-// Finds the file that is open.
-absl::Status GetServed(tf::OpKernelContext* ctx, std::shared_ptr<const ServedRows>* served) {
+// Finds the rows that are served at the place of an input.
+absl::Status GetServed(tf::OpKernelContext* ctx, std::shared_ptr<const LayeredRows>* served,
+                       int input = 0) {
   tf::core::RefCountPtr<ServedRowsResource> resource;
-  TF_RETURN_IF_ERROR(GetResource(ctx, &resource));
+  TF_RETURN_IF_ERROR(GetResource(ctx, input, &resource));
   *served = resource->rows();
   if (*served != nullptr) return absl::OkStatus();
   return absl::FailedPreconditionError(
@@ -74,6 +77,18 @@ absl::Status CheckDim(const ServedRows& rows, int dim) {
   return absl::InvalidArgumentError("expected rows of dim " + std::to_string(dim) + " in '" +
                                     rows.path() + "', got dim " + std::to_string(rows.dim()) +
                                     "; the file belongs to another model: export it again");
+}
+
+// Puts rows into the place of the first input, which is made if need be.
+absl::Status ServeAt(tf::OpKernelContext* ctx, std::shared_ptr<const LayeredRows> rows) {
+  tf::core::RefCountPtr<ServedRowsResource> resource;
+  TF_RETURN_IF_ERROR(tf::LookupOrCreateResource<ServedRowsResource>(
+      ctx, tf::HandleFromInput(ctx, 0), &resource, [](ServedRowsResource** made) {
+        *made = new ServedRowsResource();
+        return absl::OkStatus();
+      }));
+  resource->Serve(std::move(rows));
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -110,14 +125,8 @@ class OpenServedRowsOp : public tf::OpKernel {
     auto opened = ServedRows::Open(path);
     OP_REQUIRES_OK(ctx, ToAbsl(opened.status()));
     OP_REQUIRES_OK(ctx, CheckDim(*opened.value(), dim_));
-    tf::core::RefCountPtr<ServedRowsResource> resource;
-    const absl::Status status = tf::LookupOrCreateResource<ServedRowsResource>(
-        ctx, tf::HandleFromInput(ctx, 0), &resource, [](ServedRowsResource** made) {
-          *made = new ServedRowsResource();
-          return absl::OkStatus();
-        });
-    OP_REQUIRES_OK(ctx, status);
-    resource->Serve(std::move(opened.value()));
+    OP_REQUIRES_OK(ctx,
+                   ServeAt(ctx, std::make_shared<const LayeredRows>(std::move(opened.value()))));
   }
 
  private:
@@ -125,6 +134,49 @@ class OpenServedRowsOp : public tf::OpKernel {
 };
 
 SOK_REGISTER_KERNEL("OpenServedRows", OpenServedRowsOp);
+
+// Serves the file of another place with newer rows over it, the lowest first. A path that is empty
+// stands for no file.
+REGISTER_OP("SokEmbed>LayServedRows")
+    .Input("served: resource")
+    .Input("base: resource")
+    .Input("gone: string")
+    .Input("rows: string")
+    .SetIsStateful()
+    .SetShapeFn([](tf::shape_inference::InferenceContext* c) {
+      tf::shape_inference::ShapeHandle paths;
+      for (int i : {0, 1}) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 0, &paths));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 1, &paths));
+      return c->Merge(paths, c->input(3), &paths);
+    });
+
+class LayServedRowsOp : public tf::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(tf::OpKernelContext* ctx) override {
+    const tf::Tensor &gone = ctx->input(2), &rows = ctx->input(3);
+    OP_REQUIRES_OK(ctx, ExpectScalar(ctx->input(0), "served"));
+    OP_REQUIRES(ctx, gone.shape() == rows.shape() && gone.dims() == 1,
+                absl::InvalidArgumentError("expected as many paths of keys that have gone as of "
+                                           "rows, got shapes " +
+                                           gone.shape().DebugString() + " and " +
+                                           rows.shape().DebugString()));
+    std::shared_ptr<const LayeredRows> below;
+    OP_REQUIRES_OK(ctx, GetServed(ctx, &below, 1));
+    auto opened = LayeredRows::Open(below->base(), Paths(gone), Paths(rows));
+    OP_REQUIRES_OK(ctx, ToAbsl(opened.status()));
+    OP_REQUIRES_OK(ctx, ServeAt(ctx, std::move(opened.value())));
+  }
+
+ private:
+  static std::vector<std::string> Paths(const tf::Tensor& tensor) {
+    const auto paths = tensor.flat<tf::tstring>();
+    return {paths.data(), paths.data() + paths.size()};
+  }
+};
+
+SOK_REGISTER_KERNEL("LayServedRows", LayServedRowsOp);
 
 // It is not stateful: graphs may leave out a lookup whose rows nobody uses, or that is there twice.
 REGISTER_OP("SokEmbed>ServedLookup")
@@ -149,9 +201,9 @@ class ServedLookupOp : public tf::OpKernel {
   }
 
   void Compute(tf::OpKernelContext* ctx) override {
-    std::shared_ptr<const ServedRows> served;
+    std::shared_ptr<const LayeredRows> served;
     OP_REQUIRES_OK(ctx, GetServed(ctx, &served));
-    OP_REQUIRES_OK(ctx, CheckDim(*served, dim_));
+    OP_REQUIRES_OK(ctx, CheckDim(*served->base(), dim_));
     const tf::Tensor& keys = ctx->input(1);
     tf::TensorShape shape = keys.shape();
     OP_REQUIRES_OK(ctx, shape.AddDimWithStatus(dim_));
@@ -185,7 +237,7 @@ class ServedContainsOp : public tf::OpKernel {
   explicit ServedContainsOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {}
 
   void Compute(tf::OpKernelContext* ctx) override {
-    std::shared_ptr<const ServedRows> served;
+    std::shared_ptr<const LayeredRows> served;
     OP_REQUIRES_OK(ctx, GetServed(ctx, &served));
     const tf::Tensor& keys = ctx->input(1);
     tf::Tensor* exists = nullptr;

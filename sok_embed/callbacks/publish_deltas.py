@@ -1,0 +1,81 @@
+"""Publishes what `fit` changes, for models that are served and follow it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import keras
+
+from sok_embed.arguments import check_positive
+from sok_embed.serving import Publisher
+
+
+class PublishDeltas(keras.callbacks.Callback):
+    """Publishes rows and dense weights while a model trains, beside an export of it.
+
+    `sok_embed.serving.export(model, path)` writes the export first. From then on a model that
+    `sok_embed.serving.load(path, follow=True)` has loaded, in any process that sees the folder,
+    answers as this one does at each step that is published. A delta has the rows that have changed
+    since the one before, the keys whose rows went, and all dense weights of the same step; it is
+    whole and on the device before it has its number.
+
+    The first delta of a `fit` compares all rows with what is published, since a training may have
+    gone back to a checkpoint. So does each delta of a table in a storage, and one after rows were
+    replaced as a whole. All others take the rows that are noted as changed, beside which
+    incremental checkpoints have notes of their own. While a checkpoint is written in the
+    background, a delta waits for a later batch, and after `every` more batches `fit` waits for it.
+
+    Example:
+    >>> callback = PublishDeltas("served", every=100)
+
+    Args:
+        path: The folder of all versions of the model, as it was given to `export`. Deltas belong to
+            the newest version there, also to one that comes while `fit` goes on.
+        every: The number of batches between two deltas. What is left is published at the end.
+
+    Raises:
+        ValueError: For an `every` that is not positive. From `fit`: for several workers, and an
+            export of another model, or with `ops="stock"`.
+        FileNotFoundError: From `fit`: if there is no export.
+        BlockingIOError: From `fit`: if something else publishes to the export.
+        sok_embed.kv.CorruptionError: From `fit`: if an earlier delta is damaged.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], every: int = 1000) -> None:
+        super().__init__()
+        self._path = path
+        self._every = check_positive("every", every)
+        self._publisher: Publisher | None = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Looks for the export, and for the deltas that are there."""
+        self._close()  # of a fit that was interrupted
+        self._publisher = Publisher(self.model, self._path)
+        self._waiting = 0  # batches
+        self._batch = -1
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Counts the batches of the epoch."""
+        self._batch = -1
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Publishes after so many batches."""
+        self._waiting += batch - self._batch
+        self._batch = batch
+        assert self._publisher is not None
+        is_late = self._waiting >= 2 * self._every
+        if self._waiting >= self._every and (is_late or not self._publisher.is_blocked()):
+            self._publisher.publish()
+            self._waiting = 0
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Publishes what is left."""
+        assert self._publisher is not None
+        self._publisher.publish()
+        self._close()
+
+    def _close(self) -> None:
+        if self._publisher is not None:
+            self._publisher.close()
+            self._publisher = None

@@ -1,0 +1,387 @@
+"""Deltas of a served model: what has changed since the one before, as a numbered folder of files.
+
+No TensorFlow is needed. `docs/reference/serving-live.md` describes the format.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sok_embed.checkpoint.files import schema
+from sok_embed.checkpoint.files.records import PIECE_BYTES, FileChecksum, checksum
+from sok_embed.files.whole_files import sync, write_whole
+from sok_embed.kv import CorruptionError
+from sok_embed.serving import rows as rows_files
+from sok_embed.serving.dense_files import WeightSpec, packed, unpacked
+
+FOLDER = "deltas"  # within that of the version
+CURRENT = "CURRENT.json"
+STAGED = "delta"  # begins the names of folders that are being written
+_MANIFEST, _WEIGHTS = "delta.json", "weights.safetensors"
+_FORMAT, _VERSION = "sok-embed delta", 1
+MOST_NUMBER = 2**53
+_MOST_FILE = 2**50
+
+Batches = Iterator[tuple[npt.NDArray[Any], npt.NDArray[np.float32]]]
+
+
+class BaseTable(NamedTuple):
+    """A table of an exported model, as its file of rows says.
+
+    Attributes:
+        file: The name of the file.
+        rows: The file, which is open.
+    """
+
+    file: str
+    rows: rows_files.RowsFile
+
+
+class Base(NamedTuple):
+    """An exported model that deltas are of.
+
+    Attributes:
+        folder: The numbered folder of the export.
+        identity: A text that no other export has.
+        tables: The tables, in the order of the names of their files.
+        weights: The kinds of its dense weights, by name.
+    """
+
+    folder: str
+    identity: str
+    tables: Sequence[BaseTable]
+    weights: Mapping[str, WeightSpec]
+
+    @property
+    def deltas(self) -> str:
+        """The folder of its deltas."""
+        return os.path.join(self.folder, FOLDER)
+
+    def delta(self, number: int) -> str:
+        """Returns the folder of a delta."""
+        return os.path.join(self.deltas, f"{number:08d}")
+
+
+class TableChanges(NamedTuple):
+    """The changes of a table, as files that are open or to be written.
+
+    Attributes:
+        rows: New rows and those that have changed; `None`: there are none.
+        gone: Keys whose rows have gone, of a file of rows of dim 1; `None`: there are none.
+    """
+
+    rows: rows_files.RowsFile | None
+    gone: rows_files.RowsFile | None
+
+
+class Delta(NamedTuple):
+    """A delta that has been read.
+
+    Attributes:
+        number: The number, from 1 on.
+        digest: The checksum of its manifest, which its successor names.
+        step: The step of the training.
+        tables: The changes of each table of the base.
+        weights: The bytes of all dense weights, by name.
+    """
+
+    number: int
+    digest: str
+    step: int
+    tables: list[TableChanges]
+    weights: dict[str, bytes]
+
+
+class DeltaWriter:
+    """Writes a delta under a name that is not a number.
+
+    Args:
+        base: The export that it is of.
+        folder: The folder to write into, which is there and empty.
+    """
+
+    def __init__(self, base: Base, folder: str) -> None:
+        self._base = base
+        self._folder = folder
+        self._tables: list[dict[str, Any]] = [{"rows": None, "gone": None} for _ in base.tables]
+        self.is_empty = True
+
+    def put_rows(self, table: int, batches: Batches) -> None:
+        """Writes rows of a table, in the dtype of the base."""
+        file = self._base.tables[table].rows
+        self._put(table, "rows", batches, file.dim, file.dtype)
+
+    def put_gone(self, table: int, keys: npt.NDArray[np.uint64]) -> None:
+        """Writes keys of a table that have no row any more."""
+        self._put(table, "gone", iter([(keys, np.zeros([len(keys), 1], np.float32))]), 1, "float16")
+
+    def _put(self, table: int, kind: str, batches: Batches, dim: int, dtype: str) -> None:
+        path = os.path.join(self._folder, f"{kind}-{table}.safetensors")
+        written = rows_files.write(
+            path, batches, dim=dim, dtype=dtype, name=self._base.tables[table].rows.name
+        )
+        if written.rows == 0:
+            os.remove(path)
+            return
+        self._tables[table][kind] = {"rows": written.rows, **_record(path)}
+        self.is_empty = False
+
+    def finish(
+        self,
+        number: int,
+        previous: str,
+        step: int,
+        weights: Mapping[str, npt.NDArray[np.generic]],
+    ) -> str:
+        """Writes the rest, and gives the folder its number. Returns the digest of the manifest.
+
+        Args:
+            number: The number of the delta.
+            previous: The digest of the one before; that of the first is `""`.
+            step: The step of the training.
+            weights: All dense weights, by name.
+
+        Raises:
+            FileExistsError: If there is a delta of this number.
+        """
+        path = os.path.join(self._folder, _WEIGHTS)
+        with open(path, "xb") as file:
+            file.write(packed(weights))
+            file.flush()
+            os.fsync(file.fileno())
+        content: dict[str, Any] = {
+            "format": _FORMAT,
+            "format_version": _VERSION,
+            "base": self._base.identity,
+            "number": number,
+            "previous": previous,
+            "step": step,
+            "tables": [
+                {"file": table.file, **entry}
+                for table, entry in zip(self._base.tables, self._tables, strict=True)
+            ],
+            "weights": _record(path),
+        }
+        content["checksum"] = digest = _digest(content)
+        path = os.path.join(self._folder, _MANIFEST)
+        write_whole(path, json.dumps(content, indent=1).encode(), f"{path}.tmp")
+        goal = self._base.delta(number)
+        if os.path.lexists(goal):
+            raise FileExistsError(
+                f"Expected '{goal}' to be free for the next delta. Received: one that is there. "
+                "Another process has published; publish to one export from one process."
+            )
+        os.rename(self._folder, goal)
+        sync(self._base.deltas)
+        return digest
+
+
+def read_delta(base: Base, number: int, previous: str, scratch: str) -> Delta:
+    """Reads a delta, and opens copies of its files: what happens to it later is of no matter.
+
+    Args:
+        base: The export that it is of.
+        number: The number of the delta.
+        previous: The digest of the delta before it.
+        scratch: A folder for the copies, whose names are not taken.
+
+    Raises:
+        FileNotFoundError: If there is no such delta, or a part of it is missing.
+        sok_embed.kv.CorruptionError: For one that is not as it was written.
+        ValueError: For the delta of another export, one that follows another delta, or one of a
+            later format.
+        OSError: From the file system.
+    """
+    folder = base.delta(number)
+    path = os.path.join(folder, _MANIFEST)
+    content = _manifest(path, base)
+    if content["base"] != base.identity or content["number"] != number:
+        raise ValueError(
+            f"Expected delta {number} of '{base.folder}' in '{folder}'. Received: delta "
+            f"{content['number']} of {'it' if content['base'] == base.identity else 'another'}."
+        )
+    if content["previous"] != previous:
+        raise ValueError(
+            f"Expected a delta in '{folder}' that follows the one that is served. Received: one "
+            "that follows another."
+        )
+    copies: list[str] = []
+
+    def copied(name: str, record: Any) -> str | None:
+        if record is None:
+            return None
+        copy = os.path.join(scratch, f"{secrets.token_hex(8)}.safetensors")
+        copies.append(copy)
+        with open(copy, "xb") as file:
+            _read(os.path.join(folder, name), record, file.write)
+        return copy
+
+    tables: list[TableChanges] = []
+    try:
+        for i, (table, entry) in enumerate(zip(base.tables, content["tables"], strict=True)):
+            opened: list[rows_files.RowsFile | None] = [None, None]
+            for place, (kind, dim) in enumerate((("rows", table.rows.dim), ("gone", 1))):
+                name = f"{kind}-{i}.safetensors"
+                copy = copied(name, entry[kind])
+                if copy is not None:
+                    opened[place] = _opened(copy, folder, name, dim, entry[kind]["rows"])
+            tables.append(TableChanges(*opened))
+        parts: list[bytes] = []
+        path = os.path.join(folder, _WEIGHTS)
+        _read(path, content["weights"], parts.append)
+        weights = unpacked(path, b"".join(parts), base.weights)
+    except BaseException:
+        for copy in copies:
+            os.remove(copy)
+        raise
+    return Delta(number, content["checksum"], content["step"], tables, weights)
+
+
+def read_current(base: Base) -> int:
+    """Returns the number of the newest delta, as `CURRENT.json` says; 0: there is none.
+
+    Raises:
+        sok_embed.kv.CorruptionError: For a file that is not as it was written.
+        OSError: From the file system.
+    """
+    path = os.path.join(base.deltas, CURRENT)
+    try:
+        content = _json(path, _bytes(path, 4096), schema.record({"delta": _number}))
+    except FileNotFoundError:
+        return 0
+    return int(content["delta"])
+
+
+def write_current(base: Base, number: int) -> None:
+    """Says in `CURRENT.json` which delta is the newest."""
+    path = os.path.join(base.deltas, CURRENT)
+    write_whole(path, json.dumps({"delta": number}).encode(), f"{path}.tmp")
+
+
+_number = schema.integer(0, MOST_NUMBER)
+_file = {
+    "bytes": schema.integer(0, _MOST_FILE),
+    "checksum": schema.text_like(lambda text: len(text) == 16, "16 hexadecimal digits"),
+}
+_rows = schema.nothing_or(schema.record({**_file, "rows": schema.integer(1)}))
+
+
+def _manifest(path: str, base: Base) -> dict[str, Any]:
+    data = _bytes(path, schema.MOST_BYTES)
+    content = _json(path, data, schema.record({"format": schema.exactly(_FORMAT)}))
+    if content.get("format_version") != _VERSION:
+        raise ValueError(
+            f"Expected a delta of format {_VERSION} in '{path}'. Received: format "
+            f"{schema.brief(content.get('format_version'))}. Read it with the sok-embed that "
+            "wrote it, or a newer one."
+        )
+    tables = [
+        schema.record({"file": schema.exactly(table.file), "rows": _rows, "gone": _rows})
+        for table in base.tables
+    ]
+    whole = {
+        "base": schema.text,
+        "number": _number,
+        "previous": schema.text,
+        "step": schema.integer(),
+        "weights": schema.record(_file),
+        "checksum": schema.text,
+    }
+    _check(path, content, schema.record(whole))
+    if content["checksum"] != _digest(content):
+        raise _damaged(path, "what agrees with its checksum", "something else")
+    if content["base"] == base.identity:
+        _check(path, content, schema.record({"tables": schema.tuple_of(*tables)}))
+    return content
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    rest = {name: value for name, value in content.items() if name != "checksum"}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    return f"{checksum(text.encode(), 0):016x}"
+
+
+def _json(path: str, data: bytes, check: schema.Check) -> Any:
+    try:
+        content = schema.parsed(path, data)
+    except CorruptionError:
+        raise _damaged(path, "JSON", "something else") from None
+    _check(path, content, check)
+    return content
+
+
+def _check(path: str, content: Any, check: schema.Check) -> None:
+    try:
+        check(content, "")
+    except schema.Misfit as misfit:
+        raise _damaged(
+            path, f"{misfit.expected} as {misfit.field or 'a whole'}", misfit.received
+        ) from None
+
+
+def _record(path: str) -> dict[str, Any]:
+    """Returns the length and the checksum of a file that is on the device."""
+    found = FileChecksum()
+    with open(path, "rb") as file:
+        while data := file.read(PIECE_BYTES):
+            found.update(data)
+    return {"bytes": found.bytes, "checksum": found.digest()}
+
+
+def _read(path: str, record: Mapping[str, Any], take: Callable[[bytes], object]) -> None:
+    """Hands on the content of a file that has the length and the checksum of its record."""
+    found = FileChecksum()
+    with _plain_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != record["bytes"]:
+            raise _damaged(path, f"{record['bytes']} bytes", f"{size}")
+        left = size
+        while left and (data := file.read(min(left, PIECE_BYTES))):
+            left -= len(data)
+            found.update(data)
+            take(data)
+    if found.digest() != record["checksum"] or left:
+        raise _damaged(path, f"the checksum {record['checksum']}", found.digest())
+
+
+def _bytes(path: str, most: int) -> bytes:
+    with _plain_file(path) as file:
+        data: bytes = file.read(most + 1)
+    if len(data) > most:
+        raise _damaged(path, f"at most {most} bytes", "more")
+    return data
+
+
+def _plain_file(path: str) -> Any:
+    """Opens a file that is one, and neither a link nor a pipe."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _damaged(path, "a file", "something else")
+    return os.fdopen(descriptor, "rb")
+
+
+def _opened(copy: str, folder: str, name: str, dim: int, count: int) -> rows_files.RowsFile:
+    path = os.path.join(folder, name)
+    opened = rows_files.open(copy)
+    if opened.dim != dim or len(opened) != count:
+        raise _damaged(
+            path, f"{count} rows of dim {dim}", f"{len(opened)} rows of dim {opened.dim}"
+        )
+    opened.verify()
+    return opened
+
+
+def _damaged(path: str, expected: str, received: str) -> CorruptionError:
+    return CorruptionError(
+        f"Expected {expected} in '{path}'. Received: {received}. The delta is damaged or "
+        "incomplete."
+    )

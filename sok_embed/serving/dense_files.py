@@ -1,0 +1,98 @@
+"""Files of dense weights, in the form of safetensors; no TensorFlow."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sok_embed.kv import CorruptionError
+
+# The names that safetensors has for dtypes, and the bytes of a value.
+_DTYPES = {
+    "bool": ("BOOL", 1), "int8": ("I8", 1), "uint8": ("U8", 1), "int16": ("I16", 2),
+    "uint16": ("U16", 2), "float16": ("F16", 2), "bfloat16": ("BF16", 2), "int32": ("I32", 4),
+    "uint32": ("U32", 4), "float32": ("F32", 4), "int64": ("I64", 8), "uint64": ("U64", 8),
+    "float64": ("F64", 8),
+}  # fmt: skip
+_ALIGNED = 8
+
+
+class WeightSpec(NamedTuple):
+    """The kind of a dense weight.
+
+    Attributes:
+        dtype: The name of its dtype, such as `"float32"`.
+        shape: The shape.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def is_known(self) -> bool:
+        """Says whether a file can have it."""
+        return self.dtype in _DTYPES
+
+    @property
+    def bytes(self) -> int:
+        """The length of the values."""
+        return math.prod(self.shape) * _DTYPES[self.dtype][1]
+
+
+def packed(weights: Mapping[str, npt.NDArray[np.generic]]) -> bytes:
+    """Returns the content of a file of weights.
+
+    Args:
+        weights: The values, by name; those of bfloat16 as `ml_dtypes` has them.
+    """
+    specs = {name: WeightSpec(value.dtype.name, value.shape) for name, value in weights.items()}
+    values = [np.ascontiguousarray(weights[name]).tobytes() for name in sorted(weights)]
+    return b"".join([_header(specs), *values])
+
+
+def unpacked(path: str, data: bytes, specs: Mapping[str, WeightSpec]) -> dict[str, bytes]:
+    """Returns the bytes of each weight of a file.
+
+    Args:
+        path: The path of the file, for messages.
+        data: The content of the file.
+        specs: The weights that the file must have, and no others.
+
+    Raises:
+        sok_embed.kv.CorruptionError: For any other content.
+    """
+    header = _header(specs)
+    length = len(header) + sum(spec.bytes for spec in specs.values())
+    if len(data) != length or not data.startswith(header):
+        raise CorruptionError(
+            f"Expected the dense weights of the model in '{path}', in {length} bytes. Received: "
+            f"{len(data)} bytes, or weights of other names, shapes or dtypes."
+        )
+    found, begin = {}, len(header)
+    for name in sorted(specs):
+        end = begin + specs[name].bytes
+        found[name] = data[begin:end]
+        begin = end
+    return found
+
+
+def _header(specs: Mapping[str, WeightSpec]) -> bytes:
+    """Returns what stands before the values, which follows from their kinds alone."""
+    fields, begin = {}, 0
+    for name in sorted(specs):
+        end = begin + specs[name].bytes
+        dtype, _ = _DTYPES[specs[name].dtype]
+        fields[name] = {
+            "dtype": dtype,
+            "shape": list(specs[name].shape),
+            "data_offsets": [begin, end],
+        }
+        begin = end
+    text = json.dumps(fields, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNED)
+    return len(text).to_bytes(8, "little") + text

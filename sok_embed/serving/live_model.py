@@ -1,0 +1,337 @@
+"""Models that are served in this process, and take up what a training publishes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from types import TracebackType
+from typing import Any
+
+import tensorflow as tf
+
+from sok_embed.arguments import shown
+from sok_embed.files.scratch import ScratchFolder
+from sok_embed.kv.arguments import check_number
+from sok_embed.serving.delta_files import read_current
+from sok_embed.serving.layers import first_state, next_state
+from sok_embed.serving.loaded_export import LoadedExport, Snapshot, Version
+from sok_embed.serving.versions import export_folder, export_numbers
+
+_log = logging.getLogger("sok_embed.serving")
+
+_SCRATCH = "sok-served"
+# After so long a version is served, also where more deltas wait.
+_SECONDS_A_STEP = 1.0
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    version: tuple[int, int] | None = None,
+    follow: bool = False,
+    poll_seconds: float = 1.0,
+) -> LiveModel:
+    """Loads the newest version of a model that `sok_embed.serving.export` has written.
+
+    Args:
+        path: The folder of all versions, as it was given to `export`.
+        version: The version to load, as `LiveModel.version` says it; `None`: the newest.
+        follow: True if the model takes up what `sok_embed.callbacks.PublishDeltas` publishes, and
+            new exports, while it answers.
+        poll_seconds: The seconds between two looks for them.
+
+    Returns:
+        The model.
+
+    Raises:
+        FileNotFoundError: If there is no export, or no such version.
+        ValueError: For an export with `ops="stock"`, another SavedModel, and a version with
+            `follow=True`.
+        sok_embed.kv.CorruptionError: If files of the version are damaged. Without `version=`, what
+            is damaged is left alone, with a line in the log.
+    """
+    if version is not None and follow:
+        raise ValueError(
+            "Expected follow=True without a version, or a version alone. Received: both. A model "
+            "that follows has the newest version."
+        )
+    return LiveModel(path, version, follow, poll_seconds)
+
+
+class LiveModel:
+    """A served model, made by `sok_embed.serving.load`. All methods are safe in several threads.
+
+    Each call answers from one version: all its rows and dense weights are of the same step. With
+    `follow=True` a thread reads what is published, and then puts the whole of it in place by one
+    assignment, so that no call waits. What is damaged or missing, and what does not follow the
+    version that is served, is left alone, with one line in the log `sok_embed.serving`.
+
+    Example:
+    >>> import keras
+    >>> import numpy as np
+    >>> from sok_embed import DynamicEmbedding, serving
+    >>> trained = keras.Sequential([keras.Input((2,), dtype="int64", name="items"),
+    ...                             DynamicEmbedding(4, "ones"), keras.layers.Flatten()])
+    >>> folder = serving.export(trained, "live")
+    >>> with serving.load("live", follow=True) as model:
+    ...     model.version, model(items=np.array([[7, -1]]))["output_0"].shape
+    (Version(export=1, delta=0), TensorShape([1, 8]))
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        version: tuple[int, int] | None,
+        follow: bool,
+        poll_seconds: float,
+    ) -> None:
+        self._root = os.fsdecode(path)
+        self._poll_seconds = check_number("poll_seconds", poll_seconds)
+        if self._poll_seconds <= 0:
+            raise ValueError(f"Expected positive poll_seconds. Received: {shown(poll_seconds)}.")
+        self._scratch = ScratchFolder(_SCRATCH)
+        self._logged: dict[str, Any] = {}
+        self._following = follow
+        self._lock = threading.Lock()  # of all that changes the version
+        self._stopped = threading.Event()
+        if version is None:
+            self._export = LoadedExport(export_folder(self._root))
+            self._snapshot = self._export.snapshot(first_state(self._export.base))
+            self._take_deltas()
+        else:
+            export, delta = _checked(version)
+            self._export = LoadedExport(export_folder(self._root, export))
+            self._snapshot = self._at(delta)
+        if follow:
+            self._thread = threading.Thread(
+                target=_follow,
+                args=(weakref.ref(self), self._stopped, self._poll_seconds),
+                name="sok_embed.serving",
+                daemon=True,
+            )
+            self._thread.start()
+            # It must not be within native code when the interpreter ends.
+            weakref.finalize(self, _end, self._thread, self._stopped)
+
+    @property
+    def version(self) -> Version:
+        """The version that calls answer from now."""
+        return self._snapshot.version
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The model as it is now, for several calls that are to be of one version."""
+        return self._snapshot
+
+    def __call__(self, **inputs: Any) -> dict[str, tf.Tensor]:
+        """Returns what the model answers, as the signature of the SavedModel does.
+
+        Args:
+            **inputs: The dense parts of the inputs, as `sok_embed.serving.export` names them.
+
+        Raises:
+            TypeError: For inputs of other names.
+        """
+        return self._snapshot(**inputs)
+
+    def update(self) -> Version:
+        """Takes up what has been published, without waiting for the next look. Returns the version.
+
+        A model that was loaded without `follow=True`, or was rolled back, takes it up as well, and
+        does not go on to follow.
+        """
+        with self._lock:
+            self._update()
+        return self.version
+
+    def roll_back(self, version: tuple[int, int]) -> None:
+        """Answers from an earlier version, and follows no more, until `follow` is called.
+
+        Args:
+            version: The version, as `version` has said it. Its export and its deltas must be there.
+
+        Raises:
+            FileNotFoundError: If the export or one of the deltas is gone.
+            sok_embed.kv.CorruptionError: If one of them is damaged. The version stays as it was.
+        """
+        export, delta = _checked(version)
+        with self._lock:
+            before = self._export
+            if export != before.number:
+                self._export = LoadedExport(export_folder(self._root, export))
+            try:
+                self._snapshot = self._at(delta)
+            except BaseException:
+                self._export = before
+                raise
+            self._following = False
+
+    def follow(self) -> None:
+        """Follows what is published again, after `roll_back`, in a model made to follow."""
+        if not hasattr(self, "_thread"):
+            raise RuntimeError(
+                "Expected a model that was loaded with follow=True. Received: another one. Load it "
+                "so, or call update."
+            )
+        if self._stopped.is_set():
+            raise RuntimeError("Expected a model that is open. Received: one that was closed.")
+        self._following = True
+
+    def close(self) -> None:
+        """Follows no more: the version stays. Calls answer as before."""
+        self._stopped.set()
+        with self._lock:
+            self._following = False
+
+    def __enter__(self) -> LiveModel:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _look(self) -> None:
+        """Takes up what has been published, if the model follows."""
+        with self._lock:
+            if self._following:
+                self._update()
+
+    def _update(self) -> None:
+        try:
+            newest = export_numbers(self._root)[-1]
+        except OSError as error:
+            self._leave(f"'{self._root}'", error, str(error), self.version)
+            return
+        if newest > self._export.number:
+            self._take_export(newest)
+        self._take_deltas()
+
+    def _take_export(self, number: int) -> None:
+        folder = export_folder(self._root, number)
+        signature = _signature_of(folder)
+        if self._logged.get(folder, ()) == signature:
+            return
+        try:
+            export = LoadedExport(folder)
+            if (export.inputs, export.outputs) != (self._export.inputs, self._export.outputs):
+                raise ValueError(
+                    f"Expected an export with the inputs and outputs of the one that is served. "
+                    f"Received: {export.inputs} and {export.outputs}."
+                )
+            snapshot = export.snapshot(first_state(export.base))
+        except Exception as error:
+            self._leave(folder, error, signature, self.version)
+            return
+        snapshot, _ = self._newer_of(export, snapshot)
+        self._export, self._snapshot = export, snapshot
+
+    def _take_deltas(self) -> None:
+        while True:
+            before = self._snapshot
+            self._snapshot, is_behind = self._newer_of(self._export, before)
+            if not is_behind:
+                return
+
+    def _newer_of(self, export: LoadedExport, snapshot: Snapshot) -> tuple[Snapshot, bool]:
+        """Takes up deltas of an export for a while.
+
+        Returns:
+            The newest version so far, and whether there are more.
+        """
+        base, state = export.base, snapshot.state
+        if not (os.path.isdir(self._scratch.path) and state.has_files()):
+            # Something has cleaned the folder of temporary files.
+            self._scratch = ScratchFolder(_SCRATCH)
+            state = first_state(base)
+        try:
+            current = read_current(base)
+        except Exception as error:
+            self._leave(f"{base.deltas}/CURRENT.json", error, str(error), snapshot.version)
+            return snapshot, False
+        end = time.monotonic() + _SECONDS_A_STEP
+        while state.number < current:
+            if time.monotonic() > end and state.number > snapshot.state.number:
+                return export.snapshot(state, snapshot), True
+            folder = base.delta(state.number + 1)
+            signature = _signature_of(folder)
+            if folder in self._logged and self._logged[folder] == signature:
+                break
+            try:
+                state = next_state(base, state, self._scratch.path)
+            except Exception as error:
+                self._leave(folder, error, signature, Version(export.number, state.number))
+                break
+        if state.number <= snapshot.state.number:
+            return snapshot, False
+        return export.snapshot(state, snapshot), False
+
+    def _at(self, delta: int) -> Snapshot:
+        base = self._export.base
+        state = first_state(base)
+        while state.number < delta:
+            state = next_state(base, state, self._scratch.path)
+        return self._export.snapshot(state)
+
+    def _leave(self, what: str, error: Exception, signature: Any, version: Version) -> None:
+        """Logs once that something is left alone, until it is another thing.
+
+        Args:
+            what: The path of it.
+            error: The reason.
+            signature: A value that is another one once it may be right.
+            version: The version that goes on.
+        """
+        if what in self._logged and self._logged[what] == signature:
+            return
+        self._logged[what] = signature
+        text = " ".join(str(error).split())
+        _log.warning("%s is left alone, version %s goes on: %s", what, tuple(version), text)
+
+
+def _follow(model: weakref.ref[LiveModel], stopped: threading.Event, poll_seconds: float) -> None:
+    """Looks for updates as long as a model lives."""
+    while not stopped.wait(poll_seconds):
+        live = model()
+        if live is None:
+            return
+        try:
+            live._look()
+        except Exception:
+            _log.exception("version %s goes on, since an update has failed", tuple(live.version))
+        del live
+
+
+def _end(thread: threading.Thread, stopped: threading.Event) -> None:
+    stopped.set()
+    if thread is not threading.current_thread():
+        thread.join()
+
+
+def _checked(version: Any) -> tuple[int, int]:
+    is_pair = isinstance(version, tuple) and len(version) == 2
+    if not is_pair or not all(type(each) is int and each >= 0 for each in version):
+        raise ValueError(
+            "Expected a version as LiveModel.version says it, such as (1, 7): the numbers of an "
+            f"export and of a delta. Received: {shown(version)}."
+        )
+    return version
+
+
+def _signature_of(folder: str) -> Any:
+    """Returns what changes when files of a folder are replaced or written to."""
+    try:
+        with os.scandir(folder) as entries:
+            found = []
+            for each in entries:
+                status = each.stat(follow_symlinks=False)
+                found.append((each.name, status.st_ino, status.st_size, status.st_mtime_ns))
+        return sorted(found)
+    except OSError:
+        return None

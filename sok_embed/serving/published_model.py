@@ -1,0 +1,95 @@
+"""The tables and dense weights of a model that trains, found for those of an export."""
+
+from __future__ import annotations
+
+import os
+
+import keras
+import tensorflow as tf
+
+from sok_embed.serving import rows as rows_files
+from sok_embed.serving.delta_files import BaseTable
+from sok_embed.serving.held_rows import HeldRows
+from sok_embed.serving.loaded_export import LoadedExport
+from sok_embed.serving.table_files import start_of
+from sok_embed.tables.adaptive_table import AdaptiveTable
+from sok_embed.tables.base_table import Part
+from sok_embed.tables.table import Table
+
+
+class LivePart(HeldRows):
+    """The rows of a part of a table that is trained."""
+
+    def __init__(self, part: Part, min_count: int) -> None:
+        super().__init__(part, min_count)
+        self.rows_of = part
+
+
+def matched_weights(model: keras.Model, export: LoadedExport) -> dict[str, tf.Variable]:
+    """Returns the variable of the model for each dense weight of an export."""
+    found: dict[str, list[tf.Variable]] = {}
+    for each in model.weights:
+        found.setdefault(each.value.name.removesuffix(":0"), []).append(each.value)
+    matched = {}
+    for name, spec in export.base.weights.items():
+        like = found.get(name, [])
+        kinds = [(each.dtype.name, tuple(each.shape)) for each in like]
+        if kinds != [tuple(spec)] or not spec.is_known:
+            shown = ", ".join(f"{dtype} {list(shape)}" for dtype, shape in kinds) or "none"
+            raise _other_model(
+                export,
+                f"a weight '{name}', {spec.dtype} {list(spec.shape)}, as the export has it",
+                shown,
+            )
+        matched[name] = like[0]
+    return matched
+
+
+def matched_parts(model: keras.Model, export: LoadedExport, scratch: str) -> list[LivePart]:
+    """Returns the part of the model's tables for each file of an export."""
+    tables = [
+        each
+        for each in tf.train.TrackableView(model).descendants()
+        if isinstance(each, (Table, AdaptiveTable))
+    ]
+    parts = [part for table in tables for part in table.parts]
+    return [_matched_part(parts, each, export, scratch) for each in export.base.tables]
+
+
+def _matched_part(parts: list[Part], of: BaseTable, export: LoadedExport, scratch: str) -> LivePart:
+    metadata = of.rows.metadata
+    name, kind = of.rows.name, metadata.get("part")
+    if kind is None:
+        raise ValueError(
+            f"Expected '{of.file}' of '{export.folder}' to say which rows it has. Received: a file "
+            "of an earlier version of sok-embed. Export the model again."
+        )
+    like = [each for each in parts if (each.table.name, each.name) == (name, kind)]
+    if len(like) != 1 or like[0].table.dim != of.rows.dim:
+        shown = ", ".join(f"dim {each.table.dim}" for each in like) or "none"
+        raise _other_model(export, f"one table '{name}' of dim {of.rows.dim}", shown)
+    held = LivePart(like[0], int(metadata["min_count"]))
+    missing = _missing_text(held, scratch)
+    if metadata["missing"] not in ("zeros", missing):
+        raise _other_model(
+            export,
+            f"a table '{name}' whose rows start as in the export, by {metadata['missing']}",
+            f"{missing}; give the layer a seed, or load what the export was made of",
+        )
+    return held
+
+
+def _missing_text(held: HeldRows, scratch: str) -> str:
+    """Returns what a file of rows of a table says of keys that it does not have."""
+    path = os.path.join(scratch, "start.safetensors")
+    rows_files.write(path, [], dim=held.dim, missing=start_of(held))
+    with rows_files.open(path) as file:
+        return file.metadata["missing"]
+
+
+def _other_model(export: LoadedExport, expected: str, received: str) -> ValueError:
+    return ValueError(
+        f"Expected the model that was exported to '{export.folder}', with {expected}. Received: "
+        f"{received}. Make the model by the code that made that one, or export this one by "
+        "sok_embed.serving.export."
+    )

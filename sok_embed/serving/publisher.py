@@ -1,0 +1,279 @@
+"""Publishes what a training changes, for models that are served and follow it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+
+from sok_embed import communicators
+from sok_embed.binding import _core
+from sok_embed.checkpoint.state.tables import begin_capture, steps_of
+from sok_embed.checkpoint.transfer.saves import is_writing, wait_for_writers
+from sok_embed.files.scratch import ScratchFolder, locked_folder, remove_leftovers
+from sok_embed.kv import CorruptionError
+from sok_embed.serving import rows as rows_files
+from sok_embed.serving.delta_files import STAGED, DeltaWriter, write_current
+from sok_embed.serving.layers import State, TableState, first_state, next_state
+from sok_embed.serving.loaded_export import LoadedExport
+from sok_embed.serving.published_model import matched_parts, matched_weights
+from sok_embed.serving.versions import export_folder, export_numbers
+from sok_embed.tables.base_table import Part
+from sok_embed.tables.row_batches import Batch
+
+_SCRATCH = "sok-published"
+_READER = 1  # of the marks of changed rows; checkpoints are 0
+
+
+class Publisher:
+    """Writes deltas of a model that trains, beside the newest export of it.
+
+    A delta has the rows that have changed since the one before, the keys that went, and all dense
+    weights. Where it is not known which rows have changed, at first, after a restore, and for
+    tables in a storage, all rows are compared with those that are published. Where a newer export
+    of the model has come, deltas go on there, from 1.
+
+    Args:
+        model: The Keras model, made as the one that was exported.
+        path: The folder of all versions, as it was given to `sok_embed.serving.export`.
+
+    Raises:
+        FileNotFoundError: If there is no export.
+        ValueError: For several workers, an export of another model, or with `ops="stock"`.
+        BlockingIOError: If another process publishes to the export.
+        sok_embed.kv.CorruptionError: If an earlier delta is damaged, so that none can follow it.
+    """
+
+    _number: int  # of the newest delta
+    _digest: str
+    _published: dict[str, bytes]  # its dense weights
+    _marks: list[int]  # of each table, that its changes since the delta are noted under
+    _told: int  # the number in `CURRENT.json`; -1: unknown
+
+    def __init__(self, model: keras.Model, path: str | os.PathLike[str]) -> None:
+        if communicators.size() > 1:
+            raise ValueError(
+                "Expected one worker, which has all rows. Received: "
+                f"{communicators.size()} workers. Save a sok_embed.checkpoint.Checkpoint, and "
+                "export it by sok_embed.serving.export(model, path, source=...) as a new version."
+            )
+        self._model = model
+        self._root = os.fsdecode(path)
+        self._scratch = ScratchFolder(_SCRATCH)
+        self._open()
+
+    def _open(self) -> None:
+        """Begins to publish to the newest export."""
+        export = LoadedExport(export_folder(self._root))
+        self._export = export.number
+        self._base = export.base
+        self._variables = matched_weights(self._model, export)
+        self._parts = matched_parts(self._model, export, self._scratch.path)
+        os.makedirs(self._base.deltas, exist_ok=True)
+        self._unlock = weakref.finalize(self, os.close, _locked(self._base.deltas))
+        try:
+            remove_leftovers(self._base.deltas, STAGED)
+            self._exported = {name: each.numpy().tobytes() for name, each in export.weights.items()}
+            self._state = first_state(self._base)
+            self._go_on()
+            self._tell()
+        except BaseException:
+            self._unlock()
+            raise
+
+    @property
+    def number(self) -> int:
+        """The number of the newest delta; 0: there is none."""
+        return self._number
+
+    def is_blocked(self) -> bool:
+        """Says whether `publish` would wait for a checkpoint that is being written."""
+        return is_writing()
+
+    def publish(self) -> int:
+        """Publishes what has changed since the last delta. Returns the number of the newest.
+
+        It is 0 where a newer export has come that has everything already.
+
+        Nothing is written if nothing has changed. A checkpoint that is being written in the
+        background is waited for.
+
+        Raises:
+            OSError: From the file system. Nothing is lost: the next delta has the changes too.
+            ValueError: For rows that are not finite, or that the dtype of the export cannot hold.
+            RuntimeError: After `close`.
+        """
+        if not self._unlock.alive:
+            raise RuntimeError("Expected a publisher that is open. Received: one that was closed.")
+        if export_numbers(self._root)[-1] > self._export:
+            self._unlock()
+            self._open()
+        elif os.path.lexists(self._base.delta(self._number + 1)):
+            self._go_on()  # the folder had been renamed when the call before failed
+        wait_for_writers()
+        weights = {name: each.numpy() for name, each in self._variables.items()}
+        captures: list[_core.Capture | None] = []
+        marks = [secrets.randbits(62) | 1 for _ in self._parts]
+        folder, lock = locked_folder(self._base.deltas, STAGED)
+        try:
+            writer = DeltaWriter(self._base, folder)
+            for i, mark in enumerate(marks):
+                self._write_table(writer, i, mark, captures)
+            values = {name: each.tobytes() for name, each in weights.items()}
+            if not writer.is_empty or values != self._published:
+                number, step = self._number + 1, _step_of(self._model)
+                self._digest = writer.finish(number, self._digest, step, weights)
+                self._number, self._published = number, values
+            for i, capture in enumerate(captures):
+                self._marks[i] = 0
+                if capture is not None:
+                    capture.keep()
+                    self._marks[i] = marks[i]
+        finally:
+            for capture in captures:
+                if capture is not None:
+                    capture.end()
+            os.close(lock)
+            shutil.rmtree(folder, ignore_errors=True)  # a whole one has another name
+        self._tell()
+        return self._number
+
+    def close(self) -> None:
+        """Lets another process publish."""
+        self._unlock()
+
+    def _go_on(self) -> None:
+        """Reads the newest delta that is there, which the next one follows."""
+        state = self._catch_up()
+        self._number, self._digest = state.number, state.digest
+        self._published = state.weights or self._exported
+        self._marks = [0] * len(self._parts)
+        self._told = -1
+
+    def _tell(self) -> None:
+        """Has `CURRENT.json` name the newest delta."""
+        if self._told != self._number:
+            write_current(self._base, self._number)
+            self._told = self._number
+
+    def _write_table(
+        self, writer: DeltaWriter, number: int, mark: int, captures: list[_core.Capture | None]
+    ) -> None:
+        """Writes the changes of a table, and adds the capture, since which changes are noted."""
+        part, since = self._parts[number].rows_of, self._marks[number]
+        if since and (capture := _begun(part, mark, since)):
+            captures.append(capture)
+            self._write_noted(writer, number, capture)
+            return
+        capture = _begun(part, mark, 0)
+        captures.append(capture)
+        if capture is not None:
+            capture.release()
+        self._write_difference(writer, number)
+
+    def _write_noted(self, writer: DeltaWriter, number: int, capture: _core.Capture) -> None:
+        held = self._parts[number]
+        stayed: list[npt.NDArray[np.uint64]] = []
+        went = [np.frombuffer(capture.removed_keys(), np.uint64)]
+
+        def batches() -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[np.float32]]]:
+            size = held.batch_size
+            while True:
+                keys = np.empty([size], np.uint64)
+                vectors = np.empty([size, held.dim], np.float32)
+                count = capture.next(keys, np.empty([size], np.uint32), vectors.reshape(-1))
+                keys, vectors = keys[:count], vectors[:count]
+                stays = held.stays(keys.view(np.int64))
+                went.append(keys[~stays])
+                stayed.append(keys[stays])
+                yield keys[stays], vectors[stays]
+                if count < size:
+                    return
+
+        writer.put_rows(number, batches())
+        gone = np.setdiff1d(np.concatenate(went), np.concatenate(stayed))
+        if len(gone):
+            writer.put_gone(number, gone)
+
+    def _write_difference(self, writer: DeltaWriter, number: int) -> None:
+        """Writes all rows that are not as they are published, and keys that have none."""
+        held = self._parts[number]
+        table = self._catch_up().tables[number]
+
+        def batches() -> Iterator[Batch]:
+            for keys, vectors in held.batches():
+                differ = self._differ(table, keys, vectors)
+                yield keys[differ], vectors[differ]
+
+        writer.put_rows(number, batches())
+        gone = [keys[~held.stays(keys.view(np.int64))] for keys in table.keys()]
+        if gone and len(keys := np.unique(np.concatenate(gone))):
+            writer.put_gone(number, keys)
+
+    def _differ(
+        self, table: TableState, keys: npt.NDArray[np.int64], vectors: npt.NDArray[np.float32]
+    ) -> npt.NDArray[np.bool_]:
+        """Returns which rows are not as they are published, in the dtype of the export."""
+        unsigned = keys.view(np.uint64)
+        base = table.base
+        if base.dtype != "float32":
+            path = os.path.join(self._scratch.path, "compared.safetensors")
+            rows_files.write(path, [(keys, vectors)], dim=base.dim, dtype=base.dtype)
+            with rows_files.open(path) as rounded:
+                vectors = rounded.lookup(keys)
+        same = np.all(table.lookup(unsigned).view(np.uint32) == vectors.view(np.uint32), axis=1)
+        return ~(table.contains(unsigned) & same)
+
+    def _catch_up(self) -> State:
+        """Returns the newest version that is published, and reads what it has not read yet."""
+        if not (os.path.isdir(self._scratch.path) and self._state.has_files()):
+            # Something has cleaned the folder of temporary files.
+            self._scratch = ScratchFolder(_SCRATCH)
+            self._state = first_state(self._base)
+        while os.path.lexists(self._base.delta(self._state.number + 1)):
+            number = self._state.number + 1
+            try:
+                self._state = next_state(self._base, self._state, self._scratch.path)
+            except (OSError, ValueError, CorruptionError) as error:
+                raise CorruptionError(
+                    f"{error} No delta can follow delta {number} of '{self._base.folder}', which "
+                    "cannot be read. Call sok_embed.serving.export(model, path), which begins a "
+                    "new version, and publish to that."
+                ) from error
+        return self._state
+
+
+def _begun(part: Part, mark: int, since: int) -> _core.Capture | None:
+    """Begins a capture; `None`: changes since that state are not known, or the table notes none."""
+    if part.table.storage is not None:
+        return None
+    try:
+        return begin_capture(part, mark, since, _READER)[2]
+    except RuntimeError:
+        return None
+
+
+def _step_of(model: keras.Model) -> int:
+    optimizer = getattr(model, "optimizer", None)
+    return 0 if optimizer is None else steps_of(optimizer)
+
+
+def _locked(folder: str) -> int:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise BlockingIOError(
+            f"Expected '{folder}' to be free. Received: a folder that another process, or another "
+            "callback of this one, publishes to. End that one first."
+        ) from None
+    return descriptor

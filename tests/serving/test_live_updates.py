@@ -1,0 +1,289 @@
+"""A model that follows answers as the one that trains, bit for bit, at each published version."""
+
+from __future__ import annotations
+
+import os
+
+import keras
+import live_models as live_tests
+import numpy as np
+import pytest
+import tensorflow as tf
+from live_models import DIM, Training, assert_serves
+from tiers import long
+
+import sok_embed as sok
+from sok_embed import feature_column as fc
+from sok_embed import kv
+from sok_embed.callbacks import BackupAndRestore, PublishDeltas
+from sok_embed.serving import Publisher, export, load
+
+SIGNED = [*range(-10, 20), 2**63 - 1, -(2**63), 2**40]
+
+
+def dynamic(storage):
+    ids = keras.Input((3,), dtype="int64", name="ids")
+    return [ids], sok.DynamicEmbedding(DIM, "uniform", combiner="sum", seed=3)(ids), SIGNED
+
+
+def of_max_rows(storage):
+    ids = keras.Input((3,), dtype="int64", name="ids")
+    layer = sok.DynamicEmbedding(DIM, "ones", combiner="mean", max_rows=26, eviction="lru")
+    return [ids], layer(ids), SIGNED
+
+
+def all_to_all(storage):
+    ids = keras.Input((2, 3), dtype="uint64", name="ids")
+    layer = sok.All2AllDenseEmbedding(
+        100, DIM, 2, 3, embedding_initializer="ones", key_dtype="uint64"
+    )
+    return [ids], keras.layers.Flatten()(layer(ids)), range(90)
+
+
+def shared(storage):
+    table = sok.TableConfig("shared", None, DIM, initializer="zeros")
+    small = sok.TableConfig("small", 20, DIM, seed=3)
+    layer = sok.DistributedEmbedding(
+        [
+            sok.FeatureConfig("a", table, combiner="mean"),
+            sok.FeatureConfig("b", table, combiner="sum", max_length=9),
+            sok.FeatureConfig("c", small, combiner="max"),
+        ],
+        output="concat",
+    )
+    inputs = [keras.Input((3,), dtype="int64", name=name) for name in "abc"]
+    return inputs, layer(inputs), range(20)
+
+
+def adaptive(storage):
+    ids = keras.Input((3,), dtype="int64", name="ids")
+    layer = sok.AdaptiveEmbedding(DIM, static_buckets=5, promote_after=3, max_rows=8, seed=1)
+    return [ids], keras.layers.Flatten()(layer(ids)), range(30)
+
+
+def hashed(storage):
+    ids = keras.Input((3,), dtype="int64", name="ids")
+    return [ids], sok.HashedEmbeddingBag(1000, DIM, 0.05, mode="sum")(ids), range(1000)
+
+
+def stored(storage):
+    ids = keras.Input((3,), dtype="int64", name="ids")
+    layer = sok.DynamicEmbedding(DIM, "ones", combiner="sum", storage=storage)
+    return [ids], layer(ids), SIGNED
+
+
+def column(storage):
+    item = fc.categorical_column_with_embedding("ids", tf.int64)
+    layer = fc.DenseFeatures([fc.embedding_column(item, DIM, "sqrtn")], name="features")
+    ids = keras.Input((3,), dtype="int64", name="ids")
+    return [ids], layer({"ids": ids}), SIGNED
+
+
+KINDS = [dynamic, of_max_rows, all_to_all, shared, adaptive, hashed, stored, column]
+IN_EACH_RUN = [of_max_rows, shared, adaptive, stored]
+
+
+def made(kind, tmp_path):
+    storage = kv.Storage(tmp_path / "storage") if kind is stored else None
+    inputs, vectors, keys = kind(storage)
+    outputs = [vectors, keras.layers.Dense(1)(keras.layers.BatchNormalization()(vectors))]
+    model = keras.Model(inputs, outputs)
+    model.compile("adam", ["mse", "mse"])
+    return model, keys
+
+
+@pytest.mark.parametrize(
+    "kind, versions", [*((each, 4) for each in IN_EACH_RUN), *(long(each, 80) for each in KINDS)]
+)
+def test_each_version_answers_as_predict(kind, versions, tmp_path):
+    model, keys = made(kind, tmp_path)
+    random = np.random.default_rng(1)
+    training = Training(model, random, keys)
+    training.step()
+    publisher = live_tests.publisher(model, tmp_path / "served")
+    live = load(tmp_path / "served")
+    kept = []
+    for number in range(1, versions + 1):
+        for _ in range(random.integers(1, 4)):
+            training.step()
+        assert publisher.publish() == number
+        assert live.update() == (1, number)
+        assert live.snapshot.step == int(model.optimizer.iterations)
+        fed = training.batch(16)
+        assert_serves(live, model, fed)
+        kept.append((live.snapshot, fed, live(**as_inputs(model, fed))))
+    for snapshot, fed, answer in kept:  # each answers as it did
+        for name, value in snapshot(**as_inputs(model, fed)).items():
+            np.testing.assert_array_equal(value, answer[name])
+    publisher.close()
+
+
+def as_inputs(model, fed):
+    return {each.name: tf.constant(value) for each, value in zip(model.inputs, fed, strict=True)}
+
+
+@pytest.mark.parametrize("dtype", ["int8", long("float16"), long("int4")])
+def test_rows_in_fewer_bytes_are_those_of_a_new_export(dtype, tmp_path):
+    model, keys = made(dynamic, tmp_path)
+    training = Training(model, np.random.default_rng(2), keys)
+    export(model, tmp_path / "served", dtype=dtype, min_count=2)
+    publisher = Publisher(model, tmp_path / "served")
+    live = load(tmp_path / "served")
+    for number in range(4):
+        training.step()
+        if number == 2:  # another publisher compares all rows
+            publisher.close()
+            publisher = Publisher(model, tmp_path / "served")
+        publisher.publish()
+        live.update()
+        if number % 2 == 0:
+            continue
+        export(model, tmp_path / "new", dtype=dtype, min_count=2)
+        fed = as_inputs(model, training.batch(30))
+        answers, expected = live(**fed), load(tmp_path / "new")(**fed)
+        for name, value in answers.items():
+            np.testing.assert_array_equal(value, expected[name])
+
+
+def test_a_delta_has_the_rows_that_have_changed_alone(tmp_path):
+    from safetensors.numpy import load_file
+
+    model = live_tests.telling()
+    live_tests.tell(model, 1, range(1000))
+    publisher = live_tests.publisher(model, tmp_path)
+    assert publisher.publish() == 0  # nothing has changed
+    live_tests.tell(model, 2, [7, 5])
+    model.get_layer("second").table.remove([3])
+    assert publisher.publish() == 1
+    live_tests.tell(model, 3, [9])
+    assert publisher.publish() == 2
+    one, two = (f"{tmp_path}/1/deltas/{number:08d}" for number in (1, 2))
+    first = load_file(f"{one}/rows-0.safetensors")
+    assert sorted(first["keys"]) == [5, 7] and np.all(first["rows"] == 2)
+    assert list(load_file(f"{one}/gone-1.safetensors")["keys"]) == [3]
+    assert not os.path.exists(f"{one}/gone-0.safetensors")
+    assert list(load_file(f"{two}/rows-1.safetensors")["keys"]) == [9]
+    assert load_file(f"{two}/weights.safetensors")["dense/kernel"].tolist() == [[3]]
+    assert sorted(os.listdir(f"{tmp_path}/1/deltas")) == ["00000001", "00000002", "CURRENT.json"]
+
+
+def test_backups_and_deltas_of_one_fit_have_all_changes_each(tmp_path):
+    def build():
+        keras.utils.clear_session()
+        return made(dynamic, tmp_path)[0]
+
+    model, random = build(), np.random.default_rng(5)
+    export(model, tmp_path / "served")
+    data = random.choice(SIGNED, [32, 3])
+    targets = [np.ones([32, DIM]), np.ones([32, 1])]
+    kept = {"incremental": True, "delete_checkpoint": False, "max_to_keep": 1}
+    callbacks = [
+        PublishDeltas(tmp_path / "served", every=2),
+        BackupAndRestore(tmp_path / "backup", 3, **kept),
+    ]
+    options = {"batch_size": 4, "verbose": 0, "shuffle": False}
+    model.fit(data, targets, epochs=2, callbacks=callbacks, **options)
+    live = load(tmp_path / "served")
+    assert live.version.delta >= 4
+    assert_serves(live, model, [data])
+    # The same fit in a new process: its rows come from the backup, and no row is left out.
+    again = build()
+    again.fit(data, targets, epochs=3, callbacks=callbacks, **options)
+    assert live.update().delta > 4
+    assert_serves(live, again, [data])
+
+
+def test_restored_rows_are_published_as_far_as_they_differ(tmp_path):
+    model = live_tests.telling()
+    live_tests.tell(model, 1)
+    publisher = live_tests.publisher(model, tmp_path)
+    table = model.get_layer("first").table
+    before = table.snapshot()
+    live_tests.tell(model, 2, range(30, 60))
+    publisher.publish()
+    table.restore(before)
+    publisher.publish()
+    live = load(tmp_path)
+    assert len(live.snapshot.state.tables[0].layers) == 1
+    ids = np.arange(60).reshape(20, 3)
+    assert_serves(live, model, [ids])
+
+
+def test_a_version_is_rolled_back_and_followed_again(tmp_path):
+    model = live_tests.telling()
+    live_tests.tell(model, 0)
+    publisher = live_tests.publisher(model, tmp_path)
+    for number in (1, 2, 3):
+        live_tests.tell(model, number)
+        publisher.publish()
+
+    def told(served):
+        (found,) = np.unique(served(ids=np.arange(12).reshape(4, 3))["output_0"])
+        return found
+
+    with load(tmp_path, follow=True, poll_seconds=0.01) as live:
+        assert (live.version, told(live)) == ((1, 3), 3)
+        live.roll_back((1, 1))
+        live_tests.tell(model, 4)
+        publisher.publish()
+        assert (live.version, told(live)) == ((1, 1), 1)
+        live.roll_back((1, 0))
+        assert told(live) == 0
+        with pytest.raises(FileNotFoundError):
+            live.roll_back((1, 9))
+        with pytest.raises(FileNotFoundError):
+            live.roll_back((2, 0))
+        assert (live.version, told(live)) == ((1, 0), 0)
+        live.follow()
+        wait_for(lambda: live.version == (1, 4))
+        assert told(live) == 4
+        # A new export is taken up, and deltas of it.
+        live_tests.tell(model, 5)
+        export(model, tmp_path)
+        wait_for(lambda: live.version == (2, 0))
+        assert told(live) == 5
+        assert publisher.publish() == 0  # to the new export, which has everything
+        live_tests.tell(model, 6, [0])
+        assert publisher.publish() == 1
+        wait_for(lambda: live.version == (2, 1))
+        assert live(ids=np.zeros([1, 3], np.int64))["output_0"].numpy().tolist() == [[6] * 16]
+    with pytest.raises(RuntimeError, match="closed"):
+        live.follow()
+    assert told(load(tmp_path, version=(1, 2))) == 2
+
+
+def wait_for(condition, seconds=20):
+    import time
+
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_other_models_and_exports_are_refused(tmp_path):
+    model = live_tests.telling()
+    with pytest.raises(FileNotFoundError, match="serving.export"):
+        Publisher(model, tmp_path)
+    with pytest.raises(FileNotFoundError, match="serving.export"):
+        load(tmp_path)
+    export(model, tmp_path, ops="stock")
+    with pytest.raises(ValueError, match="ops='native'"):
+        Publisher(model, tmp_path)
+    first = live_tests.publisher(model, tmp_path)
+    with pytest.raises(BlockingIOError, match="another"):
+        Publisher(model, tmp_path)
+    first.close()
+    inputs = keras.Input((3,), dtype="int64", name="ids")
+    for layers in ([sok.DynamicEmbedding(2, "zeros", name="first")], []):
+        other = keras.Sequential([inputs, *layers, keras.layers.Dense(1, name="dense")])
+        with pytest.raises(ValueError, match="the model that was exported"):
+            Publisher(other, tmp_path)
+    with pytest.raises(ValueError, match="Received: both"):
+        load(tmp_path, version=(1, 0), follow=True)
+    with pytest.raises(ValueError, match="a version as"):
+        load(tmp_path, version=3)
+    with pytest.raises(TypeError, match="the inputs ids"):
+        load(tmp_path)(items=[[1, 2, 3]])
+    with pytest.raises(RuntimeError, match="follow=True"):
+        load(tmp_path).follow()
