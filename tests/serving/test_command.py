@@ -22,10 +22,18 @@ def run(*arguments: object) -> str:
     return ended.stdout
 
 
-def test_a_file_is_exported_and_its_rows_are_shown(tmp_path):
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Returns the path of a file of Keras, its model, and what to ask it."""
     model, fed = trained(sok.DynamicEmbedding(4, "ones", combiner="sum", name="items"), "dense")
-    model.save(tmp_path / "m.keras")
-    folder = run("export", tmp_path / "m.keras", tmp_path / "served").strip()
+    path = tmp_path_factory.mktemp("saved") / "m.keras"
+    model.save(path)
+    return path, model, fed
+
+
+def test_a_file_is_exported_and_its_rows_are_shown(saved, tmp_path):
+    path, model, fed = saved
+    folder = run("export", path, tmp_path / "served").strip()
     assert folder == str(tmp_path / "served/1")
     assert_same_bits(answered(folder, fed), predicted(model, fed))
     file = f"{folder}/assets/items.safetensors"
@@ -43,15 +51,14 @@ def test_a_file_is_exported_and_its_rows_are_shown(tmp_path):
     assert "-9  no row;  1 1 1 1" in run("rows", file, "--key", -9)
 
 
-def test_options_are_those_of_export(tmp_path):
-    model, _ = trained(sok.DynamicEmbedding(4, name="items"), "dense")
-    model.save(tmp_path / "m.keras")
+def test_options_are_those_of_export(saved, tmp_path):
+    path, model, _ = saved
     arguments = ("--dtype", "int8", "--missing", "zeros", "--min-count", 1, "--json")
-    told = json.loads(run("export", tmp_path / "m.keras", tmp_path, *arguments))
+    told = json.loads(run("export", path, tmp_path, *arguments))
     with rows.open(f"{told['path']}/assets/items.safetensors") as file:
         assert file.dtype == "int8" and len(file) == model.layers[1].table.size()
         np.testing.assert_array_equal(file.lookup(np.array([99])), np.zeros([1, 4]))
-    run("export", tmp_path / "m.keras", tmp_path, "--ops", "stock", "--missing", "zeros")
+    run("export", path, tmp_path, "--ops", "stock", "--missing", "zeros")
     assert not os.listdir(tmp_path / "2/assets")
 
 
