@@ -48,7 +48,7 @@ def test_a_file_is_exported_and_its_rows_are_shown(saved, tmp_path):
     assert unknown["embedding"] == [1.0] * 4
     text = run("rows", file)
     assert f"rows        {table.size()}" in text and "verified    False" in text
-    assert "-9  no row;  1 1 1 1" in run("rows", file, "--key", -9)
+    assert "-9  not in the file; unknown keys have  1 1 1 1" in run("rows", file, "--key", -9)
 
 
 def test_options_are_those_of_export(saved, tmp_path):

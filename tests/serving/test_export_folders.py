@@ -61,6 +61,7 @@ def test_other_arguments_are_refused(tmp_path):
     model = keras.Sequential([keras.Input((2,), dtype="int64", name="ids"), dynamic("sum")])
     for arguments, message in (
         ({"dtype": "float64"}, "dtype to be one of"),
+        ({"dtype": np.float16}, r"Received: .*float16.*Pass the name, as in dtype='float16'"),
         ({"missing": "nan"}, "missing to be one of"),
         ({"ops": "tfra"}, "ops to be one of"),
         ({"min_count": -1}, "min_count"),
@@ -77,6 +78,21 @@ def test_other_arguments_are_refused(tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             export(model, path)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    model = keras.Sequential([keras.Input((2,), dtype="int64", name="ids"), dynamic("sum")])
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError, match=r"Received: '.*/file/served' \(Not a directory\)"):
+        export(model, tmp_path / "file/served")
+
+    def refuse(path, *args, **kwargs):
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    message = r"Received: '.*/served' \(Permission denied\).*the right to write"
+    with pytest.raises(PermissionError, match=message):
+        export(model, tmp_path / "served")
 
 
 def test_several_workers_are_refused(tmp_path, first_of_two):
