@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 
 import keras
 import numpy as np
@@ -81,6 +82,8 @@ def test_damage_is_an_error(tmp_path):
     path.write_bytes(content)
     ended = CliRunner().invoke(main, ["rows", str(path), "--verify"])
     assert ended.exit_code == 1 and ended.stderr.startswith("error: ")
+    told = r"the checksum \d+ of the \d+ bytes at byte \d+, of 'rows'. Received: bytes with \d+"
+    assert re.search(told, ended.stderr)
 
 
 def test_a_class_of_the_users_own_is_imported(tmp_path, monkeypatch):
