@@ -48,9 +48,23 @@ def train_and_test(
 
     `options` are those of `add_training`. `shuffle` does so anew in each epoch.
     """
+    from ctr.auc import exact_auc
+
+    layer, model = trained_model(make_embedding, train, options, seed, shuffle)
+    logits = model.predict(test.inputs(), batch_size=options.batch_size, verbose=0)
+    return layer, exact_auc(logits[:, 0], test.labels)
+
+
+def trained_model(
+    make_embedding: Callable[[], Any],
+    train: Rows,
+    options: argparse.Namespace,
+    seed: int,
+    shuffle: bool,
+) -> tuple[Any, Any]:
+    """Returns the embedding layer and the model, trained; arguments as of `train_and_test`."""
     import keras
 
-    from ctr.auc import exact_auc
     from ctr.model import build_model
     from ctr.training import make_optimizer
 
@@ -71,5 +85,4 @@ def train_and_test(
         shuffle=shuffle,
         verbose=0,
     )
-    logits = model.predict(test.inputs(), batch_size=options.batch_size, verbose=0)
-    return layer, exact_auc(logits[:, 0], test.labels)
+    return layer, model

@@ -132,7 +132,11 @@ def rows(file: str, keys: tuple[int, ...], verify: bool, as_json: bool) -> None:
         print_json({**report, "found": found})
     elif keys:
         lines = [
-            (str(each["key"]), "" if each["exists"] else "no row;", numbers(each["embedding"]))
+            (
+                str(each["key"]),
+                "" if each["exists"] else "not in the file; unknown keys have",
+                numbers(each["embedding"]),
+            )
             for each in found
         ]
         click.echo(columns(lines, right=False))

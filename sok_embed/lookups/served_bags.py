@@ -44,8 +44,12 @@ def served_bags(
         if kind == tf_ops.BAG_A_KEY and weights is None:
             pooled.append(vectors)
             continue
+        most, combiner = plan.max_lengths[number], batch.combiners[number]
+        length = _length(keys) if kind == tf_ops.BAG_A_ROW and weights is None else 0
+        if length and combiner != "max" and not 0 < most < length:
+            pooled.append(stock_bags.pool_rows(vectors, length, combiner))
+            continue
         segments = _segments(keys, kind, splits, name)
-        most = plan.max_lengths[number]
         if most:
             segments = segments._replace(
                 lengths=checked(
@@ -56,10 +60,15 @@ def served_bags(
                     segments.lengths,
                 )
             )
-        pooled.append(stock_bags.pool(vectors, segments, weights, batch.combiners[number]))
+        pooled.append(stock_bags.pool(vectors, segments, weights, combiner))
     if concat:
         pooled = [tf.concat(pooled, 1)]
     return [tf.cast(each, dtype) for each in pooled]
+
+
+def _length(keys: tf.Tensor) -> int:
+    """Returns the number of keys of a row, 0 if it is not known."""
+    return (keys.shape[1:].num_elements() or 0) if keys.shape.rank else 0
 
 
 def _segments(keys: tf.Tensor, kind: int, splits: Any, name: str) -> stock_bags.Segments:

@@ -136,7 +136,10 @@ def write(
     path = check_path(path)
     dim = check_integer("dim", dim, 1, MOST_DIMENSION + 1)
     if not is_among(dtype, _DTYPES):
-        raise ValueError(f"Expected dtype of {', '.join(_DTYPES)}. Received: {shown(dtype)}.")
+        raise ValueError(
+            f"Expected dtype of {', '.join(_DTYPES)}. Received: {shown(dtype)}. Pass the name, as "
+            "in dtype='float16'."
+        )
     extra = dict(extra or {})
     for key, value in extra.items():
         if not (isinstance(key, str) and isinstance(value, str)):

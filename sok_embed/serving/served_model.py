@@ -107,10 +107,14 @@ def export(
             not constant where it would have to be, the checkpoint of another model, and what
             `sok_embed.export_model` refuses.
         FileNotFoundError: If `source` lacks a whole checkpoint.
+        OSError: If nothing can be written to `path`.
         sok_embed.kv.CorruptionError: For a checkpoint with files that are not as they were written.
     """
     if not is_among(dtype, _DTYPES):
-        raise ValueError(f"Expected dtype to be one of {_DTYPES}. Received: {shown(dtype)}.")
+        raise ValueError(
+            f"Expected dtype to be one of {_DTYPES}. Received: {shown(dtype)}. Pass the name, as "
+            "in dtype='float16'."
+        )
     if not is_among(missing, _MISSING):
         raise ValueError(f"Expected missing to be one of {_MISSING}. Received: {shown(missing)}.")
     if not is_among(ops, _OPS):

@@ -26,6 +26,7 @@ def write_version(path: str | os.PathLike[str], write: Callable[[str], None]) ->
 
     Raises:
         ValueError: For a path that is a URL or a file.
+        OSError: If nothing can be written there.
     """
     root = os.fsdecode(path)
     if "://" in root:
@@ -38,9 +39,15 @@ def write_version(path: str | os.PathLike[str], write: Callable[[str], None]) ->
             f"Expected a folder of versions. Received: '{root}', which is a file. Pass the path of "
             "a folder, which is made if need be."
         )
-    os.makedirs(root, exist_ok=True)
     staged = os.path.join(root, f"{_STAGED}{secrets.token_hex(8)}")
-    os.mkdir(staged)
+    try:
+        os.makedirs(staged)
+    except OSError as error:  # it stays of its kind, such as PermissionError
+        raise type(error)(
+            f"Expected a folder that this process can write to. Received: '{root}' "
+            f"({error.strerror}). Pass the path of another one, or give the user of this process "
+            "the right to write there."
+        ) from error
     try:
         write(staged)
         _sync_all(staged)

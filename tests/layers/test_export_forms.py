@@ -8,7 +8,18 @@ import warnings
 import keras
 import numpy as np
 import pytest
+import served_models as models
 import tensorflow as tf
+from served_models import (
+    WEIGHTED,
+    adaptive,
+    answered_parts,
+    called,
+    fed_of,
+    fit,
+    of_form,
+    parts_of,
+)
 
 import sok_embed as sok
 from sok_embed import feature_column as fc
@@ -18,16 +29,11 @@ WEIGHTS = [[0.5, 2.0], [], [3.0], [1.0, -1.0, 4.0]]
 
 
 def dynamic(combiner="mean", **padding):
-    return sok.DynamicEmbedding(3, combiner=combiner, seed=1, **padding)
-
-
-def adaptive(combiner="mean", **padding):
-    return sok.AdaptiveEmbedding(3, static_buckets=5, combiner=combiner, seed=1, **padding)
+    return models.dynamic(combiner, "uniform", seed=1, **padding)
 
 
 def collection(combiner="mean", **padding):
-    table = sok.TableConfig("t", None, 3, combiner=combiner, seed=1)
-    return sok.DistributedEmbedding(sok.FeatureConfig("a", table, **padding))
+    return models.collection(combiner, "uniform", **padding)
 
 
 def bag(combiner="mean", **padding):
@@ -35,15 +41,6 @@ def bag(combiner="mean", **padding):
 
 
 LAYERS = {"dynamic": dynamic, "adaptive": adaptive, "collection": collection, "bag": bag}
-WEIGHTED = {"dynamic": "weights", "collection": "weights", "bag": "per_sample_weights"}
-
-
-def given(form, values, dtype):
-    """Returns values in a form: dense ones are the first and the last of a row."""
-    if form == "dense":
-        return np.array([[row[0], row[-1]] if row else [1, 1] for row in values], dtype)
-    ragged = tf.ragged.constant(values, dtype)
-    return ragged if form == "ragged" else ragged.to_sparse()
 
 
 def cases():
@@ -57,45 +54,16 @@ def cases():
 def model_of(name, form, weighted):
     """Makes a trained functional model, what it is fed, and its inputs by name."""
     layer = LAYERS[name]("sum" if weighted and name == "bag" else "mean")
-    shape = (2,) if form == "dense" else (None,)
-    flags = {"ragged": form == "ragged", "sparse": form == "sparse"}
-    inputs = {"ids": keras.Input(shape, dtype="int64", name="ids", **flags)}
-    fed = {"ids": given(form, IDS, np.int64)}
-    weights = {}
-    if weighted:
-        inputs["weights"] = keras.Input(shape, name="weights", **flags)
-        fed["weights"] = given(form, WEIGHTS, np.float32)
-        weights = {WEIGHTED[name]: inputs["weights"]}
-    vectors = layer(inputs["ids"], **weights)
+    inputs, (vectors,) = called([layer], form, [WEIGHTED[name] if weighted else ""])
     model = keras.Model(inputs, keras.layers.Dense(1)(vectors))
-    model.compile("adam", "mse")
-    dataset = tf.data.Dataset.from_tensors((fed, np.ones((4, 1), np.float32)))
-    model.fit(dataset, epochs=2, verbose=0)
+    fed = fed_of(form, IDS, WEIGHTS if weighted else None)
+    fit(model, fed)
     return model, fed
 
 
-def parts_of(fed):
-    """Returns the dense tensors that an export's signature has for what a model is fed."""
-    parts = {}
-    for name, tensor in fed.items():
-        if isinstance(tensor, tf.RaggedTensor):
-            parts[f"{name}_values"] = tensor.flat_values
-            parts[f"{name}_row_lengths"] = tensor.row_lengths()
-        elif isinstance(tensor, tf.SparseTensor):
-            parts[f"{name}_values"], parts[f"{name}_indices"] = tensor.values, tensor.indices
-            parts[f"{name}_dense_shape"] = tensor.dense_shape
-        else:
-            parts[name] = tf.constant(tensor)
-    return parts
-
-
 def served(path, parts):
-    signature = tf.saved_model.load(path).signatures["serving_default"]
-    names = sorted(signature.structured_input_signature[1])
-    if set(names) != set(parts):  # TensorFlow numbers those of a dict that Keras does not name
-        parts = dict(zip(names, [parts[name] for name in sorted(parts)], strict=True))
-    (outputs,) = signature(**parts).values()
-    return outputs.numpy()
+    (outputs,) = answered_parts(path, parts)
+    return outputs
 
 
 REFUSED = "expected (ragged|sparse) ids, as the model was called with. Received: a dense signature"
@@ -149,7 +117,7 @@ SPECS = {
 @pytest.mark.parametrize("form", ["ragged", "sparse"])
 def test_a_subclassed_model_is_exported_with_a_signature_of_its_forms(name, form, tmp_path):
     model = Subclassed(LAYERS[name]())
-    ids = given(form, IDS, np.int64)
+    ids = of_form(form, IDS, np.int64)
     expected = model(ids, training=True)
     with pytest.raises(ValueError, match=f"{REFUSED}|has never called"):
         model.export(str(tmp_path / "refused"), verbose=False)
@@ -194,7 +162,7 @@ def test_a_layer_that_knows_padding_is_served_padded(make, padding, tmp_path):
     value = 2**41 - 1 if make is bag else -1
     inputs = keras.Input((None,), dtype="int64", ragged=True, name="ids")
     model = keras.Model(inputs, layer(inputs))
-    ids = given("ragged", IDS, np.int64)
+    ids = of_form("ragged", IDS, np.int64)
     expected = model(ids, training=True)
     model.export(tmp_path / "padded", verbose=False)
     found = served(str(tmp_path / "padded"), {"ids": ids.to_tensor(value)})
@@ -283,7 +251,7 @@ def test_ragged_vectors_of_single_keys_are_exported_by_parts_alone(make, tmp_pat
     inputs = keras.Input((None,), dtype="int64", ragged=True, name="ids")
     vectors = make(None, padding_value=-1)(inputs)
     model = keras.Model(inputs, keras.layers.Lambda(lambda x: tf.reduce_sum(x, 1))(vectors))
-    ids = given("ragged", IDS, np.int64)
+    ids = of_form("ragged", IDS, np.int64)
     with pytest.raises(ValueError, match=REFUSED):
         model.export(str(tmp_path / "refused"), verbose=False)
     sok.export_model(model, tmp_path / "parts")
@@ -300,7 +268,7 @@ def test_feature_columns_are_exported_by_parts_or_padded(padding, form, tmp_path
     flags = {"ragged": form == "ragged", "sparse": form == "sparse"}
     inputs = {"ids": keras.Input((None,), dtype="int64", name="ids", **flags)}
     model = keras.Model(inputs, layer(inputs))
-    fed = {"ids": given(form, IDS, np.int64)}
+    fed = {"ids": of_form(form, IDS, np.int64)}
     expected = model(fed, training=True)
     sok.export_model(model, tmp_path / "parts")
     np.testing.assert_allclose(served(str(tmp_path / "parts"), parts_of(fed)), expected, rtol=1e-6)
@@ -309,6 +277,6 @@ def test_feature_columns_are_exported_by_parts_or_padded(padding, form, tmp_path
             model.export(str(tmp_path / "refused"), verbose=False)
     else:
         model.export(str(tmp_path / "padded"), verbose=False)
-        ids = given("ragged", IDS, np.int64).to_tensor(padding)
+        ids = of_form("ragged", IDS, np.int64).to_tensor(padding)
         found = served(str(tmp_path / "padded"), {"ids": ids})
         np.testing.assert_allclose(found, expected, rtol=1e-6)

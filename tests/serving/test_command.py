@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 
 import keras
 import numpy as np
@@ -22,10 +23,18 @@ def run(*arguments: object) -> str:
     return ended.stdout
 
 
-def test_a_file_is_exported_and_its_rows_are_shown(tmp_path):
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Returns the path of a file of Keras, its model, and what to ask it."""
     model, fed = trained(sok.DynamicEmbedding(4, "ones", combiner="sum", name="items"), "dense")
-    model.save(tmp_path / "m.keras")
-    folder = run("export", tmp_path / "m.keras", tmp_path / "served").strip()
+    path = tmp_path_factory.mktemp("saved") / "m.keras"
+    model.save(path)
+    return path, model, fed
+
+
+def test_a_file_is_exported_and_its_rows_are_shown(saved, tmp_path):
+    path, model, fed = saved
+    folder = run("export", path, tmp_path / "served").strip()
     assert folder == str(tmp_path / "served/1")
     assert_same_bits(answered(folder, fed), predicted(model, fed))
     file = f"{folder}/assets/items.safetensors"
@@ -40,18 +49,17 @@ def test_a_file_is_exported_and_its_rows_are_shown(tmp_path):
     assert unknown["embedding"] == [1.0] * 4
     text = run("rows", file)
     assert f"rows        {table.size()}" in text and "verified    False" in text
-    assert "-9  no row;  1 1 1 1" in run("rows", file, "--key", -9)
+    assert "-9  not in the file; unknown keys have  1 1 1 1" in run("rows", file, "--key", -9)
 
 
-def test_options_are_those_of_export(tmp_path):
-    model, _ = trained(sok.DynamicEmbedding(4, name="items"), "dense")
-    model.save(tmp_path / "m.keras")
+def test_options_are_those_of_export(saved, tmp_path):
+    path, model, _ = saved
     arguments = ("--dtype", "int8", "--missing", "zeros", "--min-count", 1, "--json")
-    told = json.loads(run("export", tmp_path / "m.keras", tmp_path, *arguments))
+    told = json.loads(run("export", path, tmp_path, *arguments))
     with rows.open(f"{told['path']}/assets/items.safetensors") as file:
         assert file.dtype == "int8" and len(file) == model.layers[1].table.size()
         np.testing.assert_array_equal(file.lookup(np.array([99])), np.zeros([1, 4]))
-    run("export", tmp_path / "m.keras", tmp_path, "--ops", "stock", "--missing", "zeros")
+    run("export", path, tmp_path, "--ops", "stock", "--missing", "zeros")
     assert not os.listdir(tmp_path / "2/assets")
 
 
@@ -74,6 +82,8 @@ def test_damage_is_an_error(tmp_path):
     path.write_bytes(content)
     ended = CliRunner().invoke(main, ["rows", str(path), "--verify"])
     assert ended.exit_code == 1 and ended.stderr.startswith("error: ")
+    told = r"the checksum \d+ of the \d+ bytes at byte \d+, of 'rows'. Received: bytes with \d+"
+    assert re.search(told, ended.stderr)
 
 
 def test_a_class_of_the_users_own_is_imported(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """A table of a served model: a file of rows behind an op, in SavedModels that move."""
 
 import gc
+import json
 import subprocess
 import sys
 import threading
@@ -23,21 +24,18 @@ import json, sys
 import numpy as np
 import tensorflow as tf
 
-library, folder, how = sys.argv[1:]
+library, folder = sys.argv[1:]
 tf.load_op_library(library)
 keys = [42, -1, 7, 2**63 - 1]
-if how == "python":
-    loaded = tf.saved_model.load(folder)
-    (found,) = loaded.signatures["serving_default"](keys=tf.constant(keys, tf.int64)).values()
-    found = found.numpy()
-else:
-    with tf.compat.v1.Session(graph=tf.Graph()) as session:
-        signature = tf.compat.v1.saved_model.load(session, ["serve"], folder).signature_def
-        served = signature["serving_default"]
-        found = session.run(served.outputs["rows"].name, {served.inputs["keys"].name: keys})
+loaded = tf.saved_model.load(folder)
+(found,) = loaded.signatures["serving_default"](keys=tf.constant(keys, tf.int64)).values()
+with tf.compat.v1.Session(graph=tf.Graph()) as session:
+    signature = tf.compat.v1.saved_model.load(session, ["serve"], folder).signature_def
+    served = signature["serving_default"]
+    in_session = session.run(served.outputs["rows"].name, {served.inputs["keys"].name: keys})
 assert not [name for name in sys.modules if name.startswith("sok_embed")]
 assert "libsok_core" not in open("/proc/self/maps").read()
-print(json.dumps(found.tolist()))
+print(json.dumps([found.numpy().tolist(), in_session.tolist()]))
 """
 
 
@@ -88,8 +86,7 @@ def test_graphs_know_the_shape_and_ask_for_no_gradient(tmp_path):
     assert found.shape == (2, 4, 3) and gradients == [None]
 
 
-@pytest.mark.parametrize("how", ["python", "session"])
-def test_a_saved_model_moves_and_needs_the_library_alone(tmp_path, how):
+def test_a_saved_model_moves_and_needs_the_library_alone(tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     for folder in (first, second):
         folder.mkdir()
@@ -102,11 +99,11 @@ def test_a_saved_model_moves_and_needs_the_library_alone(tmp_path, how):
     (tmp_path / "staged").rename(tmp_path / "1")
     for path in paths:
         Path(path).unlink()
-    command = [sys.executable, "-I", "-c", LOADER, str(library_path()), str(tmp_path / "1"), how]
+    command = [sys.executable, "-I", "-c", LOADER, str(library_path()), str(tmp_path / "1")]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    found = np.array(eval(result.stdout.splitlines()[-1]), np.float32)
-    np.testing.assert_array_equal(found, expected)
+    for found in json.loads(result.stdout.splitlines()[-1]):
+        np.testing.assert_array_equal(np.float32(found), expected)
 
 
 def test_signatures_without_the_object_that_was_loaded_say_what_to_keep(tmp_path):

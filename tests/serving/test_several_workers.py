@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 from served_models import answered, assert_same_bits
@@ -19,7 +20,8 @@ PROGRAM = Path(__file__).with_name("trained_by_two.py")
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
-    command = [sys.executable, "-m", "sok_embed", "run", "-np", "2", str(PROGRAM), str(folder)]
+    worker = forked.command(PROGRAM, folder)
+    command = [sys.executable, "-m", "sok_embed", "run", "-np", "2", "--", *worker]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr[-3000:]
     return folder

@@ -104,10 +104,12 @@ Status ServedRows::ReadHeader() {
   if (!header.ok()) return header.status().Within(path_ + ": ");
   header_ = std::move(header.value());
   layout_.emplace(header_.type, header_.dim, header_.rows, header_.bucket_bits);
-  if (NumberAt(column(ServingLayout::kChecksums)) != Checksum(bytes_at_, 8 + length, 0)) {
-    return Damaged(path_,
-                   "Expected a header with the checksum that the file has of it. Received: "
-                   "another one.");
+  const uint64_t noted = NumberAt(column(ServingLayout::kChecksums));
+  const uint64_t found = Checksum(bytes_at_, 8 + length, 0);
+  if (found != noted) {
+    return Damaged(path_, "Expected a header with the checksum " + std::to_string(noted) +
+                              ", as the file says. Received: one with " + std::to_string(found) +
+                              ".");
   }
   if (header_.missing.has_value()) {
     const MissingRows& start = *header_.missing;
@@ -139,12 +141,13 @@ Status ServedRows::VerifyColumn(ServingLayout::Index index, const ParallelFor& p
       const uint64_t at = block * kServingBlock;
       const uint64_t size = std::min(kServingBlock, of.bytes - at);
       if (error.failed()) return;
-      if (Checksum(column(index) + at, size, file_offset + at) == NumberAt(sums + 8 * block)) {
-        continue;
-      }
-      error.Note(Damaged(path_, "Expected a checksum that fits the " + std::to_string(size) +
-                                    " bytes at byte " + std::to_string(file_offset + at) +
-                                    ", of '" + of.name + "'. Received: another one."));
+      const uint64_t noted = NumberAt(sums + 8 * block);
+      const uint64_t found = Checksum(column(index) + at, size, file_offset + at);
+      if (found == noted) continue;
+      error.Note(Damaged(path_, "Expected the checksum " + std::to_string(noted) + " of the " +
+                                    std::to_string(size) + " bytes at byte " +
+                                    std::to_string(file_offset + at) + ", of '" + of.name +
+                                    "'. Received: bytes with " + std::to_string(found) + "."));
     }
   });
   return error.Take();
@@ -176,8 +179,12 @@ Status ServedRows::Verify(const ParallelFor& parallel_for) const {
     SOK_RETURN_IF_ERROR(VerifyColumn(index, parallel_for));
   }
   const char* const padding = column(ServingLayout::kPadding);
-  if (std::any_of(padding, column(ServingLayout::kRows), [](char byte) { return byte != 0; })) {
-    return Damaged(path_, "Expected zeros as padding. Received: another byte.");
+  const char* const end = column(ServingLayout::kRows);
+  const char* const wrong = std::find_if(padding, end, [](char byte) { return byte != 0; });
+  if (wrong != end) {
+    return Damaged(path_, "Expected zeros as padding. Received: " +
+                              std::to_string(static_cast<unsigned char>(*wrong)) + " at byte " +
+                              std::to_string(wrong - bytes_at_) + ".");
   }
   return VerifyKeys(parallel_for);
 }
