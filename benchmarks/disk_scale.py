@@ -159,6 +159,8 @@ def measure(folder: str, arguments: argparse.Namespace) -> dict[str, Any]:
     growth = Growth(f"{folder}/rows", arguments)
     result: dict[str, Any] = {"tenths": growth.grow()}
     rows = result["tenths"][-1]["rows"]
+    while growth.storage.flushing:  # the rates below are of steps with nothing beside them
+        time.sleep(0.1)
     rng = np.random.default_rng(arguments.seed)
     batch = arguments.batch
     result["uniform_rows_per_s"] = growth.rate(

@@ -17,7 +17,9 @@ namespace sok {
 namespace {
 
 // Rows that have become dirty meanwhile are written so often before the gate is taken alone.
-constexpr int kMostPasses = 4;
+constexpr int kMostPasses = 8;
+// So few are left for then.
+constexpr uint64_t kFewRows = 1 << 15;
 
 }  // namespace
 
@@ -167,7 +169,7 @@ Status Storage::SpillBeside(const OpenGroupMap& groups) {
       }
     }
     // Rows that change in every step are written in every pass.
-    if (rows > before / 2) return Status();
+    if (rows <= kFewRows || rows > before - before / 8) return Status();
     before = rows;
   }
   return Status();
