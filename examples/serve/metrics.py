@@ -27,6 +27,7 @@ class Metrics:
         batch_examples: The examples of a call of the model.
         waiting: Examples that wait for a call.
         version: The version that serves.
+        delta: The number of the last delta in it; 0: none.
         loads: Loads of versions, by their result.
     """
 
@@ -51,6 +52,7 @@ class Metrics:
         )
         self.waiting = Gauge("serve_waiting_examples", "Examples that wait.", registry=registry)
         self.version = Gauge("serve_model_version", "The version that serves.", registry=registry)
+        self.delta = Gauge("serve_model_delta", "The delta that serves.", registry=registry)
         self.loads = Counter("serve_loads", "Loads of versions.", ["result"], registry=registry)
         for result in ("done", "failed"):
             self.loads.labels(result)

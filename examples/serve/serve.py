@@ -8,7 +8,7 @@
 Requests that come at the same time are answered by one call of the model.
 
     POST /predict        {"instances": [...]}: an object for each example, with each input by name
-                         -> {"predictions": [...], "version": 3}
+                         -> {"predictions": [...], "version": 3}, and "delta" with --follow
     GET /model           the version, and the inputs and outputs of the model
     GET /health/live     200 while the process runs
     GET /health/ready    200 while it has a model and is not ending; 503
@@ -35,7 +35,7 @@ from aiohttp import web
 from batching import Batcher, Overloaded
 from fields import InvalidRequest
 from metrics import Metrics
-from served import Served, versions
+from served import Exports, FollowedExports, Served
 
 _LOG = logging.getLogger("serve")
 
@@ -53,7 +53,8 @@ class Service:
         self._served: Served | None = None
         self._batcher: Batcher
         self.ending = False
-        self._refused: dict[str, str] = {}
+        exports = FollowedExports if options.follow else Exports
+        self._exports = exports(options.path, self._refused)
 
     def app(self) -> web.Application:
         """Returns the application."""
@@ -121,7 +122,7 @@ class Service:
             except InvalidRequest as error:
                 raise InvalidRequest(f"Instance {number}: {error}") from error
         predictions = await self._batcher.answer(served, examples)
-        return {"predictions": predictions, "version": served.version}
+        return {"predictions": predictions, **served.version}
 
     async def model(self, request: web.Request) -> web.Response:
         """Says what the model takes and answers."""
@@ -130,7 +131,7 @@ class Service:
             return web.json_response({"error": "There is no version yet."}, status=503)
         return web.json_response(
             {
-                "version": served.version,
+                **served.version,
                 "inputs": {each.name: each.describe() for each in served.inputs},
                 "outputs": {each.name: each.describe() for each in served.outputs},
             }
@@ -144,8 +145,8 @@ class Service:
         """Says if requests are to be sent here."""
         served = self._served
         ready = served is not None and not self.ending
-        version = served.version if served else None
-        return web.json_response({"ready": ready, "version": version}, status=200 if ready else 503)
+        version = served.version if served else {"version": None}
+        return web.json_response({"ready": ready, **version}, status=200 if ready else 503)
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Returns the metrics."""
@@ -179,22 +180,18 @@ class Service:
 
         Requests go on meanwhile. A batch that has begun ends with the version that it began with.
         """
-        for folder in await asyncio.to_thread(versions, self._options.path):
-            if self._served is not None and folder == self._served.folder:
-                return
-            try:
-                served = await asyncio.to_thread(Served, folder)
-            except Exception as error:  # it may be half copied: it is tried again, and told once
-                if self._refused.get(folder) != str(error):
-                    self._refused[folder] = str(error)
-                    self._metrics.loads.labels("failed").inc()
-                    _LOG.warning("%s is not served: %s", folder, error)
-                continue
-            self._served = served
-            self._metrics.version.set(served.version)
-            self._metrics.loads.labels("done").inc()
-            _LOG.info("%s is served", folder)
+        served = await asyncio.to_thread(self._exports.newest)
+        if served is None or served is self._served:
             return
+        self._served = served
+        self._metrics.version.set(served.version["version"])
+        self._metrics.delta.set(served.version.get("delta", 0))
+        self._metrics.loads.labels("done").inc()
+        _LOG.info("%s is served", served.version)
+
+    def _refused(self, folder: str, error: Exception) -> None:
+        self._metrics.loads.labels("failed").inc()
+        _LOG.warning("%s is not served: %s", folder, error)
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -213,6 +210,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--max-queue", type=int, default=8192, metavar="N", help="examples that may wait")
     add("--max-bytes", type=int, default=16 << 20, metavar="N", help="bytes of a request")
     add("--poll-s", type=float, default=1.0, metavar="S", help="look for a version so often")
+    add("--follow", action="store_true", help="take up what PublishDeltas publishes, too")
     add("--drain-s", type=float, default=0.0, metavar="S", help="serve on at the end, not ready")
     add("--end-s", type=float, default=30.0, metavar="S", help="wait for requests at the end")
     options = parser.parse_args(arguments)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,20 +19,27 @@ class Served:
     """A version that is loaded.
 
     Args:
-        folder: The folder of the version, such as `"served/3"`.
+        version: The numbers that answers name it by, such as `{"version": 3}`.
+        run: The model. It is called with tensors by name, and returns such.
+        inputs: The specifications of these tensors.
+        outputs: The specifications of the tensors that it returns.
+
+    Raises:
+        ValueError: For a model with outputs that are sparse.
     """
 
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-        self.version = int(os.path.basename(folder))
-        # Files of rows are open as long as this object lives.
-        self._loaded = tf.saved_model.load(folder)
-        self._signature = self._loaded.signatures["serving_default"]
-        self.inputs = fields_of(self._signature.structured_input_signature[1])
-        self._dtypes = {
-            name: spec.dtype for name, spec in self._signature.structured_input_signature[1].items()
-        }
-        self.outputs = fields_of(self._signature.structured_outputs)
+    def __init__(
+        self,
+        version: dict[str, int],
+        run: Callable[..., Mapping[str, tf.Tensor]],
+        inputs: Mapping[str, tf.TensorSpec],
+        outputs: Mapping[str, tf.TensorSpec],
+    ) -> None:
+        self.version = version
+        self._run = run
+        self.inputs = fields_of(inputs)
+        self._dtypes = {name: spec.dtype for name, spec in inputs.items()}
+        self.outputs = fields_of(outputs)
         sparse = [each.name for each in self.outputs if each.kind == "sparse"]
         if sparse:
             raise ValueError(
@@ -74,7 +81,7 @@ class Served:
             parts.update(field.tensors([example[field.name] for example in examples]))
         given = {name: tf.constant(part, self._dtypes[name]) for name, part in parts.items()}
         try:
-            outputs = {name: each.numpy() for name, each in self._signature(**given).items()}
+            outputs = {name: each.numpy() for name, each in self._run(**given).items()}
         except tf.errors.InvalidArgumentError as error:
             raise InvalidRequest(_reason(error.message)) from error
         lists = {field.name: field.examples(outputs) for field in self.outputs}
@@ -108,7 +115,84 @@ def _zeros(shape: Sequence[int | None], dtype: np.dtype[Any], depth: int) -> Any
     return [_zeros(shape[1:], dtype, 0) for _ in range(1 if shape[0] is None else shape[0])]
 
 
-def versions(path: str) -> list[str]:
-    """Returns the folders of all versions, the greatest number first."""
-    numbers = [name for name in os.listdir(path) if name.isascii() and name.isdigit()]
-    return [os.path.join(path, name) for name in sorted(numbers, key=int, reverse=True)]
+class Exports:
+    """Loads exports: the greatest number that can be loaded.
+
+    Args:
+        path: The folder of all versions.
+        refused: Called with a folder and an error where one does not load, once for each error.
+    """
+
+    def __init__(self, path: str, refused: Callable[[str, Exception], None]) -> None:
+        self._path, self._refused = path, refused
+        self._told: dict[str, str] = {}
+        self._folder: str | None = None
+        self._served: Served | None = None
+
+    def newest(self) -> Served | None:
+        """Returns the newest version, the same object if it is the same; None: there is none."""
+        numbers = [name for name in os.listdir(self._path) if name.isascii() and name.isdigit()]
+        for number in sorted(numbers, key=int, reverse=True):
+            folder = os.path.join(self._path, number)
+            if folder == self._folder:
+                break
+            try:
+                self._served = _load(folder)
+            except Exception as error:  # it may be half copied: it is tried again, and told once
+                if self._told.get(folder) != str(error):
+                    self._told[folder] = str(error)
+                    self._refused(folder, error)
+                continue
+            self._folder = folder
+            break
+        return self._served
+
+
+class FollowedExports:
+    """Loads an export with native ops, and what a training publishes on top of it.
+
+    Args:
+        path: The folder of all versions.
+        refused: Called with the folder and an error while there is no export that can be loaded.
+            `sok_embed.serving` logs what it leaves alone later.
+    """
+
+    def __init__(self, path: str, refused: Callable[[str, Exception], None]) -> None:
+        self._path, self._refused = path, refused
+        self._told = ""
+        self._live: Any = None
+        self._snapshot: Any = None
+        self._served: Served | None = None
+
+    def newest(self) -> Served | None:
+        """Returns the newest version, the same object if it is the same; None: there is none."""
+        try:
+            if self._live is None:
+                from sok_embed import serving
+
+                self._live = serving.load(self._path)
+            else:
+                self._live.update()
+            snapshot = self._live.snapshot
+            if snapshot is not self._snapshot:
+                version = snapshot.version._asdict()
+                told = {"version": version["export"], "delta": version["delta"]}
+                self._served = Served(told, snapshot, snapshot.inputs, snapshot.outputs)
+                self._snapshot = snapshot
+        except Exception as error:
+            if self._told != str(error):
+                self._told = str(error)
+                self._refused(self._path, error)
+        return self._served
+
+
+def _load(folder: str) -> Served:
+    loaded = tf.saved_model.load(folder)
+    signature = loaded.signatures["serving_default"]
+
+    def run(**parts: tf.Tensor) -> Mapping[str, tf.Tensor]:
+        return loaded.signatures["serving_default"](**parts)  # `loaded` keeps files of rows open
+
+    _, inputs = signature.structured_input_signature
+    version = {"version": int(os.path.basename(folder))}
+    return Served(version, run, inputs, signature.structured_outputs)

@@ -36,6 +36,8 @@ class Snapshot:
     Attributes:
         version: The version.
         step: The step of the training; -1: that of the export, which does not say it.
+        inputs: The `tf.TensorSpec` of each dense part of the inputs, by name.
+        outputs: The `tf.TensorSpec` of each dense part of the outputs, by name.
         state: The files and bytes behind it.
     """
 
@@ -44,6 +46,8 @@ class Snapshot:
     ) -> None:
         self.version = Version(export.number, state.number)
         self.step = state.step
+        self.inputs = export.inputs
+        self.outputs = export.outputs
         self._export = export
         self.state = state
         self._tables = tables

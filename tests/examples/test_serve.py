@@ -20,6 +20,7 @@ import pytest
 import tensorflow as tf
 
 import sok_embed as sok
+from sok_embed.callbacks import PublishDeltas
 from sok_embed.serving import export
 
 pytest.importorskip("aiohttp", reason="examples/serve/requirements.txt is not installed")
@@ -258,6 +259,32 @@ def test_a_new_version_is_taken_up_without_a_pause_and_a_broken_one_is_not(servi
     assert service.version() == 2 and service.metric("serve_model_version") == 2
     told = [line for line in service.log if "3 is not served" in line]
     assert len(told) == 1
+
+
+def test_it_follows_a_training(tmp_path):
+    model, _ = make_model()
+    model.compile("adagrad", {"score": "binary_crossentropy", "vector": None})
+    export(model, tmp_path / "served")
+    service = Service(tmp_path / "served", "--follow", "--poll-s", "0.05")
+    try:
+        instances = instances_of(3, 5)
+        status, answer = service.predict({"instances": instances})
+        assert (status, answer["version"], answer["delta"]) == (200, 1, 0)
+        items = tf.ragged.constant([each["items"] for each in instances], tf.int64, 1)
+        users = tf.constant([each["user"] for each in instances], tf.int64)
+        data = tf.data.Dataset.from_tensors(((items, users), {"score": tf.ones([5, 1])})).repeat(4)
+        model.fit(data, verbose=0, callbacks=[PublishDeltas(tmp_path / "served", every=2)])
+        end = time.monotonic() + 60
+        while answer["delta"] < 2:
+            assert time.monotonic() < end, service.log
+            answer = service.predict({"instances": instances})[1]
+        trained = [each["vector"] for each in answer["predictions"]]
+        expected = expected_of(model, instances)["vector"]
+        np.testing.assert_allclose(trained, expected, rtol=1e-6, atol=1e-7)
+        assert service.metric("serve_model_delta") == answer["delta"]
+    finally:
+        service.process.kill()
+        service.process.wait()
 
 
 def test_requests_that_were_taken_are_answered_when_the_service_ends(serving):
