@@ -93,7 +93,7 @@ def fit(model: keras.Model, fed: Fed) -> None:
     """Trains a model towards random numbers, so that rows differ from each other."""
     random = np.random.default_rng(1)
     outputs = [each.shape[1:] for each in model.outputs]
-    model.compile(keras.optimizers.SGD(0.5), ["mse"] * len(outputs))
+    model.compile(keras.optimizers.SGD(0.05), ["mse"] * len(outputs))
     count = np.shape(fed["ids"])[0] or fed["ids"].shape[0]
     targets = [random.normal(size=(count, *shape)).astype(np.float32) for shape in outputs]
     dataset = tf.data.Dataset.from_tensors((fed, tuple(targets)))
@@ -114,7 +114,8 @@ def trained(layers: Any, form: str, weights: str | Sequence[str] = "") -> tuple[
         layers, weights = [layers], [str(weights)]
     inputs, vectors = called(layers, form, weights or [""] * len(layers))
     joined = keras.layers.Concatenate()(vectors) if len(vectors) > 1 else vectors[0]
-    model = keras.Model(inputs, [*vectors, keras.layers.Dense(1)(joined)])
+    head = keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(seed=1))
+    model = keras.Model(inputs, [*vectors, head(joined)])
     feeds = [
         fed_of(form, keys, weights_of(keys) if any(weights) else None) for keys in (TRAINED, ASKED)
     ]
