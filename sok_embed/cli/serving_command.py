@@ -49,7 +49,7 @@ _UINT64 = 2**64
     "modules",
     metavar="MODULE",
     multiple=True,
-    help="A module that registers classes of MODEL, on the path of Python; again for more.",
+    help="A module that registers classes of MODEL, in PYTHONPATH; again for more.",
 )
 @as_json_option
 def export(
@@ -77,13 +77,22 @@ def export(
         )
     # Keras finds classes of a file among those that have been registered.
     for module in ("sok_embed.layers", "sok_embed.feature_column", *modules):
-        importlib.import_module(module)
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise ValueError(
+                f"Expected a module that Python finds, in PYTHONPATH too. Received: --import "
+                f"{module}: {error}."
+            ) from error
     from sok_embed.serving.served_model import export as export_model
 
     with bar("export") as progress:
-        folder = export_model(
-            model, path, dtype, min_count, missing, ops, source, progress=progress
-        )
+        try:
+            folder = export_model(
+                model, path, dtype, min_count, missing, ops, source, progress=progress
+            )
+        except TypeError as error:  # of Keras, for a class that nobody has registered
+            raise ValueError(str(error)) from error
     print_result(as_json, folder, path=folder)
 
 

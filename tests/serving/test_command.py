@@ -86,6 +86,22 @@ def test_damage_is_an_error(tmp_path):
     assert re.search(told, ended.stderr)
 
 
+def test_a_class_that_nobody_has_registered_is_an_error_of_one_line(tmp_path):
+    class Unknown(keras.layers.Layer):
+        def call(self, inputs):
+            return inputs
+
+    inputs = keras.Input((2,), dtype="int64", name="ids")
+    keras.Model(inputs, Unknown()(sok.DynamicEmbedding(4)(inputs))).save(tmp_path / "m.keras")
+    for options, told in ([], "Unknown"), (["--import", "no_such"], "No module named 'no_such'"):
+        ended = CliRunner().invoke(
+            main, ["export", str(tmp_path / "m.keras"), str(tmp_path / "served"), *options]
+        )
+        assert ended.exit_code == 1
+        (line,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+        assert told in line
+
+
 def test_a_class_of_the_users_own_is_imported(tmp_path, monkeypatch):
     (tmp_path / "own_layers.py").write_text(
         "import keras\n"
