@@ -179,6 +179,8 @@ class DeltaWriter:
                 f"Expected '{goal}' to be free for the next delta. Received: one that is there. "
                 "Another process has published; publish to one export from one process."
             )
+        # Whoever may read the deltas' folder may read the delta.
+        os.chmod(self._folder, stat.S_IMODE(os.stat(self._base.deltas).st_mode))
         os.rename(self._folder, goal)
         sync(self._base.deltas)
         return digest

@@ -133,15 +133,15 @@ class LiveModel:
             **inputs: The dense parts of the inputs, as `sok_embed.serving.export` names them.
 
         Raises:
-            TypeError: For inputs of other names.
+            TypeError: For inputs of other names, and for values that their dtypes do not hold.
         """
         return self._snapshot(**inputs)
 
     def update(self) -> Version:
         """Takes up what has been published, without waiting for the next look. Returns the version.
 
-        A model that was loaded without `follow=True`, or was rolled back, takes it up as well, and
-        does not go on to follow.
+        A model that was loaded without `follow=True`, or was rolled back, takes it up as well,
+        which ends the rolling back, and does not go on to follow.
         """
         with self._lock:
             self._update()

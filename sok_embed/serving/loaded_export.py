@@ -64,7 +64,7 @@ class Snapshot:
             **inputs: The dense parts of the inputs, as `sok_embed.serving.export` names them.
 
         Raises:
-            TypeError: For inputs of other names.
+            TypeError: For inputs of other names, and for values that their dtypes do not hold.
         """
         return self._export.run(inputs, self._captures)
 
@@ -133,15 +133,18 @@ class LoadedExport:
         self._run = _runner(function, len(self.captures))
 
     def run(self, inputs: Mapping[str, Any], captures: list[tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Runs the signature with other captures than its own."""
+        """Runs the signature with other captures than its own.
+
+        Raises:
+            TypeError: For inputs of other names, and for values that their dtypes do not hold.
+        """
         if set(inputs) != set(self.inputs):
             raise TypeError(
                 f"Expected the inputs {', '.join(sorted(self.inputs))}. Received: "
                 f"{', '.join(sorted(inputs)) or 'none'}."
             )
         tensors = {
-            name: tf.convert_to_tensor(inputs[name], spec.dtype)
-            for name, spec in self.inputs.items()
+            name: _tensor(name, inputs[name], spec.dtype) for name, spec in self.inputs.items()
         }
         return dict(zip(sorted(self.outputs), self._run(tensors, captures), strict=True))
 
@@ -178,6 +181,29 @@ class LoadedExport:
             [getattr(each, kind) for each in layers] for kind in ("gone_path", "rows_path")
         )
         return self._layered(base, gone, rows)
+
+
+def _tensor(name: str, value: Any, dtype: tf.DType) -> tf.Tensor:
+    """Returns a value as a tensor. NumPy would cut numbers off, and make a key of each NaN."""
+    wanted = np.dtype(dtype.as_numpy_dtype)
+    if tf.is_tensor(value) or wanted.kind not in "iufb":
+        return tf.convert_to_tensor(value, dtype)
+    given = np.asarray(value)
+    if {given.dtype, wanted} == {np.dtype(np.int64), np.dtype(np.uint64)}:
+        return tf.convert_to_tensor(given.view(wanted))  # the same bits are the same key
+    fits = given.size == 0 or (
+        given.dtype.kind in "iufb"
+        and np.can_cast(given.dtype, wanted, "same_kind")
+        and (given.dtype.kind == "b") == (wanted.kind == "b")
+    )
+    if fits:
+        cast = given.astype(wanted)
+        if wanted.kind == "f" or np.array_equal(cast, given):
+            return tf.convert_to_tensor(cast)
+    raise TypeError(
+        f"Expected values of {wanted} for the input '{name}'. Received: {given.dtype}, such as "
+        f"{given.ravel()[:1].tolist()}."
+    )
 
 
 def _identity(folder: str) -> str:

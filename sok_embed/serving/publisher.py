@@ -31,6 +31,7 @@ from sok_embed.tables.row_batches import Batch
 
 _SCRATCH = "sok-published"
 _READER = 1  # of the marks of changed rows; checkpoints are 0
+_ROWS_AT_ONCE = 1 << 13  # few, since their memory is cleared for each table of each delta
 
 
 class Publisher:
@@ -185,7 +186,7 @@ class Publisher:
         went = [np.frombuffer(capture.removed_keys(), np.uint64)]
 
         def batches() -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[np.float32]]]:
-            size = held.batch_size
+            size = _ROWS_AT_ONCE
             while True:
                 keys = np.empty([size], np.uint64)
                 vectors = np.empty([size, held.dim], np.float32)

@@ -287,3 +287,43 @@ def test_other_models_and_exports_are_refused(tmp_path):
         load(tmp_path)(items=[[1, 2, 3]])
     with pytest.raises(RuntimeError, match="follow=True"):
         load(tmp_path).follow()
+
+
+def test_inputs_that_their_dtype_does_not_hold_are_refused(tmp_path):
+    ids = keras.Input((2,), dtype="int64", name="ids")
+    age = keras.Input((1,), dtype="float32", name="age")
+    vectors = sok.DynamicEmbedding(DIM, "uniform", combiner="sum", seed=1)(ids)
+    model = keras.Model([ids, age], keras.layers.Concatenate()([vectors, age]))
+    export(model, tmp_path / "served")
+    served = load(tmp_path / "served")
+    keys = np.array([[2**60 + 1, -3]])
+    expected = model.predict([keys, np.array([[0.5]])], verbose=0)
+    for right in (keys, keys.view(np.uint64), keys.tolist(), tf.constant(keys)):
+        np.testing.assert_array_equal(served(ids=right, age=[[0.5]])["output_0"], expected)
+    small = np.array([[3, 4]])
+    assert served(ids=small.astype(np.int8), age=np.array([[1]]))["output_0"].shape == (1, DIM + 1)
+    for wrong in (
+        keys.astype(np.float32),
+        keys.astype(np.float64),
+        [[1.5, 2.0]],
+        [[float("nan"), 1.0]],
+        [[True, False]],
+        np.array([["1", "2"]]),
+        np.array([[2**70, 1]], object),
+    ):
+        with pytest.raises(TypeError, match="Expected values of int64 for the input 'ids'"):
+            served(ids=wrong, age=[[0.5]])
+
+
+def test_whoever_may_read_the_deltas_may_read_each(tmp_path):
+    model, keys = made(dynamic, tmp_path)
+    training = Training(model, np.random.default_rng(1), keys)
+    training.step()
+    export(model, tmp_path / "served")
+    publisher = Publisher(model, tmp_path / "served")
+    training.step()
+    assert publisher.publish() == 1
+    deltas = tmp_path / "served/1/deltas"
+    assert (deltas / "00000001").stat().st_mode == deltas.stat().st_mode
+    for file in (deltas / "00000001").iterdir():
+        assert file.stat().st_mode & 0o044 == deltas.stat().st_mode & 0o044
