@@ -103,8 +103,8 @@ class Service:
         instances = given.get("instances") if isinstance(given, dict) else None
         if not isinstance(instances, list) or not instances:
             raise InvalidRequest(
-                'Expected {"instances": [...]} with an entry for each example. Received: another '
-                "value, or none."
+                'Expected {"instances": [...]} with an entry for each example. Received: '
+                f"{str(given)[:80]}."
             )
         most = self._options.max_batch
         if len(instances) > most:

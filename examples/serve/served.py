@@ -60,7 +60,9 @@ class Served:
         names = [field.name for field in self.inputs]
         if not isinstance(instance, dict):
             if len(names) != 1:
-                raise InvalidRequest(f"expected an object with {names}. Received: another value.")
+                raise InvalidRequest(
+                    f"expected an object with {names}. Received: {str(instance)[:80]}."
+                )
             instance = {names[0]: instance}
         if set(instance) != set(names):
             raise InvalidRequest(f"expected the inputs {names}. Received: {sorted(instance)}.")
