@@ -114,7 +114,7 @@ class Service:
             )
         served = self._served
         if served is None:
-            raise Overloaded("There is no version yet. Ask again later.")
+            raise Overloaded("No version is loaded yet. Ask again later.")
         examples = []
         for number, instance in enumerate(instances):
             try:
@@ -128,7 +128,7 @@ class Service:
         """Says what the model takes and answers."""
         served = self._served
         if served is None:
-            return web.json_response({"error": "There is no version yet."}, status=503)
+            return web.json_response({"error": "No version is loaded yet."}, status=503)
         return web.json_response(
             {
                 **served.version,

@@ -155,7 +155,7 @@ class FollowedExports:
 
     Args:
         path: The folder of all versions.
-        refused: Called with the folder and an error while there is no export that can be loaded.
+        refused: Called with the folder and the error, until an export can be loaded.
             `sok_embed.serving` logs what it leaves alone later.
     """
 

@@ -37,7 +37,7 @@ class PublishDeltas(keras.callbacks.Callback):
     Raises:
         ValueError: For an `every` that is not positive. From `fit`: for several workers, and an
             export of another model, or with `ops="stock"`.
-        FileNotFoundError: From `fit`: if there is no export.
+        FileNotFoundError: From `fit`: if the folder has no export.
         BlockingIOError: From `fit`: if something else publishes to the export.
         sok_embed.kv.CorruptionError: From `fit`: if an earlier delta is damaged.
     """

@@ -179,7 +179,7 @@ class DeltaWriter:
                 f"Expected '{goal}' to be free for the next delta. Received: one that is there. "
                 "Another process has published; publish to one export from one process."
             )
-        # Whoever may read the deltas' folder may read the delta.
+        # A server that may read the folder of all deltas may read this one.
         os.chmod(self._folder, stat.S_IMODE(os.stat(self._base.deltas).st_mode))
         os.rename(self._folder, goal)
         sync(self._base.deltas)
@@ -196,7 +196,7 @@ def read_delta(base: Base, number: int, previous: str, scratch: str) -> Delta:
         scratch: A folder for the copies, whose names are not taken.
 
     Raises:
-        FileNotFoundError: If there is no such delta, or a part of it is missing.
+        FileNotFoundError: If the delta or a part of it is missing.
         sok_embed.kv.CorruptionError: For one that is not as it was written.
         ValueError: For the delta of another export, one that follows another delta, or one of a
             later format.

@@ -47,7 +47,7 @@ def load(
         The model.
 
     Raises:
-        FileNotFoundError: If there is no export, or no such version.
+        FileNotFoundError: If the folder has no export, or not that version.
         ValueError: For an export with `ops="stock"`, another SavedModel, and a version with
             `follow=True`.
         sok_embed.kv.CorruptionError: If files of the version are damaged. Without `version=`, what

@@ -99,7 +99,7 @@ class TableFiles:
             dtype=dtype or self.dtype,
             missing=start_of(held) if missing == "initializer" else "zeros",
             name=held.name,
-            # What deltas of these rows need to know.
+            # Deltas take their rows from the same part, by the same bound.
             extra={"part": held.part, "min_count": str(held.min_count)},
         )
         return path

@@ -48,7 +48,7 @@ class LayeredRows {
   const std::shared_ptr<const ServedRows>& base() const { return base_; }
   int dim() const { return base_->dim(); }
 
-  // As those of ServedRows. A key without a row gets what the base says of missing keys.
+  // These are like the ones of ServedRows. A key without a row gets what the base says of those.
   Status Lookup(const Key* keys, size_t n, float* out, const ParallelFor& parallel_for) const;
   Status Contains(const Key* keys, size_t n, uint8_t* out, const ParallelFor& parallel_for) const;
 
