@@ -9,10 +9,7 @@ namespace sok {
 using rocksdb::IOStatus;
 
 OwnedFiles::OwnedFiles(std::string path, std::shared_ptr<FolderClaim> claim)
-    : FileSystemWrapper(rocksdb::FileSystem::Default()),
-      current_(std::move(path) + "/CURRENT"),
-      claim_(std::move(claim)),
-      mark_(Look()) {}
+    : current_(std::move(path) + "/CURRENT"), claim_(std::move(claim)), mark_(Look()) {}
 
 bool OwnedFiles::Mark::operator==(const Mark& other) const {
   return file == other.file && bytes == other.bytes && written.tv_sec == other.written.tv_sec &&

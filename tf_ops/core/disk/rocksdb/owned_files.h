@@ -10,6 +10,7 @@
 
 #include "core/base/status.h"
 #include "core/disk/open_folders.h"
+#include "core/disk/rocksdb/database_files.h"
 
 namespace sok {
 
@@ -17,7 +18,7 @@ namespace sok {
 // another folder has come to that path, or another writer to the folder, it would remove and
 // replace files that are not its own. Here every call that makes, renames or removes a file looks
 // first, and fails then. Thread-safe.
-class OwnedFiles final : public rocksdb::FileSystemWrapper {
+class OwnedFiles final : public DatabaseFiles {
  public:
   explicit OwnedFiles(std::string path, std::shared_ptr<FolderClaim> claim);
   const char* Name() const override { return "sok_embed.owned_files"; }

@@ -17,6 +17,7 @@
 
 #include "core/base/folder.h"
 #include "core/base/status_macros.h"
+#include "core/disk/rocksdb/database_files.h"
 #include "core/disk/rocksdb/database_folder.h"
 #include "core/disk/rocksdb/known_keys.h"
 #include "core/disk/rocksdb/owned_files.h"
@@ -135,8 +136,10 @@ Result<std::unique_ptr<RowDatabase::Handles>> RowDatabase::OpenHandles(
   db_options.create_if_missing = create;
   if (files != nullptr) {
     handles->env = rocksdb::NewCompositeEnv(files);
-    db_options.env = handles->env.get();
+  } else {
+    handles->env = rocksdb::NewCompositeEnv(std::make_shared<DatabaseFiles>());
   }
+  db_options.env = handles->env.get();
   db_options.listeners = {handles->listener};
   std::vector<std::string> names = {rocksdb::kDefaultColumnFamilyName};
   const bool exists = access((path + "/CURRENT").c_str(), F_OK) == 0;

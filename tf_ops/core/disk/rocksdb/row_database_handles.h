@@ -67,7 +67,7 @@ class Listener final : public rocksdb::EventListener {
 
 struct RowDatabase::Handles {
   // The members stand in this order because the last goes first: the database, then what it uses.
-  std::unique_ptr<rocksdb::Env> env;  // over OwnedFiles; null: the default one
+  std::unique_ptr<rocksdb::Env> env;  // over DatabaseFiles
   std::unique_ptr<rocksdb::CompactionFilter> filter;
   std::shared_ptr<rocksdb::Cache> block_cache;
   rocksdb::ColumnFamilyOptions row_options;
