@@ -1,6 +1,7 @@
 """Files of rows: written, read by this package and by the safetensors package, looked up."""
 
 import json
+import re
 import threading
 
 import numpy as np
@@ -239,6 +240,37 @@ def test_a_file_that_was_changed_is_refused_or_found(tmp_path):
     save_file({"weight": vectors}, path)
     with pytest.raises(kv.CorruptionError, match="is not a file of rows of sok-embed, or"):
         rows.open(path)
+
+
+def test_errors_show_what_a_header_and_offsets_say(tmp_path):
+    path = tmp_path / "rows"
+    keys, vectors = random_rows(100, 4)
+    rows.write(path, [(keys, vectors)], dim=4)
+    good = path.read_bytes()
+
+    def refused(data, words):
+        path.write_bytes(data)
+        with pytest.raises(kv.CorruptionError, match=words):
+            rows.open(path).lookup(keys)
+
+    header = "of dtype U64 and shape [100] at data offsets "
+    expected = f"Expected the tensor 'keys' {header}[0, 800], as the __metadata__ of this file"
+    lies = {
+        b'"data_offsets":[8,808]': f"Received: the tensor 'keys' {header}[8, 808].",
+        b'"data_offsets":[0,"9"]': f"Received: the tensor 'keys' {header}[0].",
+    }
+    for lie, received in lies.items():
+        words = re.escape(expected) + ".*" + re.escape(received)
+        refused(good.replace(b'"data_offsets":[0,800]', lie), words)
+    refused(good.replace(b'"keys":', b'"k3ys":'), "Received: no tensor of that name")
+    first = int.from_bytes(good[:8], "little") + 8
+    header = json.loads(good[8:first])
+    begin = first + header["offsets"]["data_offsets"][0]
+    last = header["offsets"]["shape"][0] - 1
+    after = int.from_bytes(good[begin + 8 : begin + 12], "little")
+    wrong = good[: begin + 12] + b"\xff\xff\xff\xff" + good[begin + 16 :]
+    refused(wrong, f"from 0 to 100. Received: 4294967295 as offset 3 of {last}, after {after}")
+    refused(good[:begin] + b"\x07" + good[begin + 1 :], f"Received: 7 as offset 0 of {last}.")
 
 
 def test_a_file_may_be_closed_while_others_look_up(tmp_path):

@@ -127,8 +127,17 @@ Status ServedRows::ReadHeader() {
 }
 
 Status ServedRows::WrongOffsets() const {
-  return Damaged(path_, "Expected offsets of buckets that ascend from 0 to " +
-                            std::to_string(header_.rows) + ". Received: some that do not.");
+  const uint64_t last = uint64_t{1} << header_.bucket_bits;
+  uint64_t bucket = 0;
+  while (bucket < last && offsets_[bucket] >= (bucket == 0 ? 0 : offsets_[bucket - 1]) &&
+         offsets_[bucket] <= (bucket == 0 ? 0 : header_.rows)) {
+    ++bucket;
+  }
+  return Damaged(
+      path_, "Expected offsets of buckets that ascend from 0 to " + std::to_string(header_.rows) +
+                 ". Received: " + std::to_string(offsets_[bucket]) + " as offset " +
+                 std::to_string(bucket) + " of " + std::to_string(last) +
+                 (bucket == 0 ? "." : ", after " + std::to_string(offsets_[bucket - 1]) + "."));
 }
 
 Status ServedRows::VerifyColumn(ServingLayout::Index index, const ParallelFor& parallel_for) const {

@@ -66,23 +66,38 @@ class HeaderReader {
     same = same && SameNumbers(at + "/shape", column.shape);
     same = same && SameNumbers(at + "/data_offsets", {column.begin, column.end()});
     if (same) return Status();
-    std::string shape;
-    for (const uint64_t size : column.shape)
-      shape += (shape.empty() ? "" : ", ") + std::to_string(size);
-    return Damaged("Expected the tensor '" + std::string(column.name) + "' of dtype " +
-                   column.dtype + " and shape [" + shape + "] at data offsets " +
-                   std::to_string(column.begin) + " to " + std::to_string(column.end()) +
-                   ", as the __metadata__ of this file of rows gives it. Received: another one, "
-                   "or none.");
+    const std::string name = "the tensor '" + std::string(column.name) + "'";
+    return Damaged("Expected " + name + " of dtype " + column.dtype + " and shape " +
+                   Shown(column.shape) + " at data offsets " + Shown({column.begin, column.end()}) +
+                   ", as the __metadata__ of this file of rows gives it. Received: " +
+                   (json_.has_container(at)
+                        ? name + " of dtype " + (dtype.empty() ? "unknown" : dtype.substr(0, 20)) +
+                              " and shape " + Shown(Numbers(at + "/shape")) + " at data offsets " +
+                              Shown(Numbers(at + "/data_offsets"))
+                        : "no tensor of that name") +
+                   ".");
   }
 
  private:
   bool SameNumbers(const std::string& at, const std::vector<uint64_t>& numbers) const {
-    for (size_t i = 0; i < numbers.size(); ++i) {
-      uint64_t number;
-      if (!json_.Get(at + "/" + std::to_string(i), &number) || number != numbers[i]) return false;
+    return Numbers(at) == numbers && !json_.has(at + "/" + std::to_string(numbers.size()));
+  }
+
+  // Returns the numbers of a list up to the first value that is none, and four at most.
+  std::vector<uint64_t> Numbers(const std::string& at) const {
+    std::vector<uint64_t> numbers;
+    uint64_t number;
+    while (numbers.size() < 4 && json_.Get(at + "/" + std::to_string(numbers.size()), &number)) {
+      numbers.push_back(number);
     }
-    return !json_.has(at + "/" + std::to_string(numbers.size()));
+    return numbers;
+  }
+
+  static std::string Shown(const std::vector<uint64_t>& numbers) {
+    std::string text;
+    for (const uint64_t number : numbers)
+      text += (text.empty() ? "" : ", ") + std::to_string(number);
+    return "[" + text + "]";
   }
 
   const FlatJson& json_;
