@@ -9,6 +9,8 @@ test AUC, growth of the tables, speed and memory:
     python examples/train_ctr.py --data ml-100k/ua.base --batch-size 256
     python examples/train_ctr.py --workers 2                   # tables sharded over both
     python examples/train_ctr.py --embedding static            # the rival: a fixed vocabulary
+    python examples/train_ctr.py --save ctr.keras              # the model too, to export it:
+    PYTHONPATH=examples sok-embed export ctr.keras served --import ctr.model
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ctr.command import exit_status
-from ctr.options import add_source, add_training, positive_int, seed
+from ctr.options import add_source, add_training, keras_file, positive_int, seed
 from ctr.sources import DEFAULT_SAMPLES, open_source
 from ctr.workers import are_started, join, launch
 
@@ -39,6 +41,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add_training(parser)
     add("--seed", type=seed, default=0, help="of the clicks, the shuffling and the start weights")
     add("--output", type=Path, default=Path("runs/ctr"), metavar="DIR", help="for the report")
+    add("--save", type=keras_file, metavar="FILE.keras", help="write the trained model")
     add("--quiet", action="store_true", help="print the JSON line only")
     return parser.parse_args(arguments)
 
@@ -75,7 +78,7 @@ def run(options: argparse.Namespace) -> None:
         learning_rate=options.learning_rate,
         seed=options.seed,
     )
-    outcome = train(plan, source, workers, show=not options.quiet)
+    outcome = train(plan, source, workers, show=not options.quiet, save_to=options.save)
     memory = int(workers.total(report.peak_memory_bytes()))
     if workers.rank != 0:
         return
@@ -83,6 +86,8 @@ def run(options: argparse.Namespace) -> None:
         plan, outcome, source.name, workers.size, memory, best_possible_auc(source)
     )
     paths = report.write(figures, outcome, options.output)
+    if options.save:
+        paths = (*paths, options.save)
     if not options.quiet:
         print(report.text(figures))
         print(f"{'written:':22}{', '.join(str(path) for path in paths)}")

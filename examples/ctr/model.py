@@ -13,6 +13,7 @@ BOTTOM_UNITS = 64
 TOP_UNITS = (128, 64)
 
 
+@keras.saving.register_keras_serializable(package="ctr")
 class PairwiseDots(keras.layers.Layer):
     """Dot products of each pair of vectors of a row.
 
@@ -38,11 +39,12 @@ class PairwiseDots(keras.layers.Layer):
         return (input_shape[0], vectors * (vectors - 1) // 2)
 
 
+@keras.saving.register_keras_serializable(package="ctr")
 class BatchLoss(keras.metrics.Metric):
     """The loss of the latest batch alone; `fit` itself reports the mean of the epoch so far."""
 
-    def __init__(self) -> None:
-        super().__init__(name="batch_loss")
+    def __init__(self, name: str = "batch_loss", dtype: Any = None) -> None:
+        super().__init__(name=name, dtype=dtype)
         self._latest = self.add_variable((), "zeros", name="latest")
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:

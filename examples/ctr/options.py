@@ -49,6 +49,16 @@ def positive_int(text: str) -> int:
     return number
 
 
+def keras_file(text: str) -> Path:
+    """Reads the path of a `.keras` file that can be written."""
+    path = Path(text)
+    if path.suffix != ".keras" or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(
+            f"expected a name that ends in .keras, in a folder that is there. Received: {text!r}."
+        )
+    return path
+
+
 def seed(text: str) -> int:
     """Reads a whole number from 0 on, which numpy and Keras both take."""
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -81,8 +82,14 @@ class Recorder(keras.callbacks.Callback):
         self.bar.update()
 
 
-def train(plan: Plan, source: Source, workers: Workers, show: bool = True) -> Outcome:
-    """Trains on the source's training rows and tests on its test rows."""
+def train(
+    plan: Plan,
+    source: Source,
+    workers: Workers,
+    show: bool = True,
+    save_to: Path | None = None,
+) -> Outcome:
+    """Trains on the source's training rows, tests on its test rows, and saves the model if told."""
     keras.utils.set_random_seed(plan.seed)
     embedding = make_embedding(plan.embedding, plan.dim, source, plan.seed)
     model = build_model(embedding.layer, source.fields, source.dense_width, plan.dim, plan.seed)
@@ -100,6 +107,8 @@ def train(plan: Plan, source: Source, workers: Workers, show: bool = True) -> Ou
             callbacks=[*workers.callbacks(), recorder],
         )
         test_auc = evaluate(model, pipeline.dataset("test"), workers)
+    if save_to is not None:
+        workers.save(model, save_to)
     total = workers.total if plan.embedding == "hash" else float  # static: a copy on each worker
     losses = np.array([recorder.losses])
     rows = np.array([recorder.rows], np.float64)

@@ -62,6 +62,15 @@ class Workers:
 
         return [sok_embed.callbacks.BroadcastVariables(root_rank=0)]
 
+    def save(self, model: Any, path: Path) -> None:
+        """Writes a model, with the rows of all workers, to a `.keras` file; all must call it."""
+        if importlib.util.find_spec("sok_embed") is None:
+            model.save(path)
+            return
+        import sok_embed
+
+        sok_embed.save_model(model, path)
+
 
 def are_started() -> bool:
     """Returns whether a launcher has started this process as one of several workers."""

@@ -54,6 +54,34 @@ def test_generated_clicks_leave_a_picture_and_a_json_line(tmp_path: Path, embedd
     assert "12/12" in err
 
 
+@needs_sok_embed
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.long)])
+def test_a_saved_model_is_loaded_and_exported(tmp_path: Path, workers: str) -> None:
+    import ctr.model  # noqa: F401  (registers what the file refers to)
+    import keras
+    import numpy as np
+    import tensorflow as tf
+    from click.testing import CliRunner
+
+    from sok_embed.cli import main
+
+    arguments = ["--samples", "1000", "--batch-size", "256", "--workers", workers, "--quiet"]
+    status, _, err = run(tmp_path, *arguments, "--save", "ctr.keras")
+    assert status == 0, err
+    loaded = keras.saving.load_model(tmp_path / "ctr.keras")
+    random = np.random.default_rng(0)
+    asked = {"dense": random.normal(size=(8, 13)), "keys": random.integers(0, 99, (8, 26))}
+    asked["dense"] = asked["dense"].astype(np.float32)
+    predicted = loaded.predict(asked, verbose=0)
+    assert np.isfinite(predicted).all() and loaded.optimizer.iterations == 4
+    command = ["export", str(tmp_path / "ctr.keras"), str(tmp_path), "--import", "ctr.model"]
+    ended = CliRunner().invoke(main, command)
+    assert ended.exit_code == 0, ended.output
+    served = tf.saved_model.load(ended.stdout.strip())
+    (found,) = served.signatures["serving_default"](**asked).values()
+    np.testing.assert_array_equal(found, predicted)
+
+
 @pytest.mark.long
 @needs_sok_embed
 def test_hash_and_static_tables_hold_the_same_keys(tmp_path: Path) -> None:
@@ -114,6 +142,7 @@ def test_the_comparison_prints_a_line_a_seed_and_the_difference(tmp_path: Path) 
         (["--data", "none.txt"], "expected a file. Received: none.txt"),
         (["--batch-size", "0"], "expected a whole number from 1 on"),
         (["--seed", "-1"], "expected a whole number from 0"),
+        (["--save", "ctr.h5"], "expected a name that ends in .keras"),
         (["--learning-rate", "nan"], "expected a number above 0"),
     ],
 )
