@@ -74,7 +74,7 @@ class Field:
         try:
             if given == []:
                 return np.empty([0], self.dtype)
-            return np.array(given, self.dtype)
+            return np.array(_wrapped(given, self.dtype), self.dtype)
         except (ValueError, OverflowError) as error:
             raise InvalidRequest(
                 f"'{self.name}': expected lists of one length, with numbers that "
@@ -90,9 +90,9 @@ class Field:
             right = isinstance(value, (int, float)) and not isinstance(value, bool)
             right = right and abs(value) <= float(np.finfo(self.dtype).max)  # NaN is not
         else:
-            bounds = np.iinfo(self.dtype)
+            least, most = _bounds(self.dtype)
             right = isinstance(value, int) and not isinstance(value, bool)
-            right = right and bounds.min <= value <= bounds.max
+            right = right and least <= value <= most
         if not right:
             raise InvalidRequest(
                 f"'{self.name}': expected values of {self.describe()['dtype']}. Received: "
@@ -176,6 +176,28 @@ def fields_of(specs: Mapping[str, Any]) -> list[Field]:
         dtype = object if spec.dtype.name == "string" else spec.dtype.as_numpy_dtype
         fields.append(Field(*field, spec.shape.as_list()[1:], dtype))
     return fields
+
+
+def _bounds(dtype: np.dtype[Any]) -> tuple[int, int]:
+    """Returns the least and the greatest integer that a client may send for a dtype.
+
+    A key of 64 bits may be signed or unsigned, whatever the model takes: the same bits are the same
+    key.
+    """
+    if dtype.itemsize == 8:
+        return -(2**63), 2**64 - 1
+    bounds = np.iinfo(dtype)
+    return bounds.min, bounds.max
+
+
+def _wrapped(given: Any, dtype: np.dtype[Any]) -> Any:
+    """Returns lists of integers of 64 bits as the dtype has their bits."""
+    if dtype not in (np.int64, np.uint64):
+        return given
+    if isinstance(given, list):
+        return [_wrapped(each, dtype) for each in given]
+    least = -(2**63) if dtype == np.int64 else 0
+    return (given - least) % 2**64 + least
 
 
 def _leaves(given: Any) -> Iterable[Any]:

@@ -28,6 +28,7 @@ class Metrics:
         waiting: Examples that wait for a call.
         version: The version that serves.
         delta: The number of the last delta in it; 0: none.
+        behind: Published deltas that are not served; NaN where that cannot be told.
         loads: Loads of versions, by their result.
     """
 
@@ -53,6 +54,9 @@ class Metrics:
         self.waiting = Gauge("serve_waiting_examples", "Examples that wait.", registry=registry)
         self.version = Gauge("serve_model_version", "The version that serves.", registry=registry)
         self.delta = Gauge("serve_model_delta", "The delta that serves.", registry=registry)
+        self.behind = Gauge(
+            "serve_model_deltas_behind", "Published deltas that are not served.", registry=registry
+        )
         self.loads = Counter("serve_loads", "Loads of versions.", ["result"], registry=registry)
         for result in ("done", "failed"):
             self.loads.labels(result)

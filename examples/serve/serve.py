@@ -181,6 +181,7 @@ class Service:
         Requests go on meanwhile. A batch that has begun ends with the version that it began with.
         """
         served = await asyncio.to_thread(self._exports.newest)
+        self._metrics.behind.set(await asyncio.to_thread(self._exports.behind))
         if served is None or served is self._served:
             return
         self._served = served

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -131,6 +132,10 @@ class Exports:
         self._folder: str | None = None
         self._served: Served | None = None
 
+    def behind(self) -> float:
+        """Returns 0: deltas are not followed."""
+        return 0
+
     def newest(self) -> Served | None:
         """Returns the newest version, the same object if it is the same; None: there is none."""
         numbers = [name for name in os.listdir(self._path) if name.isascii() and name.isdigit()]
@@ -165,6 +170,13 @@ class FollowedExports:
         self._live: Any = None
         self._snapshot: Any = None
         self._served: Served | None = None
+
+    def behind(self) -> float:
+        """Returns how many published deltas are not served; NaN where that cannot be told."""
+        try:
+            return self._live.deltas_behind()
+        except Exception:  # an export is not loaded, or CURRENT.json cannot be read
+            return math.nan
 
     def newest(self) -> Served | None:
         """Returns the newest version, the same object if it is the same; None: there is none."""

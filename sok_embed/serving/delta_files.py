@@ -5,8 +5,10 @@ No TensorFlow is needed. `docs/reference/serving-live.md` describes the format.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import secrets
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -203,6 +205,7 @@ def read_delta(base: Base, number: int, previous: str, scratch: str) -> Delta:
         OSError: From the file system.
     """
     folder = base.delta(number)
+    check_there(base, number)
     path = os.path.join(folder, _MANIFEST)
     content = _manifest(path, base)
     if content["base"] != base.identity or content["number"] != number:
@@ -245,6 +248,20 @@ def read_delta(base: Base, number: int, previous: str, scratch: str) -> Delta:
             os.remove(copy)
         raise
     return Delta(number, content["checksum"], content["step"], tables, weights)
+
+
+def check_there(base: Base, number: int) -> None:
+    """Raises FileNotFoundError unless there is a folder of a delta."""
+    folder = base.delta(number)
+    if os.path.lexists(folder):
+        return
+    names = os.listdir(base.deltas) if os.path.isdir(base.deltas) else []
+    newest = max((int(name) for name in names if re.fullmatch("[0-9]+", name)), default=0)
+    raise FileNotFoundError(
+        f"Expected delta {number} of export {os.path.basename(base.folder)} in '{folder}'. "
+        "Received: no such folder; "
+        + (f"the newest delta there is {newest}." if newest else "the export has no deltas.")
+    )
 
 
 def read_current(base: Base) -> int:
@@ -364,7 +381,16 @@ def _bytes(path: str, most: int) -> bytes:
 
 def _plain_file(path: str) -> Any:
     """Opens a file that is one, and neither a link nor a pipe."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"Expected a file '{path}'. Received: none. The delta is incomplete."
+        ) from None
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise _damaged(path, "a file", "a link") from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise _damaged(path, "a file", "something else")

@@ -15,7 +15,7 @@ import tensorflow as tf
 from sok_embed.arguments import shown
 from sok_embed.files.scratch import ScratchFolder
 from sok_embed.kv.arguments import check_number
-from sok_embed.serving.delta_files import read_current
+from sok_embed.serving.delta_files import check_there, read_current
 from sok_embed.serving.layers import first_state, next_state
 from sok_embed.serving.loaded_export import LoadedExport, Snapshot, Version
 from sok_embed.serving.versions import export_folder, export_numbers
@@ -125,6 +125,19 @@ class LiveModel:
     def snapshot(self) -> Snapshot:
         """The model as it is now, for several calls that are to be of one version."""
         return self._snapshot
+
+    def deltas_behind(self) -> int:
+        """Returns how many published deltas of the export are not served yet.
+
+        A number that stays above 0 says that the next delta is damaged or missing, that the model
+        was rolled back, or that it does not follow.
+
+        Raises:
+            sok_embed.kv.CorruptionError: If `CURRENT.json`, which names the newest, is damaged.
+            OSError: From the file system.
+        """
+        snapshot = self._snapshot
+        return max(0, read_current(snapshot.base) - snapshot.version.delta)
 
     def __call__(self, **inputs: Any) -> dict[str, tf.Tensor]:
         """Returns what the model answers, as the signature of the SavedModel does.
@@ -275,6 +288,8 @@ class LiveModel:
     def _at(self, delta: int) -> Snapshot:
         base = self._export.base
         state = first_state(base)
+        if delta:
+            check_there(base, delta)
         while state.number < delta:
             state = next_state(base, state, self._scratch.path)
         return self._export.snapshot(state)

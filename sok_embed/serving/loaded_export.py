@@ -38,6 +38,7 @@ class Snapshot:
         step: The step of the training; -1: that of the export, which does not say it.
         inputs: The `tf.TensorSpec` of each dense part of the inputs, by name.
         outputs: The `tf.TensorSpec` of each dense part of the outputs, by name.
+        base: The export behind it.
         state: The files and bytes behind it.
     """
 
@@ -49,6 +50,7 @@ class Snapshot:
         self.inputs = export.inputs
         self.outputs = export.outputs
         self._export = export
+        self.base = export.base
         self.state = state
         self._tables = tables
         self._weights = weights
@@ -95,13 +97,6 @@ class LoadedExport:
                 f"Expected a SavedModel of sok_embed.serving.export in '{folder}'. Received: "
                 "another one. Export the model by it."
             )
-        self.weights = {each.name.removesuffix(":0"): each for each in variables}
-        if len(self.weights) < len(variables):
-            raise ValueError(
-                f"Expected dense weights of different names in '{folder}'. Received: "
-                f"{', '.join(sorted(each.name for each in variables))}. Name the layers otherwise, "
-                "and export the model again."
-            )
         function = signatures["serving_default"]
         self.captures = list(function.captured_inputs)
         found = {}
@@ -114,6 +109,13 @@ class LoadedExport:
                 f"Expected an export with ops='native' in '{folder}', whose rows lie in files. "
                 "Received: one of other ops, which takes up no deltas. Export the model with "
                 "ops='native'."
+            )
+        self.weights = {each.name.removesuffix(":0"): each for each in variables}
+        if len(self.weights) < len(variables):
+            raise ValueError(
+                f"Expected dense weights of different names in '{folder}'. Received: "
+                f"{', '.join(sorted(each.name for each in variables))}. Name the layers otherwise, "
+                "and export the model again."
             )
         self.tables = [found[name] for name in sorted(found)]
         self.base = Base(

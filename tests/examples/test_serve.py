@@ -131,7 +131,8 @@ WRONG = [
     ({"instances": [{"items": [1], "user": 2}, {"items": 1, "user": 2}]}, "Instance 1: 'items'"),
     ({"instances": [{"items": [1.5], "user": 2}]}, "expected values of int64. Received: 1.5"),
     ({"instances": [{"items": [True], "user": 2}]}, "expected values of int64. Received: True"),
-    ({"instances": [{"items": [2**63], "user": 2}]}, "expected values of int64"),
+    ({"instances": [{"items": [2**64], "user": 2}]}, "expected values of int64"),
+    ({"instances": [{"items": [-(2**63) - 1], "user": 2}]}, "expected values of int64"),
     ({"instances": [{"items": [[1]], "user": 2}]}, "expected a list of values"),
     ({"instances": [{"items": [1], "user": [2]}]}, "expected one value"),
     ({"instances": [{"items": [1], "user": 100}]}, "expected keys in [0, 100)"),
@@ -206,6 +207,15 @@ def test_inputs_of_each_form_have_the_parts_that_tensorflow_makes():
     np.testing.assert_array_equal(parts["a_dense_shape"], sparse.dense_shape)
     _, parts = parts_of([[1, 2], [3, 4]], a_values=([None, 2], tf.uint64))  # only its name is so
     np.testing.assert_array_equal(parts["a_values"], [[1, 2], [3, 4]])
+    for dtype in (tf.int64, tf.uint64):  # a key may be signed or unsigned
+        keys = [[2**64 - 1, -1, 2**63], [-(2**63), 0, 7]]
+        _, parts = parts_of(keys, a=([None, 3], dtype))
+        bits = [[each % 2**64 for each in row] for row in keys]
+        np.testing.assert_array_equal(parts["a"].view(np.uint64), np.array(bits, np.uint64))
+        assert parts["a"].dtype == dtype.as_numpy_dtype
+    field, _ = parts_of([1], a=([None], tf.int32))
+    with pytest.raises(InvalidRequest, match="int32"):
+        field.parse(2**31)
     field, _ = parts_of([0.0], a=([None], tf.float32))
     for wrong in (float("nan"), float("inf"), 10**400, "1", None, {}, [1.0]):
         with pytest.raises(InvalidRequest):
@@ -282,6 +292,14 @@ def test_it_follows_a_training(tmp_path):
         expected = expected_of(model, instances)["vector"]
         np.testing.assert_allclose(trained, expected, rtol=1e-6, atol=1e-7)
         assert service.metric("serve_model_delta") == answer["delta"]
+        # A delta that is stuck.
+        (tmp_path / "served/1/deltas/CURRENT.json").write_text('{"delta": 9}')
+        end = time.monotonic() + 60
+        while service.metric("serve_model_deltas_behind") != 7:
+            assert time.monotonic() < end, service.log
+            time.sleep(0.05)
+        assert service.metric("serve_model_delta") == 2
+        assert any("00000003 is left alone" in line for line in service.log)
     finally:
         service.process.kill()
         service.process.wait()

@@ -154,7 +154,7 @@ def test_missing_deltas_and_those_out_of_order_are_left_alone(published, caplog)
         live = load(path)
         live.update()
         assert live.version == (1, 1) and len(lines(caplog)) == 1
-        assert "No such file" in lines(caplog)[0].getMessage()
+        assert "no such folder; the newest delta there is 3" in lines(caplog)[0].getMessage()
         shutil.copytree(folder_of(path, 3), folder_of(path, 2))  # 3 where 2 belongs
         live.update()
         live.update()
@@ -164,6 +164,22 @@ def test_missing_deltas_and_those_out_of_order_are_left_alone(published, caplog)
         os.rename(path / "away", folder_of(path, 2))
         assert live.update() == (1, 3)
         assert version_served(live, versions) == 3
+
+
+def test_a_version_that_is_not_there_is_told_with_those_that_are(published):
+    path, _ = published
+    told = "Expected delta 9 of export 1 in .*00000009'. Received: .* newest delta there is 3"
+    with pytest.raises(FileNotFoundError, match=told):
+        load(path, version=(1, 9))
+    (folder_of(path, 2) / "weights.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match="a file '.*weights.safetensors'. Received: none"):
+        load(path, version=(1, 3))
+    os.symlink("/etc/passwd", folder_of(path, 2) / "weights.safetensors")
+    with pytest.raises(CorruptionError, match="Received: a link"):
+        load(path, version=(1, 3))
+    shutil.rmtree(path / "1" / "deltas")
+    with pytest.raises(FileNotFoundError, match="the export has no deltas"):
+        load(path, version=(1, 1))
 
 
 def test_a_delta_of_another_export_and_one_that_follows_another_are_refused(

@@ -268,8 +268,13 @@ def test_other_models_and_exports_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="serving.export"):
         load(tmp_path)
     export(model, tmp_path, ops="stock")
-    with pytest.raises(ValueError, match="ops='native'"):
-        Publisher(model, tmp_path)
+    collection, _ = made(shared, tmp_path)
+    export(collection, tmp_path / "stock", ops="stock", missing="zeros")
+    for each, path in ((model, tmp_path), (collection, tmp_path / "stock")):
+        with pytest.raises(ValueError, match="Expected an export with ops='native'"):
+            Publisher(each, path)
+        with pytest.raises(ValueError, match="Expected an export with ops='native'"):
+            load(path, follow=True)
     first = live_tests.publisher(model, tmp_path)
     with pytest.raises(BlockingIOError, match="another"):
         Publisher(model, tmp_path)
