@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras import optimizers as ko
 from keras_reference import compile_looks_at_layers, mirrored
 
-from sok_embed import All2AllDenseEmbedding, DynamicEmbedding
+from sok_embed import All2AllDenseEmbedding, DynamicEmbedding, kv
 
 DIM = 4
 
@@ -431,3 +431,33 @@ def test_compile_takes_any_optimizer_for_rows_that_it_does_not_train():
     refused_model(DynamicEmbedding(4), OwnStep).compile("adafactor", "mse")
     assert frozen.trainable is False
     assert own.trainable is True
+
+
+def told_by_keras(error):
+    """Returns the paragraph of an error of a layer's call that Keras has put around our text."""
+    first, text, arguments = re.sub(r"\x1b\[\dm", "", str(error)).split("\n\n")
+    assert first.startswith("Exception encountered when calling")
+    assert arguments.startswith("Arguments received by")
+    return text
+
+
+def test_keras_leaves_our_text_whole_as_a_paragraph():
+    with pytest.raises(ValueError) as raised:
+        DynamicEmbedding(DIM)(np.zeros((2, 3), np.float32))
+    text = told_by_keras(raised.value)
+    assert re.fullmatch(r"Layer '\w+': Expected integer keys .* Received: .*\.", text)
+    weights = np.zeros((2, 2))
+    with pytest.raises(ValueError) as raised:
+        DynamicEmbedding(DIM, combiner="sum")(np.zeros((2, 3), np.int64), weights=weights)
+    text = told_by_keras(raised.value)
+    assert re.fullmatch(r"Layer '\w+': expected weights .*\[2, 3\]\. Received: .*\[2, 2\]\.", text)
+
+
+def test_keras_leaves_our_types_of_errors_as_they_are():
+    class Failing(keras.layers.Layer):
+        def call(self, inputs):
+            raise kv.CorruptionError("Expected a whole file. Received: a part.")
+
+    with pytest.raises(kv.CorruptionError) as raised:
+        Failing()(np.zeros((2, 3)))
+    assert told_by_keras(raised.value) == "Expected a whole file. Received: a part."
