@@ -26,6 +26,9 @@ class PublishDeltas(keras.callbacks.Callback):
     incremental checkpoints have notes of their own. While a checkpoint is written in the
     background, a delta waits for a later batch, and after `every` more batches `fit` waits for it.
 
+    With several workers, each has the callback, with the same arguments, in a `fit` of as many
+    batches, and all share the folder: a delta has the changes of all of them.
+
     Example:
     >>> callback = PublishDeltas("served", every=100)
 
@@ -35,8 +38,8 @@ class PublishDeltas(keras.callbacks.Callback):
         every: The number of batches between two deltas. What is left is published at the end.
 
     Raises:
-        ValueError: For an `every` that is not positive. From `fit`: for several workers, and an
-            export of another model, or with `ops="stock"`.
+        ValueError: For an `every` that is not positive. From `fit`: for an export of another model,
+            or with `ops="stock"`.
         FileNotFoundError: From `fit`: if the folder has no export.
         BlockingIOError: From `fit`: if something else publishes to the export.
         sok_embed.kv.CorruptionError: From `fit`: if an earlier delta is damaged.

@@ -136,6 +136,9 @@ class TableCollection(Mapping[str, Table]):
             name=config.name,
         )
         table.constraint = config.constraint
+        if config.vocabulary_size is not None and plain:
+            # Also of a worker whose part has a hash: an export has all keys that are positions.
+            table.key_limit = config.vocabulary_size
         self.seeded[config.name] = replace(config, seed=seed)
         if config.storage is not None:
             group_holders.hold(config.storage, config.group or 0, table, self._holder(config))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import secrets
 import shutil
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -18,7 +19,8 @@ from sok_embed import communicators
 from sok_embed.binding import _core
 from sok_embed.checkpoint.state.tables import begin_capture, steps_of
 from sok_embed.checkpoint.transfer.saves import is_writing, wait_for_writers
-from sok_embed.files.scratch import ScratchFolder, locked_folder, remove_leftovers
+from sok_embed.communicators.agreement import Agreement, check_same
+from sok_embed.files.scratch import ScratchFolder, locked_folder, remove_leftovers, work_folder
 from sok_embed.kv import CorruptionError
 from sok_embed.serving import rows as rows_files
 from sok_embed.serving.delta_files import STAGED, DeltaWriter, write_current
@@ -26,11 +28,13 @@ from sok_embed.serving.layers import State, TableState, first_state, next_state
 from sok_embed.serving.loaded_export import LoadedExport
 from sok_embed.serving.published_model import matched_parts, matched_weights
 from sok_embed.serving.versions import export_folder, export_numbers
+from sok_embed.serving.worker_parts import PartWriter, WorkerParts
 from sok_embed.tables.base_table import Part
 from sok_embed.tables.row_batches import Batch
 
 _SCRATCH = "sok-published"
 _READER = 1  # of the marks of changed rows; checkpoints are 0
+_NEW_EXPORT, _NEW_DELTA = 2, 1  # what has come since the last delta
 _ROWS_AT_ONCE = 1 << 13  # few, since their memory is cleared for each table of each delta
 
 
@@ -42,17 +46,23 @@ class Publisher:
     tables in a storage, all rows are compared with those that are published. Where a newer export
     of the model has come, deltas go on there, from 1.
 
+    With several workers, making it, `publish` and `is_blocked` are collective: all of them call
+    these at the same step, for a folder that all of them share. Each writes what has changed on it,
+    and worker 0 makes the one delta. An error of one worker is an error of all.
+
     Args:
         model: The Keras model, made as the one that was exported.
         path: The folder of all versions, as it was given to `sok_embed.serving.export`.
 
     Raises:
         FileNotFoundError: If there is no export.
-        ValueError: For several workers, an export of another model, or with `ops="stock"`.
+        ValueError: For an export of another model, or with `ops="stock"`.
         BlockingIOError: If another process publishes to the export.
         sok_embed.kv.CorruptionError: If an earlier delta is damaged, so that none can follow it.
+        RuntimeError: If another worker has failed.
     """
 
+    _unlock: weakref.finalize[Any, Any]  # lets another process publish
     _number: int  # of the newest delta
     _digest: str
     _published: dict[str, bytes]  # its dense weights
@@ -60,28 +70,40 @@ class Publisher:
     _told: int  # the number in `CURRENT.json`; -1: unknown
 
     def __init__(self, model: keras.Model, path: str | os.PathLike[str]) -> None:
-        if communicators.size() > 1:
-            raise ValueError(
-                "Expected one worker, which has all rows. Received: "
-                f"{communicators.size()} workers. Save a sok_embed.checkpoint.Checkpoint, and "
-                "export it by sok_embed.serving.export(model, path, source=...) as a new version."
-            )
+        self._agreement = Agreement(communicators.current())
         self._model = model
         self._root = os.fsdecode(path)
         self._scratch = ScratchFolder(_SCRATCH)
         self._open()
 
     def _open(self) -> None:
-        """Begins to publish to the newest export."""
-        export = LoadedExport(export_folder(self._root))
+        """Begins to publish to the newest export. Collective."""
+        self._unlock = weakref.finalize(self, _nothing)
+        number = self._of_first("look for the export", lambda: export_numbers(self._root)[-1])
+        self._agreement.together(
+            "open the export", lambda: self._open_export(number), lambda: self._unlock()
+        )
+
+    def _of_first(self, what: str, number: Callable[[], int]) -> int:
+        """Returns a number that worker 0 finds. Collective."""
+
+        def found() -> int:
+            return number() if self._agreement.rank == 0 else 0
+
+        return self._agreement.gather_together(what, found, lambda each: [each])[1][0][0]
+
+    def _open_export(self, number: int) -> None:
+        export = LoadedExport(export_folder(self._root, number))
         self._export = export.number
         self._base = export.base
         self._variables = matched_weights(self._model, export)
         self._parts = matched_parts(self._model, export, self._scratch.path)
         os.makedirs(self._base.deltas, exist_ok=True)
-        self._unlock = weakref.finalize(self, os.close, _locked(self._base.deltas))
+        if self._agreement.rank == 0:
+            self._unlock = weakref.finalize(self, os.close, _locked(self._base.deltas))
         try:
-            remove_leftovers(self._base.deltas, STAGED)
+            if self._agreement.rank == 0:
+                remove_leftovers(self._base.deltas, STAGED)
             self._exported = {name: each.numpy().tobytes() for name, each in export.weights.items()}
             self._state = first_state(self._base)
             self._go_on()
@@ -96,8 +118,8 @@ class Publisher:
         return self._number
 
     def is_blocked(self) -> bool:
-        """Says whether `publish` would wait for a checkpoint that is being written."""
-        return is_writing()
+        """Says whether `publish` would wait for a checkpoint that a worker writes."""
+        return any(self._agreement.gather(int(is_writing()), "deltas that wait"))
 
     def publish(self) -> int:
         """Publishes what has changed since the last delta. Returns the number of the newest.
@@ -109,43 +131,98 @@ class Publisher:
 
         Raises:
             OSError: From the file system. Nothing is lost: the next delta has the changes too.
-            ValueError: For rows that are not finite, or that the dtype of the export cannot hold.
-            RuntimeError: After `close`.
+            ValueError: For rows that are not finite, or that the dtype of the export cannot hold,
+                and for workers at different steps.
+            RuntimeError: After `close`, and if another worker has failed.
         """
         if not self._unlock.alive:
             raise RuntimeError("Expected a publisher that is open. Received: one that was closed.")
-        if export_numbers(self._root)[-1] > self._export:
+        agreement, ahead = self._agreement, self._of_first("look for the export", self._ahead)
+        if ahead == _NEW_EXPORT:
             self._unlock()
             self._open()
-        elif os.path.lexists(self._base.delta(self._number + 1)):
-            self._go_on()  # the folder had been renamed when the call before failed
+        elif ahead == _NEW_DELTA:
+            agreement.together("read the newest delta", self._go_on)
         wait_for_writers()
-        weights = {name: each.numpy() for name, each in self._variables.items()}
-        captures: list[_core.Capture | None] = []
+        captures: list[tuple[int, _core.Capture]] = []
         marks = [secrets.randbits(62) | 1 for _ in self._parts]
-        folder, lock = locked_folder(self._base.deltas, STAGED)
-        try:
-            writer = DeltaWriter(self._base, folder)
-            for i, mark in enumerate(marks):
-                self._write_table(writer, i, mark, captures)
-            values = {name: each.tobytes() for name, each in weights.items()}
-            if not writer.is_empty or values != self._published:
-                number, step = self._number + 1, _step_of(self._model)
-                self._digest = writer.finish(number, self._digest, step, weights)
-                self._number, self._published = number, values
-            for i, capture in enumerate(captures):
-                self._marks[i] = 0
-                if capture is not None:
-                    capture.keep()
-                    self._marks[i] = marks[i]
-        finally:
-            for capture in captures:
-                if capture is not None:
-                    capture.end()
-            os.close(lock)
-            shutil.rmtree(folder, ignore_errors=True)  # a whole one has another name
-        self._tell()
+        with contextlib.ExitStack() as stack:
+            writer = self._writer(stack)
+
+            def write_own() -> list[int]:
+                for i, mark in enumerate(marks):
+                    self._write_table(writer, i, mark, captures, stack)
+                return [_step_of(self._model), *writer.counts]
+
+            _, told = agreement.gather_together("write what has changed", write_own, _itself)
+            steps = [each[0] for each in told]
+            check_same("step", steps, "Publish after the same step on all of them.")
+            agreement.first_alone(
+                "write the delta",
+                lambda: self._finish(writer, [each[1:] for each in told], stack, steps[0]),
+            )
+            self._marks = [0] * len(self._parts)
+            for i, capture in captures:
+                capture.keep()
+                self._marks[i] = marks[i]
+        agreement.together("name the newest delta", self._tell)
+        self._number = agreement.gather(self._number, "number of the delta")[0]
         return self._number
+
+    def _ahead(self) -> int:
+        """Says what has come since the last call."""
+        if export_numbers(self._root)[-1] > self._export:
+            return _NEW_EXPORT
+        # A folder had been renamed when the call before failed.
+        return _NEW_DELTA if os.path.lexists(self._base.delta(self._number + 1)) else 0
+
+    def _writer(self, stack: contextlib.ExitStack) -> DeltaWriter | PartWriter:
+        """Returns what this worker writes its changes with. Collective."""
+        if self._agreement.size == 1:
+            return DeltaWriter(self._base, self._staged(stack))
+        drawn = self._of_first("draw a number", lambda: secrets.randbits(62))
+
+        def made() -> None:
+            if self._agreement.rank == 0:
+                self._staged(stack, drawn)
+
+        self._agreement.together("make a folder for their changes", made)
+        folder = work_folder(self._base.deltas, STAGED, drawn)
+        self._files = WorkerParts(folder, self._agreement.size)
+        dims = [part.dim for part in self._parts]
+        return PartWriter(self._files, self._agreement.rank, dims)
+
+    def _staged(self, stack: contextlib.ExitStack, number: int | None = None) -> str:
+        """Makes a folder for files, which goes with the stack unless it gets another name."""
+        folder, lock = locked_folder(self._base.deltas, STAGED, number)
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        stack.callback(os.close, lock)
+        return folder
+
+    def _finish(
+        self,
+        writer: DeltaWriter | PartWriter,
+        told: list[list[int]],
+        stack: contextlib.ExitStack,
+        step: int,
+    ) -> None:
+        """Gives the changes of all workers a number, if there are any."""
+        if isinstance(writer, PartWriter):
+            writer = DeltaWriter(self._base, self._staged(stack))
+            for i in range(len(self._parts)):
+                rows, gone = ([each[2 * i + k] for each in told] for k in (0, 1))
+                if any(rows):
+                    writer.put_rows(i, self._files.batches(f"rows-{i}", rows))
+                if any(gone):
+                    keys = [keys for keys, _ in self._files.batches(f"gone-{i}", gone)]
+                    writer.put_gone(i, np.concatenate(keys).view(np.uint64))
+        weights = {name: each.numpy() for name, each in self._variables.items()}
+        values = {name: each.tobytes() for name, each in weights.items()}
+        if writer.is_empty and values == self._published:
+            return
+        number = self._number + 1
+        self._digest = writer.finish(number, self._digest, step, weights)
+        self._number, self._published = number, values
 
     def close(self) -> None:
         """Lets another process publish."""
@@ -160,27 +237,38 @@ class Publisher:
         self._told = -1
 
     def _tell(self) -> None:
-        """Has `CURRENT.json` name the newest delta."""
-        if self._told != self._number:
+        """Has `CURRENT.json` name the newest delta, by worker 0."""
+        if self._agreement.rank == 0 and self._told != self._number:
             write_current(self._base, self._number)
             self._told = self._number
 
     def _write_table(
-        self, writer: DeltaWriter, number: int, mark: int, captures: list[_core.Capture | None]
+        self,
+        writer: DeltaWriter | PartWriter,
+        number: int,
+        mark: int,
+        captures: list[tuple[int, _core.Capture]],
+        stack: contextlib.ExitStack,
     ) -> None:
         """Writes the changes of a table, and adds the capture, since which changes are noted."""
         part, since = self._parts[number].rows_of, self._marks[number]
+        if part.shared and self._agreement.rank:
+            return  # worker 0 has the same rows
         if since and (capture := _begun(part, mark, since)):
-            captures.append(capture)
+            captures.append((number, capture))
+            stack.callback(capture.end)
             self._write_noted(writer, number, capture)
             return
         capture = _begun(part, mark, 0)
-        captures.append(capture)
         if capture is not None:
+            captures.append((number, capture))
+            stack.callback(capture.end)
             capture.release()
         self._write_difference(writer, number)
 
-    def _write_noted(self, writer: DeltaWriter, number: int, capture: _core.Capture) -> None:
+    def _write_noted(
+        self, writer: DeltaWriter | PartWriter, number: int, capture: _core.Capture
+    ) -> None:
         held = self._parts[number]
         stayed: list[npt.NDArray[np.uint64]] = []
         went = [np.frombuffer(capture.removed_keys(), np.uint64)]
@@ -204,8 +292,8 @@ class Publisher:
         if len(gone):
             writer.put_gone(number, gone)
 
-    def _write_difference(self, writer: DeltaWriter, number: int) -> None:
-        """Writes all rows that are not as they are published, and keys that have none."""
+    def _write_difference(self, writer: DeltaWriter | PartWriter, number: int) -> None:
+        """Writes all rows of this worker that are not as they are published, and keys without."""
         held = self._parts[number]
         table = self._catch_up().tables[number]
 
@@ -215,7 +303,8 @@ class Publisher:
                 yield keys[differ], vectors[differ]
 
         writer.put_rows(number, batches())
-        gone = [keys[~held.stays(keys.view(np.int64))] for keys in table.keys()]
+        mine = (keys[held.rows_of.mine(keys.view(np.int64))] for keys in table.keys())
+        gone = [keys[~held.stays(keys.view(np.int64))] for keys in mine]
         if gone and len(keys := np.unique(np.concatenate(gone))):
             writer.put_gone(number, keys)
 
@@ -260,6 +349,14 @@ def _begun(part: Part, mark: int, since: int) -> _core.Capture | None:
         return begin_capture(part, mark, since, _READER)[2]
     except RuntimeError:
         return None
+
+
+def _nothing() -> None:
+    """Stands for the lock of a worker that has none."""
+
+
+def _itself(numbers: list[int]) -> list[int]:
+    return numbers
 
 
 def _step_of(model: keras.Model) -> int:

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from sok_embed import communicators
 from sok_embed.arguments import check_integer, is_among, shown
+from sok_embed.communicators.agreement import Agreement
 from sok_embed.keras_bridge.private_state import takes_training
 from sok_embed.serving.adaptive_rows import AdaptiveRows
 from sok_embed.serving.exporting import serving_function
@@ -20,7 +21,9 @@ from sok_embed.serving.held_rows import HeldRows
 from sok_embed.serving.saved_rows import Checkpointed
 from sok_embed.serving.stock_rows import DenseRows, stock_rows
 from sok_embed.serving.table_files import TableFiles
-from sok_embed.serving.versions import write_version
+from sok_embed.serving.versions import root_of, write_version
+from sok_embed.serving.worker_parts import WrittenTables
+from sok_embed.serving.workers_export import export_of_workers, written_by_first
 from sok_embed.tables.adaptive_table import AdaptiveTable
 from sok_embed.tables.owned_resource import OwnedResource
 from sok_embed.tables.table import Table
@@ -59,6 +62,10 @@ def export(
     weights and rows, which ops find by key. Its outputs are those of `model.predict`, bit for bit
     in float32. Nothing in it is of sok-embed with `ops="stock"`, so that any TensorFlow loads it,
     and an unmodified model server serves it.
+
+    With several workers this is collective: all of them call it, with the same arguments, for a
+    folder that all of them share. Each writes its rows there, and worker 0 makes the one model. An
+    error of one worker is an error of all. A checkpoint is read by worker 0 alone.
 
     A folder has its number once it is whole and on the device: a model server that watches `path`
     takes it up then, and passes over what an export that was killed has left, whose name begins
@@ -103,12 +110,13 @@ def export(
         `serving_default`.
 
     Raises:
-        ValueError: For an argument that is none of these, several workers, an initializer that is
-            not constant where it would have to be, the checkpoint of another model, and what
-            `sok_embed.export_model` refuses.
+        ValueError: For an argument that is none of these, an initializer that is not constant where
+            it would have to be, the checkpoint of another model, workers that have different
+            models, steps or arguments, and what `sok_embed.export_model` refuses.
         FileNotFoundError: If `source` lacks a whole checkpoint.
         OSError: If nothing can be written to `path`.
         sok_embed.kv.CorruptionError: For a checkpoint with files that are not as they were written.
+        RuntimeError: If another worker has failed.
     """
     if not is_among(dtype, _DTYPES):
         raise ValueError(
@@ -122,32 +130,35 @@ def export(
     options = _Options(
         dtype, check_integer("min_count", min_count, 0, named=True), missing, ops, progress
     )
-    size = communicators.size()
-    if size > 1:
-        raise ValueError(
-            "Expected one worker, which has all rows. Received: "
-            f"{size} workers. Save a sok_embed.checkpoint.Checkpoint, and export it by source= in "
-            "one process; or a .keras file by sok_embed.save_model."
-        )
     # A checkpoint has the optimizer too, which is compared.
     built = _model(model, compiled=source is not None)
 
-    def write(folder: str) -> None:
-        work = os.path.join(folder, "rows")
-        os.mkdir(work)
-        tables = _Tables(built, options, work, checkpoint)
-        with served_by(tables):
-            served = _served(built, input_signature, tables)
-            with tables.files.set_aside(os.path.join(folder, "assets")):
-                tf.saved_model.save(served, folder, signatures=served.serve)
-        shutil.rmtree(work)
+    def written(rows: Checkpointed | WrittenTables | None) -> str:
+        def write(folder: str) -> None:
+            work = os.path.join(folder, "rows")
+            os.mkdir(work)
+            tables = _Tables(built, options, work, rows)
+            with served_by(tables):
+                served = _served(built, input_signature, tables)
+                with tables.files.set_aside(os.path.join(folder, "assets")):
+                    tf.saved_model.save(served, folder, signatures=served.serve)
+            shutil.rmtree(work)
 
-    if source is None:
-        checkpoint = None
         return write_version(path, write)
-    checkpoint = Checkpointed(built, source)
-    with contextlib.closing(checkpoint), checkpoint.dense_weights():
-        return write_version(path, write)
+
+    def of_checkpoint() -> str:
+        assert source is not None
+        checkpoint = Checkpointed(built, source)
+        with contextlib.closing(checkpoint), checkpoint.dense_weights():
+            return written(checkpoint)
+
+    agreement = Agreement(communicators.current())
+    if agreement.size == 1:
+        return written(None) if source is None else of_checkpoint()
+    if source is not None:
+        return written_by_first(agreement, root_of(path), of_checkpoint)
+    arguments = repr((dtype, min_count, missing, ops))
+    return export_of_workers(agreement, built, path, arguments, options.min_count, written)
 
 
 def _model(model: Any, compiled: bool) -> keras.Model:
@@ -168,7 +179,7 @@ class _Tables:
         model: The model that has the tables.
         options: The options of the export.
         folder: The folder for files of rows.
-        checkpoint: The checkpoint that has the rows; `None`: the tables have them.
+        rows: The checkpoint or the files of workers that have the rows; `None`: the tables do.
     """
 
     def __init__(
@@ -176,18 +187,18 @@ class _Tables:
         model: keras.Model,
         options: _Options,
         folder: str,
-        checkpoint: Checkpointed | None,
+        rows: Checkpointed | WrittenTables | None,
     ) -> None:
         self._options = options
         self.files = TableFiles(folder, options.dtype)
         self._made: dict[int, tuple[Any, Any]] = {}
-        if checkpoint is None:
+        if rows is None:
             found = tf.train.TrackableView(model).descendants()
             tables = [each for each in found if isinstance(each, (Table, AdaptiveTable))]
             self._rows = sum(table.size() for table in tables)
             self._held: Callable[..., HeldRows] = HeldRows
         else:
-            self._rows, self._held = checkpoint.size(), checkpoint.rows
+            self._rows, self._held = rows.size(), rows.rows
         self._done = 0
 
     def __call__(self, table: Any) -> Any:

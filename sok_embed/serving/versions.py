@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from sok_embed.files.whole_files import sync
 
@@ -28,6 +29,27 @@ def write_version(path: str | os.PathLike[str], write: Callable[[str], None]) ->
         ValueError: For a path that is a URL or a file.
         OSError: If nothing can be written there.
     """
+    root = made_root(root_of(path))
+    staged = os.path.join(root, f"{_STAGED}{secrets.token_hex(8)}")
+    with _told_if_unwritable(root):
+        os.mkdir(staged)
+    try:
+        write(staged)
+        _sync_all(staged)
+        version = _numbered(root, staged)
+    except BaseException:
+        shutil.rmtree(staged, ignore_errors=True)
+        raise
+    sync(root)
+    return version
+
+
+def root_of(path: str | os.PathLike[str]) -> str:
+    """Returns the path of the folder of all versions as text.
+
+    Raises:
+        ValueError: For a path that is a URL or a file.
+    """
     root = os.fsdecode(path)
     if "://" in root:
         raise ValueError(
@@ -39,24 +61,14 @@ def write_version(path: str | os.PathLike[str], write: Callable[[str], None]) ->
             f"Expected a folder of versions. Received: '{root}', which is a file. Pass the path of "
             "a folder, which is made if need be."
         )
-    staged = os.path.join(root, f"{_STAGED}{secrets.token_hex(8)}")
-    try:
-        os.makedirs(staged)
-    except OSError as error:  # it stays of its kind, such as PermissionError
-        raise type(error)(
-            f"Expected a folder that this process can write to. Received: '{root}' "
-            f"({error.strerror}). Pass the path of another one, or give the user of this process "
-            "the right to write there."
-        ) from error
-    try:
-        write(staged)
-        _sync_all(staged)
-        version = _numbered(root, staged)
-    except BaseException:
-        shutil.rmtree(staged, ignore_errors=True)
-        raise
-    sync(root)
-    return version
+    return root
+
+
+def made_root(root: str) -> str:
+    """Makes the folder of all versions if there is none, and returns its path."""
+    with _told_if_unwritable(root):
+        os.makedirs(root, exist_ok=True)
+    return root
 
 
 def export_numbers(root: str) -> list[int]:
@@ -98,6 +110,18 @@ def export_folder(root: str, number: int | None = None) -> str:
 def is_export(root: str, name: str) -> bool:
     """Returns whether a folder in that of all versions has a SavedModel."""
     return os.path.isfile(os.path.join(root, name, "saved_model.pb"))
+
+
+@contextlib.contextmanager
+def _told_if_unwritable(root: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:  # it stays of its kind, such as PermissionError
+        raise type(error)(
+            f"Expected a folder that this process can write to. Received: '{root}' "
+            f"({error.strerror}). Pass the path of another one, or give the user of this process "
+            "the right to write there."
+        ) from error
 
 
 def _numbered(root: str, staged: str) -> str:

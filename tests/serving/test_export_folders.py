@@ -93,9 +93,3 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     message = r"Received: '.*/served' \(Permission denied\).*the right to write"
     with pytest.raises(PermissionError, match=message):
         export(model, tmp_path / "served")
-
-
-def test_several_workers_are_refused(tmp_path, first_of_two):
-    model = keras.Sequential([keras.Input((2,), dtype="int64", name="ids"), dynamic("sum")])
-    with pytest.raises(ValueError, match="Expected one worker"):
-        export(model, tmp_path)

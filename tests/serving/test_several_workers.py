@@ -1,4 +1,4 @@
-"""One process exports what several workers have trained and saved."""
+"""Several workers export one model, together or from a checkpoint, and publish to it together."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import forked
 import numpy as np
 import pytest
 from served_models import answered, assert_same_bits
-from trained_by_two import make_model
+from trained_by_two import OPTIONS, make_model
 
-from sok_embed.serving import export
+from sok_embed.serving import export, load, rows
 
 PROGRAM = Path(__file__).with_name("trained_by_two.py")
 
@@ -33,3 +33,44 @@ def test_a_checkpoint_of_two_workers_is_served_as_they_predict(ops, trained, tmp
     folder = export(make_model(), tmp_path, ops=ops, source=trained / "saved")
     found = answered(folder, {"ids": predicted["asked"]})
     assert_same_bits(found, [predicted["vectors"], predicted["scores"]])
+
+
+@pytest.mark.parametrize("number", range(1, len(OPTIONS) + 2))
+def test_workers_export_together_what_one_process_exports(number, trained, tmp_path):
+    options = [*OPTIONS, {}][number - 1]
+    alone = Path(export(make_model(), tmp_path, source=trained / "saved", **options))
+    together = trained / "together" / str(number)
+    files = sorted(path.name for path in (alone / "assets").iterdir())
+    assert len(files) == (0 if options.get("ops") == "stock" else 5)
+    for name in files:
+        assert (together / "assets" / name).read_bytes() == (alone / "assets" / name).read_bytes()
+    predicted = np.load(trained / "predicted.npz")
+    asked = {"ids": predicted["asked"]}
+    assert_same_bits(answered(str(together), asked), answered(str(alone), asked))
+    if "dtype" not in options:
+        found = answered(str(together), asked)
+        assert_same_bits(found, [predicted["vectors"], predicted["scores"]])
+
+
+@pytest.mark.parametrize(
+    "name, version", [("after", (2, 3)), ("removed", (2, 4)), ("exported", (3, 1))]
+)
+def test_deltas_of_workers_have_the_changes_of_all(name, version, trained):
+    predicted = np.load(trained / f"{name}.npz")
+    served = load(trained / "published", version=version)
+    answer = served(ids=predicted["asked"])
+    found = [answer[each].numpy() for each in sorted(answer)]
+    assert_same_bits(found, [predicted["vectors"], predicted["scores"]])
+    assert served.snapshot.step == 3 + 6
+
+
+def test_a_delta_of_workers_has_each_changed_row_once(trained):
+    folder = trained / "published/2/deltas/00000004"
+    changed = []
+    for path in sorted(folder.glob("*.safetensors")):
+        if path.name != "weights.safetensors":
+            with rows.open(path) as file:
+                changed.append((path.name[:4], sorted(file.keys().view(np.int64))))
+    # Each of two workers has removed five of its keys, and assigned two.
+    assert [(kind, len(keys)) for kind, keys in changed] == [("gone", 10), ("rows", 4)]
+    assert {key % 2 for _, keys in changed for key in keys} == {0, 1}

@@ -1,0 +1,93 @@
+"""Exports by several workers: each writes its rows, and worker 0 makes the one model of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Callable
+
+import keras
+import tensorflow as tf
+
+from sok_embed.checkpoint.state.tables import Host, find, steps_of
+from sok_embed.communicators.agreement import Agreement, check_same, number_of_text
+from sok_embed.files.scratch import locked_folder, remove_leftovers, work_folder
+from sok_embed.serving.versions import made_root, root_of
+from sok_embed.serving.worker_parts import WorkerParts, WrittenTables, write_own_rows
+
+_NAME = "export"  # begins the name of the folder in which workers put their rows
+
+
+def export_of_workers(
+    agreement: Agreement,
+    model: keras.Model,
+    path: str | os.PathLike[str],
+    options: str,
+    min_count: int,
+    write: Callable[[WrittenTables], str],
+) -> str:
+    """Exports the rows of all workers. Collective: an error of one worker is an error of all.
+
+    Args:
+        agreement: Between the workers.
+        model: The model, which is built, at the same step on all workers.
+        path: The folder of all versions, which all workers share.
+        options: A text of the other arguments, which all workers have in common.
+        min_count: Rows that were updated less often are left out.
+        write: A function that writes the model with these rows, on worker 0, and returns the path
+            of the version.
+
+    Returns:
+        The path of the version, on all workers.
+    """
+
+    def numbers_of(hosts: list[Host]) -> list[int]:
+        step = steps_of(model.optimizer) if getattr(model, "optimizer", None) else 0
+        tables = repr([host.description() for host in hosts])
+        texts = [number_of_text(each) for each in (tables, os.path.realpath(root), options)]
+        return [step, *texts, secrets.randbits(62)]
+
+    root = os.fsdecode(path)
+    hosts, told = agreement.gather_together(
+        "be ready for an export", lambda: _tables_of(model, root), numbers_of
+    )
+    steps, models, paths, arguments, (number, *_) = zip(*told, strict=True)
+    check_same("step", steps, "Export after the same step on all of them.")
+    check_same("model", models, "Make the same model on all of them.", texts=True)
+    check_same("path", paths, "Give all of them the same path.", texts=True)
+    check_same("arguments", arguments, "Call all of them with the same ones.", texts=True)
+    parts = [part for host in hosts for part in host.parts]
+    files = WorkerParts(work_folder(root, _NAME, number), agreement.size)
+    with contextlib.ExitStack() as stack:
+
+        def make_folder() -> None:
+            if agreement.rank:
+                return
+            made_root(root)
+            remove_leftovers(root, _NAME)
+            folder, lock = locked_folder(root, _NAME, number)
+            stack.callback(os.close, lock)
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+
+        agreement.together("make a folder for their rows", make_folder)
+        _, written = agreement.gather_together(
+            "write their rows",
+            lambda: write_own_rows(files, parts, agreement.rank, min_count),
+            lambda numbers: numbers,
+        )
+        tables = WrittenTables(files, parts, written)
+        return written_by_first(agreement, root, lambda: write(tables))
+
+
+def written_by_first(agreement: Agreement, root: str, write: Callable[[], str]) -> str:
+    """Has worker 0 write a version, while the others wait. Returns its path on all of them."""
+    version = agreement.first_alone("write the export", write)
+    number = agreement.gather(int(os.path.basename(version or "0")), "number of the export")[0]
+    return os.path.join(root, str(number))
+
+
+def _tables_of(model: keras.Model, root: str) -> list[Host]:
+    root_of(root)
+    return find(tf.train.Checkpoint(model=model)).tables
