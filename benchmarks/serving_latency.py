@@ -119,13 +119,13 @@ def _asked(
     turns = 5
     for turn in range(-1, turns):
         for kind, each in calls.items():
-            found = _turn(each, clients, seconds / turns)
+            found = turn(each, clients, seconds / turns)
             if turn >= 0:  # the first turn warms up
                 took[kind] += found
     return took
 
 
-def _turn(calls: list[Callable[[], Any]], clients: int, seconds: float) -> list[float]:
+def turn(calls: list[Callable[[], Any]], clients: int, seconds: float) -> list[float]:
     """Returns the seconds of calls that clients make one after another, all at the same time."""
     took: list[list[float]] = [[] for _ in range(clients)]
     end = time.perf_counter() + seconds
