@@ -11,6 +11,7 @@ test AUC, growth of the tables, speed and memory:
     python examples/train_ctr.py --embedding static            # the rival: a fixed vocabulary
     python examples/train_ctr.py --save ctr.keras              # the model too, to export it:
     PYTHONPATH=examples sok-embed export ctr.keras served --import ctr.model
+    python examples/train_ctr.py --publish served              # served models follow the training
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--seed", type=seed, default=0, help="of the clicks, the shuffling and the start weights")
     add("--output", type=Path, default=Path("runs/ctr"), metavar="DIR", help="for the report")
     add("--save", type=keras_file, metavar="FILE.keras", help="write the trained model")
+    add("--publish", type=Path, metavar="DIR", help="export there first, then publish deltas")
     add("--quiet", action="store_true", help="print the JSON line only")
     return parser.parse_args(arguments)
 
@@ -78,7 +80,9 @@ def run(options: argparse.Namespace) -> None:
         learning_rate=options.learning_rate,
         seed=options.seed,
     )
-    outcome = train(plan, source, workers, show=not options.quiet, save_to=options.save)
+    outcome = train(
+        plan, source, workers, not options.quiet, save_to=options.save, publish_to=options.publish
+    )
     memory = int(workers.total(report.peak_memory_bytes()))
     if workers.rank != 0:
         return

@@ -23,6 +23,7 @@ from ctr.workers import Workers
 
 # Keras has no class of this name: momentum is SGD with one.
 _MOMENTUM = 0.9
+_STEPS_OF_A_DELTA = 20
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,19 @@ def train(
     workers: Workers,
     show: bool = True,
     save_to: Path | None = None,
+    publish_to: Path | None = None,
 ) -> Outcome:
-    """Trains on the source's training rows, tests on its test rows, and saves the model if told."""
+    """Trains on the source's training rows, and tests on its test rows.
+
+    Args:
+        plan: The arguments of the training.
+        source: The source of both kinds of rows.
+        workers: The workers of the run.
+        show: True for a progress bar.
+        save_to: The file that the trained model is written to; `None`: it is not.
+        publish_to: The folder that the model is exported to before it is trained, and that deltas
+            are published to meanwhile; `None`: none is.
+    """
     keras.utils.set_random_seed(plan.seed)
     embedding = make_embedding(plan.embedding, plan.dim, source, plan.seed)
     model = build_model(embedding.layer, source.fields, source.dense_width, plan.dim, plan.seed)
@@ -104,7 +116,7 @@ def train(
             epochs=plan.epochs,
             verbose=0,
             shuffle=False,  # the source has shuffled where order does not matter
-            callbacks=[*workers.callbacks(), recorder],
+            callbacks=[*workers.callbacks(), *published(model, publish_to), recorder],
         )
         test_auc = evaluate(model, pipeline.dataset("test"), workers)
     if save_to is not None:
@@ -120,6 +132,17 @@ def train(
         table_bytes=int(total(embedding.table_bytes(model.optimizer))),
         keys_per_second=_keys_per_second(recorder, source, plan),
     )
+
+
+def published(model: keras.Model, path: Path | None) -> list[keras.callbacks.Callback]:
+    """Exports a model, and returns the callback that publishes what training changes in it."""
+    if path is None:
+        return []
+    from sok_embed.callbacks import PublishDeltas
+    from sok_embed.serving import export
+
+    export(model, path)
+    return [PublishDeltas(path, _STEPS_OF_A_DELTA)]
 
 
 def make_optimizer(name: str, learning_rate: float) -> keras.optimizers.Optimizer:

@@ -56,7 +56,7 @@ def test_generated_clicks_leave_a_picture_and_a_json_line(tmp_path: Path, embedd
 
 @needs_sok_embed
 @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.long)])
-def test_a_saved_model_is_loaded_and_exported(tmp_path: Path, workers: str) -> None:
+def test_a_model_is_saved_published_and_exported(tmp_path: Path, workers: str) -> None:
     import ctr.model  # noqa: F401  (registers what the file refers to)
     import keras
     import numpy as np
@@ -64,9 +64,10 @@ def test_a_saved_model_is_loaded_and_exported(tmp_path: Path, workers: str) -> N
     from click.testing import CliRunner
 
     from sok_embed.cli import main
+    from sok_embed.serving import load
 
     arguments = ["--samples", "1000", "--batch-size", "256", "--workers", workers, "--quiet"]
-    status, _, err = run(tmp_path, *arguments, "--save", "ctr.keras")
+    status, _, err = run(tmp_path, *arguments, "--save", "ctr.keras", "--publish", "live")
     assert status == 0, err
     loaded = keras.saving.load_model(tmp_path / "ctr.keras")
     random = np.random.default_rng(0)
@@ -79,6 +80,10 @@ def test_a_saved_model_is_loaded_and_exported(tmp_path: Path, workers: str) -> N
     assert ended.exit_code == 0, ended.output
     served = tf.saved_model.load(ended.stdout.strip())
     (found,) = served.signatures["serving_default"](**asked).values()
+    np.testing.assert_array_equal(found, predicted)
+    followed = load(tmp_path / "live")
+    assert followed.version == (1, 1) and followed.snapshot.step == 4
+    (found,) = followed(**asked).values()
     np.testing.assert_array_equal(found, predicted)
 
 
