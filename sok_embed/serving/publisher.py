@@ -165,8 +165,8 @@ class Publisher:
             for i, capture in captures:
                 capture.keep()
                 self._marks[i] = marks[i]
-        agreement.together("name the newest delta", self._tell)
         self._number = agreement.gather(self._number, "number of the delta")[0]
+        agreement.together("name the newest delta", self._tell)
         return self._number
 
     def _ahead(self) -> int:

@@ -41,7 +41,7 @@ def test_workers_export_together_what_one_process_exports(number, trained, tmp_p
     alone = Path(export(make_model(), tmp_path, source=trained / "saved", **options))
     together = trained / "together" / str(number)
     files = sorted(path.name for path in (alone / "assets").iterdir())
-    assert len(files) == (0 if options.get("ops") == "stock" else 5)
+    assert len(files) == (0 if options.get("ops") == "stock" else 7)
     for name in files:
         assert (together / "assets" / name).read_bytes() == (alone / "assets" / name).read_bytes()
     predicted = np.load(trained / "predicted.npz")

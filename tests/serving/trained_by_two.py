@@ -31,16 +31,17 @@ def make_model() -> keras.Model:
     keras.utils.set_random_seed(1)
     tables = [
         sok.TableConfig("many", None, DIM, initializer="ones", combiner="mean"),
-        sok.TableConfig("few", 30, DIM, combiner="sum"),
+        sok.TableConfig("few", 30, DIM, combiner="sum", placement="key"),
+        sok.TableConfig("all", 30, DIM, combiner="sum", placement="replicated"),
+        sok.TableConfig("one", None, DIM, initializer="zeros", placement="worker"),
     ]
     ids = keras.Input((3,), dtype="int64", name="ids")
     positive = keras.ops.abs(ids) % 30
-    many, few = sok.DistributedEmbedding(
-        [sok.FeatureConfig("many", tables[0]), sok.FeatureConfig("few", tables[1])], name="fields"
-    )([ids, positive])
+    features = [sok.FeatureConfig(table.name, table) for table in tables]
+    fields = sok.DistributedEmbedding(features, name="fields")([ids, positive, positive, ids])
     own = sok.DynamicEmbedding(DIM, "zeros", combiner="sqrtn", name="own")(ids)
     adaptive = sok.AdaptiveEmbedding(DIM, 7, combiner="sum", name="adaptive")(ids)
-    joined = keras.layers.Concatenate()([many, few, own, adaptive])
+    joined = keras.layers.Concatenate()([*fields, own, adaptive])
     model = keras.Model(ids, [joined, keras.layers.Dense(1, name="score")(joined)])
     optimizer = keras.optimizers.Adam(0.01)
     model.compile(sok.DistributedOptimizer(optimizer), ["mse", "mse"])
@@ -130,7 +131,7 @@ def main(folder: str) -> None:
     sok.init()
     model = make_model()
     part = slice(sok.rank() * 16, sok.rank() * 16 + 16)
-    targets = (np.ones((16, 4 * DIM), np.float32), np.ones((16, 1), np.float32))
+    targets = (np.ones((16, 6 * DIM), np.float32), np.ones((16, 1), np.float32))
     data = tf.data.Dataset.from_tensors((KEYS[part], targets)).repeat(3)
     model.fit(data, epochs=1, steps_per_epoch=3, verbose=0,
               callbacks=[sok.callbacks.BroadcastVariables(0)])  # fmt: skip
