@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -138,7 +138,7 @@ def export(
             work = os.path.join(folder, "rows")
             os.mkdir(work)
             tables = _Tables(built, options, work, rows)
-            with served_by(tables):
+            with served_by(tables), _errors_as_they_are():
                 served = _served(built, input_signature, tables)
                 with tables.files.set_aside(os.path.join(folder, "assets")):
                     tf.saved_model.save(served, folder, signatures=served.serve)
@@ -159,6 +159,18 @@ def export(
         return written_by_first(agreement, root_of(path), of_checkpoint)
     arguments = repr((dtype, min_count, missing, ops))
     return export_of_workers(agreement, built, path, arguments, options.min_count, written)
+
+
+@contextlib.contextmanager
+def _errors_as_they_are() -> Iterator[None]:
+    """Has errors of layers say what they say: the export makes the calls that Keras would show."""
+    filters = keras.config.is_traceback_filtering_enabled()
+    keras.config.disable_traceback_filtering()
+    try:
+        yield
+    finally:
+        if filters:
+            keras.config.enable_traceback_filtering()
 
 
 def _model(model: Any, compiled: bool) -> keras.Model:

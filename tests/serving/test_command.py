@@ -102,6 +102,20 @@ def test_a_class_that_nobody_has_registered_is_an_error_of_one_line(tmp_path):
         assert told in line
 
 
+def test_what_an_export_refuses_is_an_error_of_one_line(tmp_path):
+    inputs = keras.Input((2,), dtype="int64", name="ids")
+    keras.Model(inputs, sok.DynamicEmbedding(4, name="ids_table")(inputs)).save(
+        tmp_path / "m.keras"
+    )
+    arguments = ["export", str(tmp_path / "m.keras"), str(tmp_path / "served"), "--ops", "stock"]
+    ended = CliRunner().invoke(main, arguments)
+    assert ended.exit_code == 1
+    told = ended.stderr.strip().splitlines()[-1]
+    assert told.startswith("error: Table 'ids_table': expected an initializer that is constant")
+    assert told.endswith("or ops='native'.")
+    assert keras.config.is_traceback_filtering_enabled()
+
+
 def test_a_class_of_the_users_own_is_imported(tmp_path, monkeypatch):
     (tmp_path / "own_layers.py").write_text(
         "import keras\n"
