@@ -78,8 +78,8 @@ class Publisher:
 
     def _open(self) -> None:
         """Begins to publish to the newest export. Collective."""
-        self._unlock = weakref.finalize(self, _nothing)
         number = self._of_first("look for the export", lambda: export_numbers(self._root)[-1])
+        self._unlock = weakref.finalize(self, _nothing)  # a lock takes its place on worker 0
         self._agreement.together(
             "open the export", lambda: self._open_export(number), lambda: self._unlock()
         )
