@@ -6,8 +6,9 @@ Another process publishes a delta a second, in which so many rows of each of fou
 dense weights have changed. A model that follows is asked meanwhile, and in turns while nothing is
 published: the model of `serving_latency.py`, with a batch of 1 and 512 examples, from one client
 and from eight threads. It prints milliseconds of a call at p50 and p99, and how many times those
-without deltas they are; then the seconds that a delta took to be published and to be taken up, and
-its bytes. The process that publishes has a low priority: in a deployment it is on another machine.
+without deltas they are; then the milliseconds in which a delta is published and taken up by a
+process that does nothing else, and its bytes. The process that publishes has a low priority: in a
+deployment it is on another machine.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def made(rows: int, dim: int) -> tuple[keras.Model, list[Any], np.ndarray]:
 
 
 def publish(options: argparse.Namespace) -> None:
-    """Publishes as many deltas as each line of stdin says, and prints their seconds."""
+    """Publishes as many deltas as each line of stdin says, and prints a line when it has."""
     os.nice(19)
     tf.config.threading.set_intra_op_parallelism_threads(1)
     model, layers, keys = made(options.rows, options.dim)
@@ -75,20 +76,28 @@ def publish(options: argparse.Namespace) -> None:
     publisher.publish()  # compares all rows
     print("ready", flush=True)
     for line in sys.stdin:
-        seconds = []
         for _ in range(int(line)):
             begun = time.perf_counter()
-            for layer in layers:
-                some = random.choice(keys, options.changed, replace=False)
-                layer.table.assign(some, random.normal(size=(len(some), options.dim)))
-            for weight in model.trainable_weights:
-                if weight.name == "kernel":
-                    weight.assign(weight + 1e-3)
-            changed = time.perf_counter()
+            change(model, layers, keys, options, random)
             publisher.publish()
-            seconds.append(time.perf_counter() - changed)
             time.sleep(max(0.0, options.every - (time.perf_counter() - begun)))
-        print(*seconds, flush=True)
+        print("done", flush=True)
+
+
+def change(
+    model: keras.Model,
+    layers: list[Any],
+    keys: np.ndarray,
+    options: argparse.Namespace,
+    random: np.random.Generator,
+) -> None:
+    """Changes some rows of each table, and all kernels."""
+    for layer in layers:
+        some = random.choice(keys, options.changed, replace=False)
+        layer.table.assign(some, random.normal(size=(len(some), options.dim)))
+    for weight in model.trainable_weights:
+        if weight.name == "kernel":
+            weight.assign(weight + 1e-3)
 
 
 class Other:
@@ -106,15 +115,7 @@ class Other:
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        self.seconds: list[float] = []
-        self._line()
-
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError("Expected the process that publishes to answer. It has ended.")
-        return line
+        self.wait()
 
     def begin(self, deltas: int) -> None:
         """Has it publish."""
@@ -122,8 +123,10 @@ class Other:
         print(deltas, file=self._process.stdin, flush=True)
 
     def wait(self) -> None:
-        """Waits until it has published."""
-        self.seconds += map(float, self._line().split())
+        """Waits until it is ready, or has published."""
+        assert self._process.stdout is not None
+        if not self._process.stdout.readline():
+            raise RuntimeError("Expected the process that publishes to answer. It has ended.")
 
     def end(self) -> None:
         """Ends it."""
@@ -153,7 +156,7 @@ def main() -> None:
         return
     with TemporaryDirectory() as folder:
         path = Path(folder) / "served"
-        model, _, keys = made(options.rows, options.dim)
+        model, layers, keys = made(options.rows, options.dim)
         export(model, path)
         other = Other(options, path)
         print("| Batch | Clients | Deltas | p50 | p99 | Of idle, p50 | p99 |")
@@ -164,8 +167,8 @@ def main() -> None:
                 for clients in options.clients:
                     turn(calls, clients, 0.5)  # warms up
                     print_latencies(served, calls, clients, other, options, f"{batch} | {clients}")
-        print_costs(options, path, other)
         other.end()
+        print_costs(options, path, model, layers, keys)
 
 
 def print_latencies(
@@ -197,22 +200,28 @@ def print_latencies(
         )
 
 
-def print_costs(options: argparse.Namespace, path: Path, other: Other) -> None:
-    """Prints what a delta costs."""
+def print_costs(
+    options: argparse.Namespace, path: Path, model: keras.Model, layers: list[Any], keys: np.ndarray
+) -> None:
+    """Prints what a delta costs, with nothing else at work in these processes."""
+    random = np.random.default_rng(3)
+    published, taken = [], []
+    publisher = Publisher(model, path)
+    publisher.publish()  # compares all rows
     with load(path) as served:
-        taken = []
-        for _ in range(5):
-            other.begin(1)
-            other.wait()
+        for _ in range(20):
+            change(model, layers, keys, options, random)
             begun = time.perf_counter()
+            number = publisher.publish()
+            written = time.perf_counter()
             served.update()
-            taken.append(time.perf_counter() - begun)
-        number = served.version.delta
+            published.append(written - begun)
+            taken.append(time.perf_counter() - written)
     files = (path / "1" / "deltas" / f"{number:08d}").iterdir()
     size = sum(each.stat().st_size for each in files)
     print(
-        f"a delta of {FIELDS} x {options.changed} rows: published in "
-        f"{median(other.seconds):.3f} s, taken up in {median(taken):.3f} s, {size:,} bytes"
+        f"a delta of {FIELDS} x {options.changed} rows: published in {1e3 * median(published):.0f} "
+        f"ms, taken up in {1e3 * median(taken):.0f} ms, {size:,} bytes"
     )
 
 
