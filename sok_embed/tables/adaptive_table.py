@@ -79,7 +79,10 @@ class AdaptiveTable(BaseTable):
 
     kind = "adaptive"
     fixed = ("static_buckets", "sketch_capacity", "counter_bits")
-    _join_parts = "Train in one process to write one"
+    _join_parts = (
+        "To serve, call sok_embed.serving.export(model, path) on all workers; else train in one "
+        "process"
+    )
     _copy_rows = "table.snapshot()"
 
     def __init__(

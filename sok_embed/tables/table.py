@@ -79,7 +79,8 @@ class Table(BaseTable):
 
     kind = "table"
     _join_parts = (
-        "Export the parts with `table.export(slots=True)`, put them together in one process with "
+        "To serve, call sok_embed.serving.export(model, path) on all workers; else export the "
+        "parts with `table.export(slots=True)`, put them together in one process with "
         "`table.assign`, and save there"
     )
     _copy_rows = "table.export(slots=True)"
