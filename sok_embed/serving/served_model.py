@@ -130,8 +130,10 @@ def export(
     options = _Options(
         dtype, check_integer("min_count", min_count, 0, named=True), missing, ops, progress
     )
+    agreement = Agreement(communicators.current())
     # A checkpoint has the optimizer too, which is compared.
-    built = _model(model, compiled=source is not None)
+    compiled = source is not None
+    built = agreement.together("load the model", lambda: _model(model, compiled))
 
     def written(rows: Checkpointed | WrittenTables | None) -> str:
         def write(folder: str) -> None:
@@ -152,7 +154,6 @@ def export(
         with contextlib.closing(checkpoint), checkpoint.dense_weights():
             return written(checkpoint)
 
-    agreement = Agreement(communicators.current())
     if agreement.size == 1:
         return written(None) if source is None else of_checkpoint()
     if source is not None:

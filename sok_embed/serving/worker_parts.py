@@ -28,20 +28,21 @@ class WorkerParts:
         self._folder = folder
         self._workers = workers
 
-    def check(self) -> None:
-        """Raises FileNotFoundError unless the folder is there, which worker 0 has made."""
-        if not os.path.isdir(self._folder):
-            raise FileNotFoundError(
-                f"Expected the folder '{self._folder}', which worker 0 has made. Received: nothing "
-                "there. Use a folder that all workers share."
-            )
-
     def path(self, name: str, worker: int) -> str:
         """Returns the path of a file of a worker."""
         return os.path.join(self._folder, f"{name}-of-worker-{worker}.safetensors")
 
     def write(self, name: str, worker: int, dim: int, batches: Batches) -> int:
-        """Writes rows of a worker, as float32; no file for no rows. Returns how many there are."""
+        """Writes rows of a worker, as float32; no file for no rows. Returns how many there are.
+
+        Raises:
+            FileNotFoundError: If the folder is not there, which worker 0 has made.
+        """
+        if not os.path.isdir(self._folder):
+            raise FileNotFoundError(
+                f"Expected the folder '{self._folder}', which worker 0 has made. Received: nothing "
+                "there. Use a folder that all workers share."
+            )
         path = self.path(name, worker)
         written = rows_files.write(path, batches, dim=dim)
         if not written.rows:
@@ -86,7 +87,6 @@ class PartWriter:
     """
 
     def __init__(self, files: WorkerParts, worker: int, dims: Sequence[int]) -> None:
-        files.check()
         self._files = files
         self._worker = worker
         self._dims = dims
@@ -199,7 +199,6 @@ def write_own_rows(
     Returns:
         The number of rows of each part on this worker, and behind each how many are written.
     """
-    files.check()
     numbers = []
     for number, part in enumerate(parts):
         if part.shared and worker:
