@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -48,5 +49,8 @@ def long(*values: Any) -> Any:
 
 
 def few_or_many(few: int, many: int) -> list[Any]:
-    """Returns the numbers of rounds of a test in `make test` and, besides, in `make test-all`."""
-    return [few, long(many)]
+    """Returns the numbers of rounds of a test in `make test` and, besides, in `make test-all`.
+
+    `SOK_TEST_MANY` has another number for the second one, of the tests that are run.
+    """
+    return [few, long(int(os.environ.get("SOK_TEST_MANY", many)))]
