@@ -109,6 +109,11 @@ class DynamicEmbedding(TableLayer):
             without a bias. Not with a storage.
         slot_dtype: The type in which the optimizer's slots lie beside the rows: `"float32"` or
             `"bfloat16"`. Not with a storage.
+        device: The device whose memory the rows lie in: `"cpu"`; `"gpu"`, or `"gpu:1"` for the GPU
+            of that number; `"auto"`, a GPU if there is one that can be used and can hold the table,
+            else the host's memory. `table.device` says which it became.
+        max_bytes: The most bytes of the GPU's memory that the rows and their index take. `None`: as
+            many as it has.
         default_vector: The vector of keys without a row in calls that do not train, in evaluation
             and serving: `"zeros"`; or another key, whose vector stands for unknown ones, with one
             worker. `None`: the vector that training would start from, which nothing has trained.
@@ -137,8 +142,12 @@ class DynamicEmbedding(TableLayer):
             an `output_dim` or `max_rows` that is not a positive integer, an initializer
             or an optimizer that rows cannot follow, a float64 policy; for start vectors of other
             shapes or dtypes, with a key twice, with more keys of a worker than `max_rows`, or for a
-            table that has rows, such as one in a storage; for inputs and weights of a call that are
+            table that has rows, such as one in a storage; for a table that a GPU cannot hold, with
+            `device="gpu"`: one in a storage, or with other types than float32, or with several
+            workers; for inputs and weights of a call that are
             none of the above, and inputs with a Keras mask where there is a combiner.
+        RuntimeError: For `device="gpu"` where no GPU can be used; the message says whether the
+            driver, the compiler NVRTC or the GPU is missing.
         tf.errors.InvalidArgumentError: For weights of a call that lie elsewhere than its keys.
         tf.errors.ResourceExhaustedError: When a batch would exceed `max_rows`, and not enough rows
             may go. The table is left as it was.
@@ -164,6 +173,8 @@ class DynamicEmbedding(TableLayer):
         eviction: Any = None,
         row_dtype: str = "float32",
         slot_dtype: str = "float32",
+        device: str = "cpu",
+        max_bytes: int | None = None,
         default_vector: str | int | None = None,
         **kwargs: Any,
     ) -> None:
@@ -197,6 +208,8 @@ class DynamicEmbedding(TableLayer):
             eviction=eviction,
             row_dtype=row_dtype,
             slot_dtype=slot_dtype,
+            device=device,
+            max_bytes=max_bytes,
             **kwargs,
         )
         self.output_dim = output_dim
@@ -208,6 +221,8 @@ class DynamicEmbedding(TableLayer):
         self._padding = padding
         self.supports_masking = padding is not None
         self.max_rows = max_rows
+        self.device = device
+        self.max_bytes = max_bytes
         self.combiner = combiner
         self._given_rows = given_rows
         if given_rows is not None:
@@ -289,7 +304,9 @@ class DynamicEmbedding(TableLayer):
         return {
             **super().get_config(),
             **attributes_of(
-                self, "output_dim mask_zero padding_value combiner max_rows default_vector"
+                self,
+                "output_dim mask_zero padding_value combiner max_rows device max_bytes "
+                "default_vector",
             ),
             "embeddings_initializer": serialize_initializer(self.embeddings_initializer),
         }

@@ -19,6 +19,7 @@ from sok_embed.layers.key_layer import KeyLayer
 from sok_embed.layers.saved_rows import SavedRows, StorableRows
 from sok_embed.lookups.lookup import TableLookup
 from sok_embed.tables import group_holders, storage_copies
+from sok_embed.tables.devices import CPU, check_device
 from sok_embed.tables.row_dtypes import FLOAT32, check_row_dtypes
 from sok_embed.tables.table import Table
 
@@ -45,6 +46,8 @@ class TableLayer(KeyLayer):
         eviction: Eviction | str | Mapping[str, Any] | None = None,
         row_dtype: str = FLOAT32,
         slot_dtype: str = FLOAT32,
+        device: str = CPU,
+        max_bytes: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -99,6 +102,8 @@ class TableLayer(KeyLayer):
             eviction=self.eviction,
             row_dtype=row_dtype,
             slot_dtype=slot_dtype,
+            device=check_device(f"Layer '{self.name}'", device),
+            max_bytes=max_bytes,
             name=self.name,
         )
         self.table.constraint = self.embeddings_constraint

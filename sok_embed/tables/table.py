@@ -13,12 +13,21 @@ import tensorflow as tf
 
 from sok_embed import kv, tf_ops
 from sok_embed.admission import Admission, op_attributes
+from sok_embed.arguments import check_positive
 from sok_embed.eviction import Eviction, check_place, core_arguments
 from sok_embed.initializers import RowInitializer, seed_as_int64
 from sok_embed.kv import RemovedKeys
 from sok_embed.kv.storage import warn_of_another
 from sok_embed.tables import contents
 from sok_embed.tables.base_table import BaseTable, Part
+from sok_embed.tables.devices import (
+    AUTO,
+    CPU,
+    chosen_device,
+    find_compiler,
+    place_of_rows,
+    warn_of_full_memory,
+)
 from sok_embed.tables.owners import ModuloRule, OwnerRule
 from sok_embed.tables.removed_keys import taken_keys
 from sok_embed.tables.row_batches import Batch, batches_in_memory
@@ -68,9 +77,17 @@ class Table(BaseTable):
         row_dtype: The type in which rows lie in memory: `"float32"`, `"bfloat16"`, `"float16"` or
             `"int8"`, which has a float32 a row beside. Lookups, steps and files have float32.
         slot_dtype: The type in which optimizer slots do: `"float32"` or `"bfloat16"`.
+        device: The device whose memory rows lie in: `"cpu"`; `"gpu"`, or `"gpu:1"` for the GPU of
+            that number; `"auto"`, a GPU if there is one that can be used and can hold the table.
+        max_bytes: The most bytes of the GPU's memory that rows and their index take. `None`: as
+            many as it has.
         name: The name for messages.
 
+    Attributes:
+        device: The device whose memory the rows lie in: `"cpu"`, or `"gpu:0"`.
+
     Raises:
+        RuntimeError: For a GPU that cannot be used; the message says what is missing.
         ValueError: For `direct` without `max_rows`, an eviction with `direct`, one that needs
             `max_rows` without it, one that counts steps in a storage, a type of rows that is none
             of these or not float32 in a storage, and another `dim` or
@@ -102,6 +119,8 @@ class Table(BaseTable):
         eviction: Eviction | None = None,
         row_dtype: str = FLOAT32,
         slot_dtype: str = FLOAT32,
+        device: str = CPU,
+        max_bytes: int | None = None,
         name: str = "table",
     ) -> None:
         rule = owner_rule or ModuloRule()
@@ -137,6 +156,7 @@ class Table(BaseTable):
             "group": group,
             "row_dtype": row_dtype,
             "slot_dtype": slot_dtype,
+            "max_bytes": 0 if max_bytes is None else check_positive("max_bytes", max_bytes),
         }
         if storage is not None:
             self._attributes["storage"] = os.fsencode(storage.path)
@@ -147,7 +167,41 @@ class Table(BaseTable):
             self._attributes["eviction"] = arguments.pop("kind")
             self._attributes |= {f"eviction_{key}": value for key, value in arguments.items()}
             self._attributes["step_clock"] = storage is None and not eviction.counts_seconds
-        self._make_now()
+        wanted = chosen_device(f"Table '{name}'", device)
+        gpu = place_of_rows(
+            f"Table '{name}'",
+            wanted,
+            stored=storage is not None,
+            direct=direct,
+            workers=owners,
+            dtypes=(row_dtype, slot_dtype),
+        )
+        self.device = CPU
+        if gpu >= 0:
+            self._make_on_gpu(gpu, optional=wanted == AUTO)
+        else:
+            self._make_now()
+
+    def _make_on_gpu(self, number: int, *, optional: bool) -> None:
+        """Makes the table on a GPU, or on the host if it may and the GPU cannot be used."""
+        with tf.init_scope():
+            if not tf.executing_eagerly():
+                raise ValueError(
+                    f"Table '{self.name}': expected eager execution around a table on a GPU. "
+                    "Received: a TF1 graph. Use device='cpu' there."
+                )
+        find_compiler()
+        self._attributes["gpu"] = number
+        try:
+            self._make_now()
+        except RuntimeError:
+            if not optional:
+                raise
+            self._attributes["gpu"] = -1
+            self._make_now()
+            return
+        self.device = f"gpu:{number}"
+        warn_of_full_memory(f"Table '{self.name}'", number)
 
     @property
     def resource_handle(self) -> tf.Tensor:
@@ -167,7 +221,16 @@ class Table(BaseTable):
                 check_stored_owners(
                     f"Table '{self.name}'", self.storage, self._group, self._owner_rule
                 )
-        return as_errors(lambda: tf_ops.anonymous_table(self.name, self.dim, **self._attributes))
+        attributes = self._attributes
+        if not tf.executing_eagerly():
+            # A graph that is saved makes its table wherever it is loaded.
+            attributes = {**attributes, "gpu": -1}
+        try:
+            return as_errors(lambda: tf_ops.anonymous_table(self.name, self.dim, **attributes))
+        except kv.StorageLockedError as error:
+            if attributes.get("gpu", -1) < 0:
+                raise
+            raise RuntimeError(str(error)) from None
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> Any:
         children = super()._trackable_children(save_type, **kwargs)

@@ -45,7 +45,9 @@ namespace tf = tensorflow;
       .Attr("shards: int >= 0 = 0")                        \
       .Attr("row_dtype: string = 'float32'")               \
       .Attr("slot_dtype: string = 'float32'")              \
-      .Attr("step_clock: bool = false")
+      .Attr("step_clock: bool = false")                    \
+      .Attr("gpu: int >= -1 = -1")                         \
+      .Attr("max_bytes: int >= 0 = 0")
 
 namespace {
 
@@ -71,7 +73,7 @@ class TablePlace {
 
 absl::Status TablePlace::Read(tf::OpKernelConstruction* ctx) {
   float a, b;
-  int64_t seed, max_rows, owners, owner, shards;
+  int64_t seed, max_rows, owners, owner, shards, max_bytes;
   TF_RETURN_IF_ERROR(ctx->GetAttr("dim", &config_.dim));
   TF_RETURN_IF_ERROR(ctx->GetAttr("initializer", &config_.initializer));
   TF_RETURN_IF_ERROR(ctx->GetAttr("initializer_a", &a));
@@ -86,6 +88,8 @@ absl::Status TablePlace::Read(tf::OpKernelConstruction* ctx) {
   TF_RETURN_IF_ERROR(ctx->GetAttr("group", &config_.group));
   TF_RETURN_IF_ERROR(ctx->GetAttr("shards", &shards));
   TF_RETURN_IF_ERROR(ctx->GetAttr("step_clock", &config_.step_clock));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("gpu", &config_.gpu));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("max_bytes", &max_bytes));
   config_.shards = static_cast<uint32_t>(std::min<int64_t>(shards, UINT32_MAX));
   config_.initializer_a = a;
   config_.initializer_b = b;
@@ -93,6 +97,7 @@ absl::Status TablePlace::Read(tf::OpKernelConstruction* ctx) {
   config_.max_rows = static_cast<uint64_t>(max_rows);
   config_.owners = static_cast<uint64_t>(owners);
   config_.owner = static_cast<uint64_t>(owner);
+  config_.max_bytes = static_cast<uint64_t>(max_bytes);
 
   TF_RETURN_IF_ERROR(ReadForm(ctx, &config_.form));
   TF_RETURN_IF_ERROR(ReadEviction(ctx));
@@ -143,6 +148,11 @@ Result<std::shared_ptr<OpenTable>> TablePlace::Open(const std::string& name) con
     auto table = Table::Make(config_, std::move(admission), nullptr, std::move(eviction));
     if (!table.ok()) return table.status();
     return std::make_shared<OpenTable>(name, nullptr, std::move(table.value()));
+  }
+  if (config_.gpu >= 0) {
+    return InvalidArgument("Expected the rows of a storage in the host's memory. Received: gpu=" +
+                           std::to_string(config_.gpu) +
+                           ". Leave the storage out, or use device=\"cpu\".");
   }
   if (config_.step_clock) {
     return InvalidArgument(

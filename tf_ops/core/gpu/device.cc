@@ -18,6 +18,11 @@ Result<std::shared_ptr<Device>> Device::Open(int ordinal) {
   SOK_ASSIGN_OR_RETURN(const Driver* const driver, Driver::Get());
   int count = 0;
   SOK_RETURN_IF_ERROR(driver->Check(driver->DeviceGetCount(&count), "cuDeviceGetCount"));
+  if (count == 0) {
+    return Status(Code::kUnavailable,
+                  "Expected a GPU. Received: a process that sees none. CUDA_VISIBLE_DEVICES says "
+                  "which GPUs a process sees.");
+  }
   if (ordinal < 0 || ordinal >= count) {
     return InvalidArgument("Expected a GPU of 0 to " + std::to_string(count - 1) +
                            ". Received: " + std::to_string(ordinal) +

@@ -20,7 +20,7 @@ class Module;
 class Device : public std::enable_shared_from_this<Device> {
  public:
   // Opens the GPU of this number among those that the process sees. Errors: kUnavailable without
-  // a driver, kInvalidArgument for a number that there is not.
+  // a driver or a GPU, kInvalidArgument for a number that there is not.
   static Result<std::shared_ptr<Device>> Open(int ordinal);
   ~Device();
 

@@ -171,6 +171,11 @@ uint64_t GpuTable::bytes() const {
          arrays_->free.bytes();
 }
 
+uint64_t GpuTable::index_bytes() const {
+  const std::lock_guard<std::mutex> lock(mu_);
+  return index_.bytes();
+}
+
 // The mirror is written by a copy behind each call that makes rows, at any time. The number of the
 // call is read first: what is read after it is of that call or of a later one.
 Counters GpuTable::Mirrored() const {
@@ -404,18 +409,18 @@ Status GpuTable::FindOrMake(DeviceAddress keys, uint64_t n, uint32_t now, Device
 }
 
 Result<DeviceAddress> GpuTable::NumbersOf(DeviceAddress keys, uint64_t n, Absent absent,
-                                          uint32_t now) {
-  SOK_RETURN_IF_ERROR(scratch_->numbers.Reserve(device_, n * sizeof(uint32_t)));
-  const DeviceAddress numbers = scratch_->numbers.address();
+                                          uint32_t now, DeviceAddress rows) {
+  if (rows == 0) SOK_RETURN_IF_ERROR(scratch_->numbers.Reserve(device_, n * sizeof(uint32_t)));
+  const DeviceAddress numbers = rows == 0 ? scratch_->numbers.address() : rows;
   SOK_RETURN_IF_ERROR(absent == Absent::kMake ? MakeInto(keys, n, now, numbers)
                                               : FindInto(keys, n, numbers));
   return numbers;
 }
 
 Status GpuTable::Lookup(DeviceAddress keys, uint64_t n, Absent absent, uint32_t now,
-                        DeviceAddress out, Element element, Stream stream) {
+                        DeviceAddress out, Element element, Stream stream, DeviceAddress rows) {
   SOK_ENTER(stream);
-  SOK_ASSIGN_OR_RETURN(const DeviceAddress numbers, NumbersOf(keys, n, absent, now));
+  SOK_ASSIGN_OR_RETURN(const DeviceAddress numbers, NumbersOf(keys, n, absent, now, rows));
   const GatherArguments arguments{
       RowsOfTable(), Pointer<uint32_t>(numbers), Pointer<uint64_t>(keys),    n, Pointer<void>(out),
       element,       absent == Absent::kStart,   initializer_.start_vector()};

@@ -63,9 +63,10 @@ class GpuTable {
   Status FindOrMake(DeviceAddress keys, uint64_t n, uint32_t now, DeviceAddress rows,
                     Stream stream);
 
-  // Copies the embeddings of n keys to out (n, dim). Errors: see FindOrMake.
+  // Copies the embeddings of n keys to out (n, dim), and the numbers of their rows to rows (n)
+  // uint32, unless that is 0. Errors: see FindOrMake.
   Status Lookup(DeviceAddress keys, uint64_t n, Absent absent, uint32_t now, DeviceAddress out,
-                Element element, Stream stream);
+                Element element, Stream stream, DeviceAddress rows = 0);
 
   struct Bags {
     DeviceAddress keys;  // (ids) uint64
@@ -80,11 +81,14 @@ class GpuTable {
                       Element element, Stream stream);
 
   // Sums the gradients of equal keys, in order, and applies one step to each row. Keys without a
-  // row are left out. `rule` is the rule's name; the slots of rows follow it. step.number must be
-  // at least 1: rows do not count their own steps here. Errors: kInvalidArgument for a step that is
-  // sequential or counts by row, kResourceExhausted.
+  // row are left out. `rule` is the rule's name; the slots of rows follow it, unless it is empty:
+  // then they are those that SetRule has given. step.number must be at least 1: rows do not count
+  // their own steps here. `touched`, unless null, gets the number of rows of the step, once the GPU
+  // is done. Errors: kInvalidArgument for a step that is sequential or counts by row,
+  // kResourceExhausted.
   Status Commit(const std::vector<GpuGradients>& batches, const std::string& rule,
-                const RowOptimizer& optimizer, const CommitStep& step, Stream stream);
+                const RowOptimizer& optimizer, const CommitStep& step, Stream stream,
+                uint64_t* touched = nullptr);
 
   // Writes embeddings (n, dim) float32. Makes rows that are missing. Of equal keys the last one
   // stays. Errors: see FindOrMake.
@@ -95,6 +99,15 @@ class GpuTable {
   // Erases the `n` rows with the oldest update, or with the fewest; of equal ones any. Returns how
   // many it erased.
   Result<uint64_t> Evict(uint64_t n, bool by_time, Stream stream);
+
+  // Copies the first `floats` floats of the rows of n keys, at least 1, to out (n, floats), their
+  // counters to metas (n) and the numbers of the rows to rows (n) uint32. Without a row there are
+  // zeros, and kNoRow.
+  Status ReadRows(DeviceAddress keys, uint64_t n, uint32_t floats, DeviceAddress out,
+                  DeviceAddress metas, DeviceAddress rows, Stream stream);
+
+  // Returns the keys of all rows, in no order.
+  Result<std::vector<Key>> ListKeys(Stream stream);
 
   // A part of the rows, in the host's memory.
   struct RowsPart {
@@ -117,6 +130,7 @@ class GpuTable {
   int dim() const { return dim_; }
   // Returns the bytes of the GPU's memory that rows, keys, counters and the index take.
   uint64_t bytes() const;
+  uint64_t index_bytes() const;  // those of the index
 
  private:
   struct Kernels;
@@ -164,7 +178,9 @@ class GpuTable {
 
   Status FindInto(DeviceAddress keys, uint64_t n, DeviceAddress rows);
   Status MakeInto(DeviceAddress keys, uint64_t n, uint32_t now, DeviceAddress rows);
-  Result<DeviceAddress> NumbersOf(DeviceAddress keys, uint64_t n, Absent absent, uint32_t now);
+  // Writes the numbers to `rows`, or to memory of the table if that is 0; returns where.
+  Result<DeviceAddress> NumbersOf(DeviceAddress keys, uint64_t n, Absent absent, uint32_t now,
+                                  DeviceAddress rows = 0);
   Status Sort(DeviceAddress values, uint64_t n, uint32_t most);
   // Sorts the numbers of rows and finds their segments.
   Status Segment(DeviceAddress rows, uint64_t n);

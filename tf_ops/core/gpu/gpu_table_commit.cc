@@ -68,7 +68,8 @@ Status GpuTable::LoadRule(const BegunRule& rule) {
 }
 
 Status GpuTable::Commit(const std::vector<GpuGradients>& batches, const std::string& rule,
-                        const RowOptimizer& optimizer, const CommitStep& step, Stream stream) {
+                        const RowOptimizer& optimizer, const CommitStep& step, Stream stream,
+                        uint64_t* touched) {
   if (step.sequential || step.number < 1) {
     return InvalidArgument(
         "Expected a step of a table on a GPU to sum gradients and to count steps of the table. "
@@ -80,8 +81,12 @@ Status GpuTable::Commit(const std::vector<GpuGradients>& batches, const std::str
   SOK_ENTER(stream);
   const BegunRule begun = optimizer.BeginStep(step.number);
   SOK_RETURN_IF_ERROR(LoadRule(begun));
-  SOK_RETURN_IF_ERROR(SetRuleNow(rule, optimizer.slots(dim_)));
-  if (n == 0) return Status();
+  if (!rule.empty()) SOK_RETURN_IF_ERROR(SetRuleNow(rule, optimizer.slots(dim_)));
+  if (touched != nullptr) *touched = 0;
+  if (n == 0) {
+    if (step.applied != nullptr) *step.applied = true;
+    return Status();
+  }
   Scratch& s = *scratch_;
 
   DeviceAddress keys = batches[0].keys, gradients = batches[0].gradients;
@@ -136,6 +141,13 @@ Status GpuTable::Commit(const std::vector<GpuGradients>& batches, const std::str
   arguments.resize((arguments.size() + 7) / 8 * 8);  // as large as the struct there
   SOK_RETURN_IF_ERROR(Launch(kernels_->update_rows, begun.by_row ? n : n * dim_, arguments.data()));
   if (step.applied != nullptr) *step.applied = true;
+  if (touched == nullptr) return Status();
+  uint32_t segments = 0;
+  SOK_RETURN_IF_ERROR(device_->CopyToHost(&segments,
+                                          reinterpret_cast<DeviceAddress>(s.at(Scratch::kSegments)),
+                                          sizeof(segments), stream_));
+  SOK_RETURN_IF_ERROR(device_->Synchronize(stream_));
+  *touched = segments;
   return Status();
 }
 

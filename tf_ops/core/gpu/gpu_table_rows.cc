@@ -137,6 +137,40 @@ Result<uint64_t> GpuTable::Evict(uint64_t n, bool by_time, Stream stream) {
   return EraseKeys(s.listed_keys.address(), n);
 }
 
+Status GpuTable::ReadRows(DeviceAddress keys, uint64_t n, uint32_t floats, DeviceAddress out,
+                          DeviceAddress metas, DeviceAddress rows, Stream stream) {
+  SOK_ENTER(stream);
+  SOK_RETURN_IF_ERROR(FindInto(keys, n, rows));
+  const CopyRowsArguments read{RowsOfTable(),
+                               Pointer<uint32_t>(rows),
+                               n,
+                               floats,
+                               Pointer<float>(out),
+                               Pointer<Meta>(arrays_->metas.address()),
+                               Pointer<Meta>(metas)};
+  return Launch(kernels_->read_rows, n * floats, &read);
+}
+
+Result<std::vector<Key>> GpuTable::ListKeys(Stream stream) {
+  SOK_ENTER(stream);
+  Scratch& s = *scratch_;
+  const uint64_t each = kRowsOfPart / kBucketKeys;
+  SOK_RETURN_IF_ERROR(s.listed_keys.Reserve(device_, kRowsOfPart * sizeof(uint64_t)));
+  SOK_RETURN_IF_ERROR(s.listed_rows.Reserve(device_, kRowsOfPart * sizeof(uint32_t)));
+  std::vector<Key> keys;
+  for (uint64_t begin = 0; begin < buckets_; begin += each) {
+    SOK_ASSIGN_OR_RETURN(const uint64_t n,
+                         ListInto(begin, std::min(begin + each, buckets_), s.listed_keys.address(),
+                                  s.listed_rows.address()));
+    const size_t before = keys.size();
+    keys.resize(before + n);
+    SOK_RETURN_IF_ERROR(device_->CopyToHost(keys.data() + before, s.listed_keys.address(),
+                                            n * sizeof(Key), stream_));
+    SOK_RETURN_IF_ERROR(device_->Synchronize(stream_));
+  }
+  return keys;
+}
+
 Status GpuTable::Export(const std::function<Status(const RowsPart& part)>& fn, Stream stream) {
   SOK_ENTER(stream);
   Scratch& s = *scratch_;

@@ -19,33 +19,10 @@
 #include "core/gpu/check/random_program.h"
 #include "core/gpu/programs.h"
 #include "core/gpu/shared_library.h"
+#include "core/gpu/test_standin.h"
 
 namespace sok::gpu {
 namespace {
-
-// Sets a variable of the environment for as long as it lives.
-class Environment {
- public:
-  Environment(const char* name, const std::string& value) : name_(name) {
-    setenv(name, value.c_str(), 1);
-  }
-  ~Environment() { unsetenv(name_); }
-
- private:
-  const char* name_;
-};
-
-std::shared_ptr<Device> StandIn() {
-  static const std::shared_ptr<Device> device = [] {
-    const std::string folder = SOK_STANDIN_FOLDER;
-    const Environment driver("SOK_CUDA_DRIVER", folder + "/libcuda.so.1");
-    const Environment compiler("SOK_NVRTC", folder + "/libnvrtc.so.12");
-    Value(Driver::Get());
-    Value(Compiler::Get());
-    return Value(Device::Open(0));
-  }();
-  return device;
-}
 
 GpuTableConfig ConfigOf(int dim, uint64_t max_rows = 0, uint64_t max_bytes = 0) {
   return {dim, Value(Initializer::Make("uniform", -1.0, 1.0, 7)), max_rows, max_bytes};

@@ -16,6 +16,8 @@
 #include "core/disk/rocksdb/row_database.h"
 #include "core/disk/spill_file.h"
 #include "core/disk/test_failing_database.h"
+#include "core/gpu/gpu_store.h"
+#include "core/gpu/test_standin.h"
 #include "core/rows/memory_store.h"
 
 namespace sok {
@@ -42,6 +44,17 @@ struct DirectKind {
     return MakeDirectStore(std::move(layout), config);
   }
   static Key KeyAt(uint64_t i) { return 3 * i + 2; }
+};
+
+// On the stand-in for a GPU.
+struct GpuKind {
+  static constexpr int kDim = 6;
+  static std::shared_ptr<RowStore> Make(std::shared_ptr<const RowLayout> layout, uint64_t) {
+    gpu::StandIn();
+    return Value(gpu::GpuStore::Make(std::move(layout),
+                                     {0, Value(Initializer::Make("uniform", -1.0, 1.0, 7)), 0, 0}));
+  }
+  static Key KeyAt(uint64_t i) { return HashKind::KeyAt(i); }
 };
 
 // The only group of a folder, with what a storage has around it.
@@ -139,6 +152,7 @@ struct OtherDatabaseKind : OnDisk {
 #define SOK_EVERY_STORE \
   HashKind,           \
   DirectKind,         \
+  GpuKind,            \
   DiskKind,           \
   SpillingDiskKind,   \
   EvictingDiskKind,   \

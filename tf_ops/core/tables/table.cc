@@ -8,6 +8,7 @@
 #include "core/base/hash.h"
 #include "core/base/start_vector.h"
 #include "core/base/status_macros.h"
+#include "core/gpu/gpu_store.h"
 #include "core/tables/row_checks.h"
 
 namespace sok {
@@ -22,6 +23,26 @@ Status Table::CheckDim(int dim) {
                          std::to_string(dim));
 }
 
+namespace {
+
+Result<std::unique_ptr<RowStore>> MakeOnGpu(const TableConfig& config,
+                                            std::shared_ptr<const RowLayout> layout) {
+  if (config.direct) {
+    return InvalidArgument(
+        "Expected a table with a hash index in the memory of a GPU. Received: direct. Tables whose "
+        "keys are positions lie in the host's memory: use device=\"cpu\".");
+  }
+  SOK_ASSIGN_OR_RETURN(const auto initializer,
+                       Initializer::Make(config.initializer, config.initializer_a,
+                                         config.initializer_b, config.seed, config.group));
+  SOK_ASSIGN_OR_RETURN(
+      auto store, gpu::GpuStore::Make(std::move(layout), {config.gpu, initializer, config.max_rows,
+                                                          config.max_bytes}));
+  return std::unique_ptr<RowStore>(std::move(store));
+}
+
+}  // namespace
+
 Result<std::unique_ptr<Table>> Table::Make(const TableConfig& config,
                                            std::shared_ptr<Admission> admission,
                                            std::shared_ptr<const Expiry> clock,
@@ -32,7 +53,9 @@ Result<std::unique_ptr<Table>> Table::Make(const TableConfig& config,
   own.form.seed = Mix64(Mix64(config.seed + 2 * kGolden) + static_cast<uint64_t>(config.group));
   auto layout = std::make_shared<const RowLayout>(config.dim, std::vector<Slot>{}, own.form);
   std::unique_ptr<RowStore> store;
-  if (config.direct) {
+  if (config.gpu >= 0) {
+    SOK_ASSIGN_OR_RETURN(store, MakeOnGpu(own, std::move(layout)));
+  } else if (config.direct) {
     constexpr uint64_t kMostKeys = uint64_t{1} << 62;
     if (config.max_rows == 0 || config.owner >= config.owners ||
         config.max_rows > kMostKeys / config.owners) {

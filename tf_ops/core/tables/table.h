@@ -48,6 +48,10 @@ struct TableConfig {
   int group = 0;            // of the storage; part of what rows start from
   uint32_t shards = 0;      // the least number of shards by key; 0: as many as suit the machine
   bool step_clock = false;  // times of rows are steps of the table, not seconds
+  // The number of the GPU whose memory the rows lie in, among those that the process sees; -1: the
+  // host's. Such a table is not direct, and has float32 rows.
+  int gpu = -1;
+  uint64_t max_bytes = 0;  // of the GPU's memory for rows and their index; 0: what the GPU has
   // The types of rows in memory. Table::Make derives the seed of the form from the table's.
   RowForm form = {};
 };
@@ -169,7 +173,8 @@ class Table {
   // some policies after steps too. Never those of keys of the call at hand, nor claimed ones. A key
   // whose row went is as one that was never there, for the admission too. Errors: kInvalidArgument
   // for a dim below 1 or above kMostDim, an initializer that cannot be made, a direct table without
-  // max_rows or with an eviction, an eviction that needs max_rows.
+  // max_rows or with an eviction, an eviction that needs max_rows, a table on a GPU that is direct
+  // or has rows in fewer bytes, a GPU that there is not. kUnavailable without a driver or NVRTC.
   static Result<std::unique_ptr<Table>> Make(const TableConfig& config,
                                              std::shared_ptr<Admission> admission = nullptr,
                                              std::shared_ptr<const Expiry> clock = nullptr,

@@ -4,6 +4,7 @@
 //
 // SOK_STANDIN_BYTES is the size of its memory, 4 GiB if it is not set. SOK_STANDIN_FAILS is the
 // name of a function and a number, "cuMemCreate 3": the call of that number, counted from 1, fails.
+// SOK_STANDIN_GPUS is the number of GPUs, 1 if it is not set.
 #include <dlfcn.h>
 #include <sys/mman.h>
 
@@ -130,7 +131,8 @@ extern "C" int cuGetErrorString(int /*result*/, const char** text) {
   return kSuccess;
 }
 SOK_CALL(cuDeviceGetCount, int* count)
-*count = 1;
+const char* const given = std::getenv("SOK_STANDIN_GPUS");
+*count = given == nullptr ? 1 : std::atoi(given);
 return kSuccess;
 }
 SOK_CALL(cuDeviceGet, int* device, int ordinal)

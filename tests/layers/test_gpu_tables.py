@@ -1,0 +1,244 @@
+"""Layers whose rows lie in the memory of a GPU, on a stand-in for one, against the host's rows."""
+
+import os
+import subprocess
+import sys
+
+import gpu_standin
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from sok_embed import DynamicEmbedding, Table, communicators, kv
+from sok_embed.admission import FrequencyAdmission
+from sok_embed.eviction import LeastRecentlyUsed
+from sok_embed.initializers import RowInitializer
+from sok_embed.tables import devices
+
+pytestmark = pytest.mark.skipif(not gpu_standin.is_built(), reason="needs `make test`'s libraries")
+
+DIM = 4
+KEYS = np.random.default_rng(5).integers(-40, 40, [96, 3])
+TARGETS = np.random.default_rng(6).normal(size=[96, 1]).astype(np.float32)
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "adam": lambda: keras.optimizers.Adam(0.01),
+    "accumulated": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
+    "clipnorm": lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.05),
+    "clipvalue": lambda: keras.optimizers.Adagrad(0.1, clipvalue=0.01),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def gpu(tmp_path_factory):
+    before = dict(os.environ)
+    gpu_standin.use(tmp_path_factory.mktemp("cache"))
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def layer(device, **arguments):
+    return DynamicEmbedding(DIM, seed=3, device=device, name="rows", **arguments)
+
+
+def model_with(embedding, optimizer):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [keras.Input((3,), dtype="int64"), embedding, keras.layers.Flatten(), keras.layers.Dense(1)]
+    )
+    model.compile(optimizer, "mse")
+    return model
+
+
+def fit(model, epochs=1):
+    model.fit(KEYS, TARGETS, batch_size=32, epochs=epochs, shuffle=False, verbose=0)
+    return model
+
+
+def contents(table):
+    """Returns everything that a table holds, its rows in the order of their keys."""
+    found = table.export(slots=True)
+    order = np.argsort(found.keys)
+    by_row = ("keys", "embeddings", "slots", "update_nums")
+    return {name: getattr(found, name)[order] for name in by_row} | {
+        "rule": bytes(found.rule),
+        "steps": int(found.steps),
+    }
+
+
+def assert_same(found, expected, tolerance=0.0):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        if name in ("embeddings", "slots"):
+            np.testing.assert_allclose(found[name], value, rtol=tolerance, atol=tolerance)
+        else:
+            np.testing.assert_array_equal(found[name], value)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_fit_trains_rows_on_a_gpu_as_it_trains_those_of_the_host(name):
+    models = [model_with(layer(device), OPTIMIZERS[name]()) for device in ("cpu", "gpu")]
+    of_host, of_gpu = [contents(fit(model).layers[0].table) for model in models]
+    assert [model.layers[0].table.device for model in models] == ["cpu", "gpu:0"]
+    assert of_gpu["steps"] == (1 if name == "accumulated" else 3)
+    assert_same(of_gpu, of_host, 1e-6)
+    np.testing.assert_allclose(*[model.predict(KEYS, verbose=0) for model in models], atol=1e-6)
+
+
+def test_an_eager_loop_trains_bags_and_clips_by_hand():
+    found = []
+    for device in ("cpu", "gpu"):
+        embedding = layer(device, combiner="mean")
+        optimizer = keras.optimizers.Adagrad(0.1)
+        for step in range(3):
+            with tf.GradientTape() as tape:
+                vectors = embedding(KEYS[32 * step : 32 * step + 32], training=True)
+                loss = tf.reduce_sum(vectors**2)
+            gradients = tape.gradient(loss, embedding.trainable_weights)
+            gradients, _ = tf.clip_by_global_norm(gradients, 0.5)
+            optimizer.apply(gradients, embedding.trainable_weights)
+        found.append(contents(embedding.table))
+    assert_same(found[1], found[0], 1e-6)
+
+
+def test_a_model_goes_to_the_host_and_back_by_keras_files(tmp_path, monkeypatch):
+    first = fit(model_with(layer("gpu", max_bytes=2**30), "adam"))
+    saved = contents(first.layers[0].table)
+    first.save(tmp_path / "gpu.keras")
+    monkeypatch.setenv("SOK_DEVICE", "cpu")
+    second = keras.models.load_model(tmp_path / "gpu.keras")
+    assert second.layers[0].table.device == "cpu"
+    assert second.layers[0].get_config()["device"] == "gpu"
+    assert second.layers[0].get_config()["max_bytes"] == 2**30
+    assert_same(contents(second.layers[0].table), saved)
+    second.save(tmp_path / "host.keras")
+    monkeypatch.delenv("SOK_DEVICE")
+    third = keras.models.load_model(tmp_path / "host.keras")
+    assert third.layers[0].table.device == "gpu:0"
+    assert_same(contents(third.layers[0].table), saved)
+    # They train on alike: the slots and the step came along.
+    of_host, of_gpu = [contents(fit(model).layers[0].table) for model in (second, third)]
+    assert_same(of_gpu, of_host, 1e-6)
+
+
+def test_checkpoints_of_tensorflow_carry_rows_between_devices(tmp_path):
+    trained = fit(model_with(layer("gpu"), "adagrad")).layers[0].table
+    saved = contents(trained)
+    path = tf.train.Checkpoint(table=trained).write(str(tmp_path / "checkpoint"))
+    for device in ("cpu", "gpu"):
+        table = layer(device).table
+        tf.train.Checkpoint(table=table).read(path).assert_consumed()
+        assert_same(contents(table), saved)
+
+
+def test_a_table_on_a_gpu_assigns_removes_lists_and_tells():
+    table = layer("gpu").table
+    values = np.arange(5 * DIM, dtype=np.float32).reshape(5, DIM)
+    table.assign([5, -1, 2**62, 7, 8], values)
+    assert (table.size(), table.remove([7, 99])) == (5, 1)
+    np.testing.assert_array_equal(table.contains([5, 7, 8]), [True, False, True])
+    np.testing.assert_array_equal(table.lookup([2**62, -1]), values[[2, 1]])
+    start = layer("cpu").table.lookup([7])
+    np.testing.assert_array_equal(table.lookup([7]), start)
+    batches = list(table.batches(3))
+    assert [len(keys) for keys, _ in batches] == [3, 1]
+    assert sorted(np.concatenate([keys for keys, _ in batches])) == [-1, 5, 8, 2**62]
+    stats = table.stats()
+    assert (stats["rows"], stats["made"]) == (4, 5)
+    assert stats["index_bytes"] > 0
+
+
+@pytest.mark.parametrize("arguments", [{"eviction": LeastRecentlyUsed(), "max_rows": 60},
+                                       {"admission": FrequencyAdmission(min_count=2)}],
+                         ids=["eviction", "admission"])  # fmt: skip
+def test_policies_choose_the_rows_that_they_choose_on_the_host(arguments):
+    found = []
+    for device in ("cpu", "gpu"):
+        embedding = layer(device, **arguments)
+        fit(model_with(embedding, "sgd"), epochs=2)
+        found.append(embedding.table)
+    assert found[0].size() == found[1].size() > 0
+    if "admission" in arguments:
+        assert_same(contents(found[1]), contents(found[0]), 1e-6)
+
+
+def test_a_full_table_on_a_gpu_is_an_error_that_makes_no_row():
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="at most 10 rows"):
+        layer("gpu", max_rows=10)(KEYS, training=True)
+    with pytest.raises(ValueError, match="max_bytes"):
+        table = layer("gpu", max_bytes=2**20).table
+        table.assign(np.arange(200_000), np.zeros([200_000, DIM], np.float32))
+    assert table.size() < 200_000
+
+
+def test_what_a_gpu_cannot_hold_is_refused_and_auto_takes_the_host(tmp_path):
+    with kv.Storage(tmp_path / "rows") as storage:
+        refused = [({"storage": storage}, "rows in memory"), ({"row_dtype": "int8"}, "float32")]
+        for arguments, part in refused:
+            with pytest.raises(ValueError, match=part):
+                layer("gpu", **arguments)
+            assert layer("auto", **arguments).table.device == "cpu"
+            storage.close() if "storage" in arguments else None
+    start = RowInitializer("constant", 0.0, 0.0, None)
+    with pytest.raises(ValueError, match="hash index"):
+        Table(DIM, start, direct=True, max_rows=5, device="gpu")
+    with pytest.raises(ValueError, match="one worker"):
+        Table(DIM, start, owners=2, device="gpu")
+    assert communicators.size() == 1
+    for device in ("cuda", "gpu:", "gpu:x", None, 0):
+        with pytest.raises(ValueError, match="'cpu', 'gpu', 'auto'"):
+            layer(device)
+    with pytest.raises(ValueError, match="CUDA_VISIBLE_DEVICES"):
+        layer("gpu:3")
+    with pytest.raises(ValueError, match="max_bytes"):
+        layer("gpu", max_bytes=0)
+    with tf.Graph().as_default(), pytest.raises(ValueError, match="TF1 graph"):
+        Table(DIM, start, device="gpu")
+    assert layer("auto").table.device == "gpu:0"
+
+
+WITHOUT_A_GPU = """
+import os
+from sok_embed import DynamicEmbedding
+for name, value, part in [
+    ("SOK_CUDA_DRIVER", "/none/libcuda.so.1", "NVIDIA's driver"),
+    ("SOK_STANDIN_GPUS", "0", "Expected a GPU"),
+    ("SOK_NVRTC", "/none/libnvrtc.so.12", "NVRTC"),
+]:
+    before = os.environ.get(name, "1")
+    os.environ[name] = value
+    assert DynamicEmbedding(4, device="auto").table.device == "cpu"
+    try:
+        DynamicEmbedding(4, device="gpu")
+    except RuntimeError as error:
+        assert part in str(error), error
+    else:
+        raise AssertionError(f"a table was made without {part}")
+    os.environ[name] = before
+assert DynamicEmbedding(4, device="auto").table.device == "gpu:0"
+"""
+
+
+def test_an_error_says_what_a_gpu_table_misses():
+    run = subprocess.run(
+        [sys.executable, "-c", WITHOUT_A_GPU], capture_output=True, text=True, timeout=120
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+
+
+def test_the_compiler_is_found_among_python_packages(tmp_path, monkeypatch):
+    library = tmp_path / "nvidia" / "cuda_nvrtc" / "lib" / "libnvrtc.so.12"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("SOK_NVRTC", "given")
+    devices.find_compiler()
+    assert os.environ["SOK_NVRTC"] == "given"
+    monkeypatch.delenv("SOK_NVRTC")
+    devices.find_compiler()
+    found = os.environ.pop("SOK_NVRTC", "")
+    monkeypatch.setenv("SOK_NVRTC", str(gpu_standin.COMPILER))
+    assert "libnvrtc.so" in found

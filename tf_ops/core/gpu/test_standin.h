@@ -1,0 +1,40 @@
+// The stand-in for a GPU, for tests.
+#pragma once
+
+#include <cstdlib>
+#include <memory>
+#include <string>
+
+#include "core/base/test_result.h"
+#include "core/gpu/compiler.h"
+#include "core/gpu/device.h"
+#include "core/gpu/driver.h"
+
+namespace sok::gpu {
+
+// Sets a variable of the environment for as long as it lives.
+class Environment {
+ public:
+  Environment(const char* name, const std::string& value) : name_(name) {
+    setenv(name, value.c_str(), 1);
+  }
+  ~Environment() { unsetenv(name_); }
+
+ private:
+  const char* name_;
+};
+
+// Returns the stand-in. From the first call on it is the GPU of the process.
+inline std::shared_ptr<Device> StandIn() {
+  static const std::shared_ptr<Device> device = [] {
+    const std::string folder = SOK_STANDIN_FOLDER;
+    const Environment driver("SOK_CUDA_DRIVER", folder + "/libcuda.so.1");
+    const Environment compiler("SOK_NVRTC", folder + "/libnvrtc.so.12");
+    Value(Driver::Get());
+    Value(Compiler::Get());
+    return Value(Device::Open(0));
+  }();
+  return device;
+}
+
+}  // namespace sok::gpu

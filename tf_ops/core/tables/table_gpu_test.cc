@@ -1,0 +1,219 @@
+// Tables whose rows lie on the stand-in for a GPU do what tables in the host's memory do.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/test_result.h"
+#include "core/base/test_threads.h"
+#include "core/gpu/test_standin.h"
+#include "core/tables/table.h"
+#include "core/tables/test_contents.h"
+
+namespace sok {
+namespace {
+
+constexpr int kDim = 4;
+
+TableConfig ConfigOn(int gpu, uint64_t max_rows = 0) {
+  TableConfig config;
+  config.dim = kDim;
+  config.seed = 5;
+  config.gpu = gpu;
+  config.max_rows = max_rows;
+  config.step_clock = true;
+  return config;
+}
+
+struct Pair {
+  std::unique_ptr<Table> host, gpu;
+};
+
+Pair MakePair(uint64_t max_rows = 0, const std::string& eviction = "") {
+  gpu::StandIn();
+  const auto policy = [&]() -> std::shared_ptr<Eviction> {
+    if (eviction.empty()) return nullptr;
+    EvictionConfig config;
+    config.kind = eviction;
+    if (eviction == "max_age") config.max_age = 3;
+    if (eviction == "min_norm") config.min_l2 = 0.05f;
+    config.every = 2;
+    return Value(MakeEviction(config));
+  };
+  return {Value(Table::Make(ConfigOn(-1, max_rows), nullptr, nullptr, policy())),
+          Value(Table::Make(ConfigOn(0, max_rows), nullptr, nullptr, policy()))};
+}
+
+// The rows by key: embedding, slots, counters.
+std::map<Key, std::vector<float>> RowsOf(Table& table) {
+  const OwnedContents owned = Owned(Value(table.Freeze()), kDim);
+  std::map<Key, std::vector<float>> rows;
+  for (size_t i = 0; i < owned.keys.size(); ++i) {
+    std::vector<float>& row = rows[owned.keys[i]];
+    row.assign(owned.embeddings.begin() + i * kDim, owned.embeddings.begin() + (i + 1) * kDim);
+    row.insert(row.end(), owned.slots.begin() + i * owned.slot_floats,
+               owned.slots.begin() + (i + 1) * owned.slot_floats);
+    row.push_back(static_cast<float>(owned.update_nums[i]));
+    row.push_back(static_cast<float>(owned.update_times[i]));
+  }
+  return rows;
+}
+
+void CheckSame(const Pair& tables) {
+  const auto host = RowsOf(*tables.host), gpu = RowsOf(*tables.gpu);
+  REQUIRE(host.size() == gpu.size());
+  REQUIRE(tables.gpu->size() == gpu.size());
+  for (const auto& [key, row] : host) {
+    const auto found = gpu.find(key);
+    REQUIRE(found != gpu.end());
+    REQUIRE(found->second.size() == row.size());
+    for (size_t j = 0; j < row.size(); ++j) {
+      REQUIRE(std::abs(found->second[j] - row[j]) <= 1e-6f * std::max(1.0f, std::abs(row[j])));
+    }
+  }
+}
+
+// A step of both tables on some keys with gradients.
+void Train(const Pair& tables, const std::vector<Key>& keys, const std::string& rule,
+           std::mt19937* random) {
+  std::vector<float> gradients(keys.size() * kDim);
+  for (float& x : gradients) x = std::normal_distribution<float>()(*random);
+  std::vector<std::vector<float>> found;
+  for (Table* table : {tables.host.get(), tables.gpu.get()}) {
+    found.emplace_back(keys.size() * kDim);
+    LookupKeys looked_up;
+    looked_up.keys = keys.data();
+    looked_up.n = keys.size();
+    looked_up.removals = table->removals();
+    const Status status =
+        table->Lookup(keys.data(), keys.size(), true, found.back().data(), ThreadedFor);
+    REQUIRE_MESSAGE(status.ok(), status.message());
+    looked_up.rows_made = true;
+    table->Deposit(looked_up, nullptr, gradients.data(), nullptr);
+    CommitOptions options;
+    options.rule = rule;
+    const CommitOutcome outcome = Value(table->Commit(options, ThreadedFor));
+    CHECK(outcome.stepped);
+  }
+  for (size_t i = 0; i < found[0].size(); ++i) {
+    REQUIRE(std::abs(found[0][i] - found[1][i]) <= 1e-6f);
+  }
+}
+
+std::vector<Key> RandomKeys(size_t n, Key below, std::mt19937* random) {
+  std::vector<Key> keys(n);
+  for (Key& key : keys) key = std::uniform_int_distribution<Key>(0, below - 1)(*random) - below / 2;
+  return keys;
+}
+
+}  // namespace
+
+TEST_CASE("a table on a GPU trains, loses and gets rows as one in the host's memory") {
+  for (const std::string rule : {"sgd", "adagrad", "adam", "lion"}) {
+    CAPTURE(rule);
+    std::mt19937 random(7);
+    const Pair tables = MakePair();
+    for (int step = 0; step < 8; ++step) {
+      Train(tables, RandomKeys(300, 200, &random), rule, &random);
+      const auto keys = RandomKeys(20, 300, &random);
+      const std::vector<float> ones(keys.size() * kDim, 1.0f);
+      uint64_t removed[2];
+      int at = 0;
+      for (Table* table : {tables.host.get(), tables.gpu.get()}) {
+        REQUIRE(table->Assign(keys.data(), 10, ones.data(), SerialFor).ok());
+        removed[at++] = Value(table->Remove(keys.data() + 5, 15, SerialFor));
+      }
+      CHECK(removed[0] == removed[1]);
+      CheckSame(tables);
+    }
+    const TableStats host = tables.host->Stats(), gpu = tables.gpu->Stats();
+    CHECK(gpu.made == host.made);
+    CHECK(gpu.steps == host.steps);
+    CHECK(gpu.row_bytes > 0);
+    CHECK(gpu.index_bytes > 0);
+  }
+}
+
+TEST_CASE("a full table on a GPU evicts the rows that the host's would") {
+  for (const std::string eviction : {"lru", "lfu", "max_age", "min_norm"}) {
+    CAPTURE(eviction);
+    std::mt19937 random(11);
+    const Pair tables = MakePair(400, eviction);
+    // Keys come in the same order, so that ranks have no ties but among rows of one step.
+    for (int step = 0; step < 12; ++step) {
+      std::vector<Key> keys;
+      for (Key key = 0; key < 100; ++key) keys.push_back((100 * (step % 5)) + key);
+      Train(tables, keys, "adagrad", &random);
+      CHECK(tables.gpu->size() == tables.host->size());
+    }
+    CHECK(tables.gpu->Stats().evicted == tables.host->Stats().evicted);
+  }
+}
+
+TEST_CASE("contents go from a GPU to the host and back, bit for bit") {
+  std::mt19937 random(3);
+  const Pair tables = MakePair();
+  for (int step = 0; step < 4; ++step) {
+    Train(tables, RandomKeys(500, 400, &random), "adam", &random);
+  }
+  OwnedContents saved = Owned(Value(tables.gpu->Freeze()), kDim);
+  CHECK(std::is_sorted(saved.keys.begin(), saved.keys.end()));
+  REQUIRE(tables.host->Restore(saved.View(), SerialFor).ok());
+  CHECK(RowsOf(*tables.host) == RowsOf(*tables.gpu));
+  const Pair others = MakePair();
+  OwnedContents moved = Owned(Value(tables.host->Freeze()), kDim);
+  REQUIRE(others.gpu->Restore(moved.View(), SerialFor).ok());
+  CHECK(RowsOf(*others.gpu) == RowsOf(*tables.gpu));
+  CHECK(others.gpu->steps() == 4);
+  std::mt19937 again(9);
+  Train({std::move(const_cast<Pair&>(tables).host), std::move(const_cast<Pair&>(others).gpu)},
+        RandomKeys(500, 400, &again), "adam", &again);
+}
+
+TEST_CASE("what a GPU cannot hold is refused, and says what can be done") {
+  gpu::StandIn();
+  TableConfig config = ConfigOn(0, 10);
+  config.step_clock = false;
+  config.direct = true;
+  const Status direct = Table::Make(config).status();
+  CHECK(direct.code() == Code::kInvalidArgument);
+  CHECK(direct.message().find("hash index") != std::string::npos);
+  config = ConfigOn(0);
+  config.form.row = RowType::kInt8;
+  CHECK(Table::Make(config).status().code() == Code::kInvalidArgument);
+  const Status other = Table::Make(ConfigOn(3)).status();
+  CHECK(other.message().find("CUDA_VISIBLE_DEVICES") != std::string::npos);
+  const gpu::Environment none("SOK_STANDIN_GPUS", "0");
+  const Status missing = Table::Make(ConfigOn(0)).status();
+  CHECK(missing.code() == Code::kUnavailable);
+  CHECK(missing.message().find("Expected a GPU") != std::string::npos);
+}
+
+TEST_CASE("a table on a GPU keeps to max_rows and max_bytes") {
+  gpu::StandIn();
+  const auto table = Value(Table::Make(ConfigOn(0, 10)));
+  std::vector<Key> keys(11);
+  std::vector<float> out(keys.size() * kDim);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = i;
+  const Status full = table->Lookup(keys.data(), 11, true, out.data(), SerialFor);
+  CHECK(full.code() == Code::kResourceExhausted);
+  CHECK(table->size() == 0);
+  CHECK(table->Lookup(keys.data(), 10, true, out.data(), SerialFor).ok());
+  TableConfig small = ConfigOn(0);
+  small.max_bytes = uint64_t{1} << 20;
+  const auto other = Value(Table::Make(small));
+  std::vector<Key> many(100000);
+  for (size_t i = 0; i < many.size(); ++i) many[i] = i;
+  out.resize(many.size() * kDim);
+  const Status more = other->Lookup(many.data(), many.size(), true, out.data(), SerialFor);
+  CHECK(more.code() == Code::kResourceExhausted);
+  CHECK(more.message().find("max_bytes") != std::string::npos);
+}
+
+}  // namespace sok
