@@ -36,6 +36,21 @@ def _lookup_of_all_turns(turns: Any) -> list[Any]:
     return [pfor.wrap(embeddings, stacked), pfor.wrap(receipt, False)]
 
 
+@pfor.RegisterPFor("SokEmbed>LookupOnGpu")
+def _lookup_on_gpu_of_all_turns(turns: Any) -> list[Any]:
+    stacked = turns.input(1).is_stacked
+    with tf.device(turns.op.device):
+        embeddings, receipt = ops.sok_embed_lookup_on_gpu(
+            token=turns.unstacked_input(0),
+            keys=turns.input(1).t,
+            anchor=turns.unstacked_input(2),
+            **{name: turns.get_attr(name) for name in ("dtype", "dim", "make_rows")},
+            number=number_in_graph(),
+        )
+    _disable_learning(turns, "make_rows")
+    return [pfor.wrap(embeddings, stacked), pfor.wrap(receipt, False)]
+
+
 @pfor.RegisterPFor("SokEmbed>AdaptiveLookup")
 def _adaptive_lookup_of_all_turns(turns: Any) -> list[Any]:
     # The inputs that the turns have one each of: keys, and what has their shape.
@@ -62,6 +77,7 @@ def _adaptive_lookup_of_all_turns(turns: Any) -> list[Any]:
 
 
 @pfor.RegisterPFor("SokEmbed>Deposit")
+@pfor.RegisterPFor("SokEmbed>DepositOnGpu")
 def _deposits_of_all_turns(_: Any) -> NoReturn:
     raise ValueError(
         "Expected the gradient of a loss by the rows of a table. Received: a jacobian by them, or "
@@ -71,6 +87,7 @@ def _deposits_of_all_turns(_: Any) -> NoReturn:
 
 
 @tf.RegisterGradient("SokEmbed>Deposit")
+@tf.RegisterGradient("SokEmbed>DepositOnGpu")
 def _second_derivative(*_: Any) -> NoReturn:
     raise ValueError(
         "Expected second derivatives by way of the vectors that the layer returns. Received: one "

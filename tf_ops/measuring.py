@@ -19,6 +19,7 @@ _ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"
 # A factor passes through these unchanged; through the last two only if the gradient is one operand
 # alone.
 _LINEAR = ("Identity", "IdentityN", "AddN", "AddV2", "Mul", "RealDiv")
+_DEPOSITS = ("SokEmbed>Deposit", "SokEmbed>DepositOnGpu")
 _CHECKS = ("CheckNumerics", "CheckNumericsV2", "Print", "Assert")
 _LABEL = "_sok_embed_deposits"
 
@@ -103,7 +104,7 @@ def _is_multiple(commit: tf.Operation, reached: set[int]) -> bool:
     seen: set[int] = set()
     while waiting:
         tensor = waiting.pop()
-        if id(tensor) in seen or tensor.op.type == "SokEmbed>Deposit":
+        if id(tensor) in seen or tensor.op.type in _DEPOSITS:
             continue
         seen.add(id(tensor))
         operands = [operand for operand in _operands(tensor) if id(operand) in reached]

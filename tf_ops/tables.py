@@ -90,6 +90,7 @@ def lookup(
     anchor: tf.Tensor | None = None,
     counts: tf.Tensor | None = None,
     reports: bool = False,
+    device: str | None = None,
 ) -> Lookup:
     """Reads the embeddings of keys.
 
@@ -112,6 +113,9 @@ def lookup(
             for, by which an admission counts it. `None`: 1 each.
         reports: True if an error does not raise, since other workers wait for the rows: the rows
             are zeros, and `collection_answer` takes the error from the receipt.
+        device: The name of the GPU, as TensorFlow has it, whose memory has the table's rows: keys
+            and embeddings are there too. Not with `counts`, `reports`, an admission or an eviction.
+            `None`: they are in the host's memory.
 
     Raises:
         tf.errors.ResourceExhaustedError: If the table is full, and not enough rows may be evicted.
@@ -121,6 +125,8 @@ def lookup(
     """
     if isinstance(table, ServedRows):
         return Lookup(tf.cast(table.lookup(as_int64(keys)), dtype), None)
+    if device is not None:
+        return _lookup_on_gpu(table, as_int64(keys), dim, make_rows, dtype, anchor, device)
     return Lookup(
         *ops.sok_embed_lookup(
             table=table,
@@ -136,10 +142,56 @@ def lookup(
     )
 
 
+def _lookup_on_gpu(
+    table: tf.Tensor,
+    keys: tf.Tensor,
+    dim: int,
+    make_rows: bool,
+    dtype: tf.DType,
+    anchor: tf.Tensor | None,
+    device: str,
+) -> Lookup:
+    with on_cpu():
+        token = ops.sok_embed_table_token(table=table)
+    with tf.device(device):
+        found = Lookup(
+            *ops.sok_embed_lookup_on_gpu(
+                token=token,
+                keys=keys,
+                anchor=0.0 if anchor is None else anchor,
+                dtype=dtype,
+                dim=dim,
+                make_rows=make_rows,
+                number=number_in_graph(),
+            )
+        )
+    if not tf.executing_eagerly():
+        # A function runs ops on one handle in their order, and the lookup takes none: this one does
+        # in its place, so that a later commit waits for it.
+        with on_cpu(), tf.control_dependencies([found.embeddings.op]):
+            ops.sok_embed_table_token(table=table)
+    return found
+
+
 @tf.RegisterGradient("SokEmbed>Lookup")
 def _lookup_gradient(op: Any, upstream: tf.Tensor, _: Any) -> list[tf.Tensor | None]:
     deposited = deposit(op.outputs[1], upstream, marks=has_marks(op.inputs[2]))
     return [None, None, deposited, *[None] * (len(op.inputs) - 3)]
+
+
+@tf.RegisterGradient("SokEmbed>LookupOnGpu")
+def _lookup_on_gpu_gradient(op: Any, upstream: tf.Tensor, _: Any) -> list[tf.Tensor | None]:
+    # Gradients go where the lookup ran.
+    with tf.device(op.outputs[0].device):
+        anchor_gradient = ops.sok_embed_deposit_on_gpu(
+            receipt=op.outputs[1],
+            gradients=upstream,
+            number=number_in_graph(),
+            marks=has_marks(op.inputs[2]),
+        )
+    if has_marks(op.inputs[2]):
+        note_deposit(anchor_gradient)
+    return [None, None, anchor_gradient]
 
 
 def has_marks(anchor: tf.Tensor) -> bool:

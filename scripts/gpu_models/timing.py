@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from common import Arrays, case
+from common import Arrays, case, on_gpu
 
 import sok_embed as sok
 
@@ -18,6 +18,15 @@ import sok_embed as sok
 @case(float("inf"))
 def timing() -> Arrays:
     """Measures steps of 65,536 examples; medians in milliseconds. Compared with nothing."""
+    return {
+        f"{part}, rows on the {place}": value
+        for place in ("cpu", "gpu")
+        for part, value in times_of(place if on_gpu() else "cpu").items()
+    }
+
+
+def times_of(place: str) -> Arrays:
+    """Measures models whose rows lie in the memory of a device."""
     found = {}
     size, fields = 65536, 26
     random = np.random.default_rng(2)
@@ -25,7 +34,8 @@ def timing() -> Arrays:
     targets = random.random((size, 1), np.float32)
     for name, widths in {"small": [64], "large": [1024, 512, 256]}.items():
         inputs = keras.Input((fields,), dtype="int64")
-        hidden = keras.layers.Flatten()(sok.DynamicEmbedding(16, name="rows", seed=3)(inputs))
+        rows = sok.DynamicEmbedding(16, name="rows", seed=3, device=place)
+        hidden = keras.layers.Flatten()(rows(inputs))
         for width in widths:
             hidden = keras.layers.Dense(width, "relu")(hidden)
         model = keras.Model(inputs, keras.layers.Dense(1)(hidden))

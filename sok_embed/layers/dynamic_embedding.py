@@ -268,11 +268,12 @@ class DynamicEmbedding(TableLayer):
         if self._padding is not None:
             bags = bags.where(is_key(bags.keys, self._padding))
         assert self.combiner is not None
-        if self.embeddings_regularizer is None:
+        if self.embeddings_regularizer is None and self.table.lookup_device is None:
             call = self._begin_lookup(training)
             vectors = self._table_lookup.pooled(call, bags, self.combiner, self._compute_type)
             return shaped(vectors, ids)
-        rows = bags.pooled(self._rows(bags.keys, training), self.combiner)
+        # Rows on a GPU are pooled there, by TensorFlow's ops.
+        rows = bags.pooled(self._rows(bags.keys, training, tf.float32), self.combiner)
         return shaped(tf.cast(rows, self._compute_type), ids)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:

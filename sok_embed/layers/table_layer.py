@@ -139,10 +139,12 @@ class TableLayer(KeyLayer):
         """Returns embeddings of int64 keys, `keys.shape + [dim]`, in the compute dtype."""
         return tf.cast(self._rows(keys, training), self._compute_type)
 
-    def _rows(self, keys: tf.Tensor, training: bool | None) -> tf.Tensor:
+    def _rows(
+        self, keys: tf.Tensor, training: bool | None, dtype: tf.DType | None = None
+    ) -> tf.Tensor:
         """Returns rows of int64 keys, `keys.shape + [dim]`, and regularizes them."""
         call = self._begin_lookup(training)
-        rows = self._table_lookup.vectors(call, keys, dtype=self._row_type)
+        rows = self._table_lookup.vectors(call, keys, dtype=dtype or self._row_type)
         self._regularize(keys, rows)
         return rows
 

@@ -359,8 +359,18 @@ def read_rows(table: SharedTable, default: str | int | None = None) -> Read:
         if default == "zeros" and isinstance(handle, ServedRows):
             # These rows need not know what training would start from.
             return tf_ops.Lookup(tf.cast(handle.find(keys)[0], dtype), None)
+        by_host = asked.counts is not None or asked.reports
         found = tf_ops.lookup(
-            handle, keys, table.dim, call.trains, dtype, call.anchor, asked.counts, asked.reports
+            handle,
+            keys,
+            table.dim,
+            call.trains,
+            dtype,
+            call.anchor,
+            asked.counts,
+            asked.reports,
+            # Keys and rows of an exchange are in the host's memory.
+            None if by_host else getattr(table, "lookup_device", None),
         )
         if default is None or call.trains:
             return found

@@ -91,23 +91,22 @@ def logical_device(number: int) -> str | None:
     return None
 
 
-def warn_of_full_memory(what: str, number: int) -> None:
+def warn_of_full_memory(number: int) -> None:
     """Warns where TensorFlow takes all memory of a GPU, so that rows would find none."""
     for visible in tf.config.get_visible_devices("GPU"):
         if int(visible.name.rpartition(":")[2]) != number:
             continue
-        if tf.config.get_logical_device_configuration(visible) is not None:
-            limits = tf.config.get_logical_device_configuration(visible)
-            if all(limit.memory_limit for limit in limits):
-                return
-        if not _lets_memory_grow(visible):
-            warnings.warn(
-                f"{what}: expected TensorFlow to leave memory of GPU {number} to the table's rows. "
-                "Received: a TensorFlow that takes nearly all of it when it first uses the GPU. "
-                "Call tf.config.experimental.set_memory_growth(gpu, True), or limit its memory by "
-                "tf.config.set_logical_device_configuration, before anything runs on the GPU.",
-                stacklevel=5,
-            )
+        limits = tf.config.get_logical_device_configuration(visible) or []
+        if (limits and all(each.memory_limit for each in limits)) or _lets_memory_grow(visible):
+            return
+        # The text is the same for all tables, so that it is shown once.
+        warnings.warn(
+            f"Expected TensorFlow to leave memory of GPU {number} to the rows of tables. Received: "
+            "a TensorFlow that takes nearly all of it when it first uses the GPU. Call "
+            "tf.config.experimental.set_memory_growth(gpu, True), or limit its memory by "
+            "tf.config.set_logical_device_configuration, before anything runs on the GPU.",
+            stacklevel=2,
+        )
 
 
 def find_compiler() -> None:

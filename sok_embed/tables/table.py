@@ -25,6 +25,7 @@ from sok_embed.tables.devices import (
     CPU,
     chosen_device,
     find_compiler,
+    logical_device,
     place_of_rows,
     warn_of_full_memory,
 )
@@ -85,6 +86,7 @@ class Table(BaseTable):
 
     Attributes:
         device: The device whose memory the rows lie in: `"cpu"`, or `"gpu:0"`.
+        lookup_device: TensorFlow's name of the GPU on which layers look keys up; `None`: the CPU.
 
     Raises:
         RuntimeError: For a GPU that cannot be used; the message says what is missing.
@@ -177,6 +179,7 @@ class Table(BaseTable):
             dtypes=(row_dtype, slot_dtype),
         )
         self.device = CPU
+        self.lookup_device: str | None = None
         if gpu >= 0:
             self._make_on_gpu(gpu, optional=wanted == AUTO)
         else:
@@ -201,7 +204,9 @@ class Table(BaseTable):
             self._make_now()
             return
         self.device = f"gpu:{number}"
-        warn_of_full_memory(f"Table '{self.name}'", number)
+        if not self.counts_keys and not self.evicts_rows:
+            self.lookup_device = logical_device(number)
+        warn_of_full_memory(number)
 
     @property
     def resource_handle(self) -> tf.Tensor:

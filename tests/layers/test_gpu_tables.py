@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from sok_embed import DynamicEmbedding, Table, communicators, kv
 from sok_embed.admission import FrequencyAdmission
+from sok_embed.checkpoint import Checkpoint
 from sok_embed.eviction import LeastRecentlyUsed
 from sok_embed.initializers import RowInitializer
 from sok_embed.tables import devices
@@ -132,6 +133,16 @@ def test_checkpoints_of_tensorflow_carry_rows_between_devices(tmp_path):
         table = layer(device).table
         tf.train.Checkpoint(table=table).read(path).assert_consumed()
         assert_same(contents(table), saved)
+
+
+def test_checkpoints_of_runs_carry_rows_between_devices(tmp_path):
+    trained = fit(model_with(layer("gpu"), "adam"))
+    saved = contents(trained.layers[0].table)
+    Checkpoint(trained).save(tmp_path / "step")
+    for device in ("cpu", "gpu"):
+        model = model_with(layer(device), "adam")
+        Checkpoint(model).restore(tmp_path / "step")
+        assert_same(contents(model.layers[0].table), saved)
 
 
 def test_a_table_on_a_gpu_assigns_removes_lists_and_tells():

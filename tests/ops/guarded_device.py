@@ -27,6 +27,12 @@ _library = ctypes.CDLL(PATH)
 _library.GuardedDeviceCopied.restype = ctypes.c_int64
 
 
+def let_kernels_touch_memory(driver: str) -> None:
+    """Lets the kernels and copies of a stand-in for a GPU's driver touch the device's memory."""
+    touch = ctypes.cast(_library.GuardedDeviceTouch, ctypes.c_void_p)
+    ctypes.CDLL(driver).SokStandInTouches(touch)
+
+
 def copied(pinned: bool) -> int:
     """Returns the bytes that were copied to the device from pinned or from pageable memory."""
     return int(_library.GuardedDeviceCopied(int(pinned)))

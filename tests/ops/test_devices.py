@@ -8,6 +8,11 @@ from tensorflow.python.framework import kernels
 from sok_embed import tf_ops  # noqa: F401, which registers the ops
 from sok_embed.serving import served_table  # noqa: F401, likewise
 
+# Those of their tensors that are in host memory on a GPU.
+ON_A_GPU = {
+    "SokEmbed>LookupOnGpu": ["receipt", "token"],
+    "SokEmbed>DepositOnGpu": ["anchor_gradient", "receipt"],
+}
 # They read a variable where it lies, so it must be where the host reads.
 ON_THE_CPU_ALONE = {"SokEmbed>AdaptiveMaskGather", "SokEmbed>ResourceHashedBag"}
 
@@ -32,7 +37,7 @@ def test_there_are_ops():
     assert ON_THE_CPU_ALONE < OPS.keys()
 
 
-@pytest.mark.parametrize("name", sorted(OPS.keys() - ON_THE_CPU_ALONE))
+@pytest.mark.parametrize("name", sorted(OPS.keys() - ON_THE_CPU_ALONE - ON_A_GPU.keys()))
 def test_an_op_has_all_its_tensors_in_host_memory_on_every_device(name):
     of_devices = kernels_of(name)
     assert of_devices.keys() == {"CPU", "DEFAULT"}
@@ -41,6 +46,14 @@ def test_an_op_has_all_its_tensors_in_host_memory_on_every_device(name):
     assert sorted(of_devices["DEFAULT"].host_memory_arg) == sorted(arguments)
     # What nobody has placed runs on the CPU.
     assert of_devices["CPU"].priority > of_devices["DEFAULT"].priority
+
+
+@pytest.mark.parametrize(("name", "on_host"), ON_A_GPU.items())
+def test_an_op_of_a_table_on_a_gpu_has_its_keys_vectors_and_gradients_there(name, on_host):
+    of_devices = kernels_of(name)
+    assert of_devices.keys() == {"CPU", "GPU"}
+    assert sorted(of_devices["GPU"].host_memory_arg) == on_host
+    assert of_devices["CPU"].priority > of_devices["GPU"].priority
 
 
 @pytest.mark.parametrize("name", sorted(ON_THE_CPU_ALONE))

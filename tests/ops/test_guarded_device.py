@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gpu_standin
 import pytest
 import tensorflow as tf
 
@@ -34,12 +35,15 @@ def device(tmp_path_factory):
     return library
 
 
-def run_tests(device, arguments, device_type):
+def run_tests(device, arguments, device_type, **variables):
     environment = {
         **os.environ,
+        **variables,
         "SOK_GUARDED_DEVICE": str(device),
         "SOK_GUARDED_DEVICE_TYPE": device_type,
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH")])
+        ),
         # Its pytest is not one of pytest-xdist's workers.
         "PYTEST_ADDOPTS": "",
     }
@@ -64,6 +68,18 @@ def run_tests(device, arguments, device_type):
 @pytest.mark.parametrize("device_type", ["GUARDED", "GPU"])
 def test_ops_run_where_they_are_placed(device, device_type):
     run_tests(device, [str(HERE / "cases_on_guarded_device.py")], device_type)
+
+
+@pytest.mark.skipif(not gpu_standin.is_built(), reason="needs `make test`'s libraries")
+def test_layers_with_rows_on_a_gpu_look_up_and_train_there(device, tmp_path):
+    run_tests(
+        device,
+        [str(HERE / "cases_on_gpu_tables.py")],
+        "GPU",
+        SOK_CUDA_DRIVER=str(gpu_standin.DRIVER),
+        SOK_NVRTC=str(gpu_standin.COMPILER),
+        XDG_CACHE_HOME=str(tmp_path),
+    )
 
 
 # Tests that go on past sok_embed's ops to some of TensorFlow's have nothing to run them on.

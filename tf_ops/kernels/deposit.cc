@@ -1,4 +1,5 @@
-// SokEmbed>Deposit keeps gradients for a commit.
+// SokEmbed>Deposit keeps gradients for a commit. SokEmbed>DepositOnGpu does so for lookups of
+// SokEmbed>LookupOnGpu, whose gradients lie where its kernel runs: on a GPU, or the host.
 #include <string>
 
 #include "core/base/bfloat16.h"
@@ -19,21 +20,27 @@ namespace tf = tensorflow;
 // gradient that is taken for other variables leaves no deposit behind. Deposits of one graph have
 // numbers of their own: TensorFlow would merge those that are equal, and half the step would be
 // lost.
-REGISTER_OP("SokEmbed>Deposit")
-    .Input("receipt: variant")
-    .Input("gradients: dtype")
-    .Output("anchor_gradient: float")
-    .Attr("dtype: {float, bfloat16}")
-    .Attr("number: int = 0")
-    .Attr("marks: bool = false")    // the anchor is a vector of kAnchorSize, else a scalar
-    .Attr("measures: bool = true")  // true if the norm may be read
-    .SetShapeFn([](tf::shape_inference::InferenceContext* c) {
-      bool marks;
-      TF_RETURN_IF_ERROR(c->GetAttr("marks", &marks));
-      c->set_output(0, marks ? c->Vector(kAnchorSize) : c->Scalar());
-      return absl::OkStatus();
-    });
+#define SOK_DEPOSIT(name)                                                        \
+  REGISTER_OP(name)                                                              \
+      .Input("receipt: variant")                                                 \
+      .Input("gradients: dtype")                                                 \
+      .Output("anchor_gradient: float")                                          \
+      .Attr("dtype: {float, bfloat16}")                                          \
+      .Attr("number: int = 0")                                                   \
+      .Attr("marks: bool = false")   /* the anchor is a vector of kAnchorSize */ \
+      .Attr("measures: bool = true") /* true if the norm may be read */          \
+      .SetShapeFn([](tf::shape_inference::InferenceContext* c) {                 \
+        bool marks;                                                              \
+        TF_RETURN_IF_ERROR(c->GetAttr("marks", &marks));                         \
+        c->set_output(0, marks ? c->Vector(kAnchorSize) : c->Scalar());          \
+        return absl::OkStatus();                                                 \
+      })
 
+SOK_DEPOSIT("SokEmbed>Deposit");
+SOK_DEPOSIT("SokEmbed>DepositOnGpu");
+
+// With kOnGpu the gradients are in the memory of a GPU.
+template <bool kOnGpu>
 class DepositOp : public tf::OpKernel {
  public:
   explicit DepositOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
@@ -48,6 +55,11 @@ class DepositOp : public tf::OpKernel {
     OP_REQUIRES(ctx, receipt != nullptr && receipt->deposit,
                 absl::InvalidArgumentError("expected the receipt of a lookup of this process, got "
                                            "another variant"));
+    OP_REQUIRES(ctx, receipt->on_gpu == kOnGpu,
+                absl::InvalidArgumentError(
+                    "table '" + receipt->table_name +
+                    "': expected the gradients of a lookup on the device that looked up, got a "
+                    "deposit on another one; take gradients under the scope of the same device"));
     const tf::Tensor& gradients = ctx->input(1);
     const size_t expected = receipt->n * receipt->dim;
     OP_REQUIRES(ctx, static_cast<size_t>(gradients.NumElements()) == expected,
@@ -73,6 +85,10 @@ class DepositOp : public tf::OpKernel {
   bool marks_, measures_;
 };
 
-SOK_REGISTER_KERNEL("Deposit", DepositOp);
+SOK_REGISTER_KERNEL("Deposit", DepositOp<false>);
+SOK_REGISTER_CPU_KERNEL("DepositOnGpu", DepositOp<false>);
+[[maybe_unused]] static const bool gpu_deposit =
+    RegisterGpuKernel("SokEmbed>DepositOnGpu", "DepositOnGpuOp",
+                      NewKernel<Guarded<DepositOp<true>>>, {"receipt", "anchor_gradient"});
 
 }  // namespace sok

@@ -30,6 +30,7 @@ struct Receipt {
   Deposit deposit;
   // The error of a lookup that other workers wait for; it takes no gradients.
   Status failure = {};
+  bool on_gpu = false;  // gradients are addresses of the memory of a GPU
 
   // A receipt has no meaning outside of its process.
   std::string TypeName() const { return "sok_embed::Receipt"; }

@@ -30,4 +30,13 @@ bool RegisterKernel(const char* op, const char* kernel, MakeKernel make) {
   return true;
 }
 
+bool RegisterGpuKernel(const char* op, const char* kernel, MakeKernel make,
+                       std::initializer_list<const char*> on_host) {
+  tf::KernelDefBuilder builder(op);
+  builder.Device(tf::DEVICE_GPU);
+  for (const char* name : on_host) builder.HostMemory(name);
+  tf::kernel_factory::OpKernelRegistrar(builder.Build(), kernel, make);
+  return true;
+}
+
 }  // namespace sok

@@ -15,6 +15,8 @@
 // the tensors are in the same memory.
 #pragma once
 
+#include <initializer_list>
+
 #include "kernels/guarded_kernel.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -43,6 +45,11 @@ bool RegisterCpuKernel(const char* op, const char* kernel, MakeKernel make);
 // registered before, by a REGISTER_OP above in the same file: the names of its inputs and outputs
 // are read from there. Ends the process if it was not. Returns true.
 bool RegisterKernel(const char* op, const char* kernel, MakeKernel make);
+
+// Registers a kernel of an op for GPUs, whose tensors are in the GPU's memory but for those that
+// `on_host` names. Returns true.
+bool RegisterGpuKernel(const char* op, const char* kernel, MakeKernel make,
+                       std::initializer_list<const char*> on_host);
 
 }  // namespace sok
 

@@ -9,6 +9,7 @@
 #include "core/base/grouping.h"
 #include "core/base/hash.h"
 #include "core/base/status_macros.h"
+#include "core/gpu/host_capture.h"
 #include "core/rows/apply_rows.h"
 #include "core/rows/row_copy.h"
 
@@ -310,7 +311,8 @@ void GpuStore::Partition(const std::vector<ShardPartition::Source>& sources,
   partition->Build(sources, parts(), PartOf, parallel_for);
 }
 
-Result<GpuGradients> GpuStore::Upload(const GradientBatch& batch, uint64_t at) const {
+Result<GpuGradients> GpuStore::Upload(const GradientBatch& batch, uint64_t at,
+                                      Stream stream) const {
   const auto dim = static_cast<size_t>(config_.dim);
   std::vector<Key> keys;
   std::vector<float> gradients;
@@ -352,12 +354,9 @@ Result<GpuGradients> GpuStore::Upload(const GradientBatch& batch, uint64_t at) c
                         staged_floats_.address() + at * dim * sizeof(float),
                         is_float ? Element::kFloat32 : Element::kBFloat16, n, batch.factor};
   const size_t bytes = n * dim * (is_float ? sizeof(float) : sizeof(BFloat16));
-  SOK_RETURN_IF_ERROR(device_->CopyToDevice(uploaded.keys, from_keys, n * sizeof(Key), nullptr));
-  SOK_RETURN_IF_ERROR(device_->CopyToDevice(uploaded.gradients, from, bytes, nullptr));
-  // The memory that was copied may go.
-  if (from_keys == keys.data() || batch.positions != nullptr) {
-    SOK_RETURN_IF_ERROR(device_->Synchronize(nullptr));
-  }
+  SOK_RETURN_IF_ERROR(device_->CopyToDevice(uploaded.keys, from_keys, n * sizeof(Key), stream));
+  SOK_RETURN_IF_ERROR(device_->CopyToDevice(uploaded.gradients, from, bytes, stream));
+  SOK_RETURN_IF_ERROR(device_->Synchronize(stream));  // the memory that was copied may go
   return uploaded;
 }
 
@@ -370,18 +369,49 @@ Result<uint64_t> GpuStore::Apply(const std::vector<GradientBatch>& batches,
   }
   std::lock_guard<std::mutex> staging(staging_mu_);
   uint64_t most = 0;
-  for (const GradientBatch& batch : batches) most += batch.n;
+  Stream stream = nullptr;
+  bool is_copied = false, is_behind = false;
+  for (const GradientBatch& batch : batches) {
+    if (!batch.on_gpu) {
+      is_copied = true;
+      most += batch.n;
+      continue;
+    }
+    // The step follows the work on one stream, and other streams are waited for.
+    if (is_behind && batch.stream != stream) {
+      SOK_RETURN_IF_ERROR(device_->Synchronize(batch.stream));
+    } else {
+      stream = batch.stream;
+    }
+    is_behind = true;
+  }
   SOK_RETURN_IF_ERROR(staged_keys_.Reserve(device_, most * sizeof(Key)));
   SOK_RETURN_IF_ERROR(staged_floats_.Reserve(device_, most * config_.dim * sizeof(float)));
   std::vector<GpuGradients> uploaded;
   uint64_t at = 0;
   for (const GradientBatch& batch : batches) {
-    SOK_ASSIGN_OR_RETURN(const GpuGradients each, Upload(batch, at));
+    if (batch.on_gpu) {
+      const bool is_float = batch.gradients != nullptr;
+      const void* const gradients =
+          is_float ? static_cast<const void*>(batch.gradients) : batch.gradients_bf16;
+      uploaded.push_back(
+          {reinterpret_cast<DeviceAddress>(batch.keys), reinterpret_cast<DeviceAddress>(gradients),
+           is_float ? Element::kFloat32 : Element::kBFloat16, batch.n, batch.factor});
+      continue;
+    }
+    SOK_ASSIGN_OR_RETURN(const GpuGradients each, Upload(batch, at, stream));
     at += each.n;
     uploaded.push_back(each);
   }
+  if (!is_copied) {
+    uint64_t gradients = 0;
+    for (const GpuGradients& each : uploaded) gradients += each.n;
+    SOK_RETURN_IF_ERROR(table_->Commit(uploaded, /*rule=*/"", optimizer, step, stream));
+    return gradients;
+  }
+  // The next call takes the memory that batches were copied to, so this one waits.
   uint64_t touched = 0;
-  SOK_RETURN_IF_ERROR(table_->Commit(uploaded, /*rule=*/"", optimizer, step, nullptr, &touched));
+  SOK_RETURN_IF_ERROR(table_->Commit(uploaded, /*rule=*/"", optimizer, step, stream, &touched));
   return touched;
 }
 
@@ -445,12 +475,14 @@ Status GpuStore::Replace(std::shared_ptr<const RowLayout> layout, const TableSta
   std::lock_guard<SharedMutex> lock(mu_);
   SOK_ASSIGN_OR_RETURN(auto fresh, GpuTable::Make(device_, config_));
   SOK_RETURN_IF_ERROR(fresh->SetRule(state.rule, layout->slots(), nullptr));
-  table_ = std::move(fresh);
+  gone_ += size();
   listed_.reset();
-  gone_ += size_.exchange(0);
   {
     std::lock_guard<std::mutex> guard(layout_mu_);
+    table_ = std::move(fresh);
     layout_ = std::move(layout);
+    size_ = 0;
+    seen_calls_ = unseen_calls_.load();
   }
   return UpsertAll(keys, n, now, write);
 }
@@ -472,6 +504,41 @@ bool GpuStore::IsLaidOut(const std::vector<Slot>& slots) const {
 std::shared_ptr<const RowLayout> GpuStore::layout() const {
   std::lock_guard<std::mutex> guard(layout_mu_);
   return layout_;
+}
+
+uint64_t GpuStore::size() const {
+  const uint64_t calls = unseen_calls_;
+  if (calls == seen_calls_) return size_;
+  std::lock_guard<std::mutex> guard(layout_mu_);
+  const auto size = table_->Size(nullptr);
+  if (!size.ok()) return size_;  // a table that cannot be read says so at the next lookup
+  size_ = size.value();
+  seen_calls_ = calls;
+  return size_;
+}
+
+Status GpuStore::LookupOnGpu(DeviceAddress keys, uint64_t n, bool make_rows, uint32_t now,
+                             DeviceAddress out, Element element, Stream stream) {
+  if (n == 0) return Status();
+  if (!make_rows) {
+    std::shared_lock<SharedMutex> lock(mu_);
+    return table_->Lookup(keys, n, Absent::kStart, now, out, element, stream);
+  }
+  std::lock_guard<SharedMutex> lock(mu_);
+  listed_.reset();
+  const Status status = table_->Lookup(keys, n, Absent::kMake, now, out, element, stream);
+  ++unseen_calls_;
+  return status;
+}
+
+Status GpuStore::CopyToHost(void* to, DeviceAddress from, size_t bytes, Stream stream) const {
+  SOK_RETURN_IF_ERROR(device_->CopyToHost(to, from, bytes, stream));
+  return device_->Synchronize(stream);
+}
+
+Status GpuStore::CopyToGpu(DeviceAddress to, const void* from, size_t bytes, Stream stream) const {
+  SOK_RETURN_IF_ERROR(device_->CopyToDevice(to, from, bytes, stream));
+  return device_->Synchronize(stream);
 }
 
 uint64_t GpuStore::index_bytes() const {
@@ -510,10 +577,21 @@ void GpuStore::ListKeys(uint32_t part, std::vector<Key>* keys) const {
                [part](Key key) { return PartOf(key) == part; });
 }
 
-Result<std::unique_ptr<RowCapture>> GpuStore::BeginCapture(const CaptureOptions& /*options*/) {
-  return Status(Code::kUnavailable,
-                "Expected a table in the host's memory to be saved while it trains. Received: one "
-                "on a GPU. Save the model or its weights, between two steps.");
+Result<std::unique_ptr<RowCapture>> GpuStore::BeginCapture(const CaptureOptions& options) {
+  if (options.since != 0) {
+    return Status(Code::kFailedPrecondition,
+                  "expected the changes since an earlier state to be noted, got a table on a GPU, "
+                  "which notes none; save all rows");
+  }
+  if (capturing_.exchange(true)) {
+    return Status(Code::kFailedPrecondition,
+                  "expected no save of the table to be under way, got one that is; wait for it");
+  }
+  const auto layout = this->layout();
+  auto capture = std::make_unique<HostCapture>(layout->dim(), layout->slot_floats(), &capturing_);
+  SOK_ASSIGN_OR_RETURN(const auto rows, Freeze());
+  SOK_RETURN_IF_ERROR(capture->Copy(*rows));
+  return std::unique_ptr<RowCapture>(std::move(capture));
 }
 
 }  // namespace sok::gpu

@@ -26,6 +26,9 @@ struct GpuStoreConfig {
 // Takes keys, vectors and gradients in the host's memory, as every RowStore does, and copies them
 // to the GPU and back: each call waits for the GPU. Steps in which each row counts its own updates,
 // and sequential ones, are computed on the host.
+//
+// LookupOnGpu and batches of gradients that are on the GPU do not wait for it, and nothing of them
+// is copied.
 class GpuStore final : public RowStore {
  public:
   // Errors: those of Device::Open and of GpuTable::Make; kInvalidArgument for rows in fewer bytes.
@@ -57,14 +60,27 @@ class GpuStore final : public RowStore {
                         const ParallelFor& parallel_for) override;
   bool IsLaidOut(const std::vector<Slot>& slots) const override;
   std::shared_ptr<const RowLayout> layout() const override;
-  uint64_t size() const override { return size_; }
-  uint64_t made() const override { return size_ + gone_; }
+  // Waits for the GPU after a LookupOnGpu that may have made rows.
+  uint64_t size() const override;
+  uint64_t made() const override { return size() + gone_; }
   uint64_t index_bytes() const override;
   uint64_t row_bytes() const override;
   Result<std::unique_ptr<Frozen>> Freeze() override;
+  gpu::GpuStore* on_gpu() override { return this; }
   uint32_t parts() const override;
   void ListKeys(uint32_t part, std::vector<Key>* keys) const override;
+  // Copies all rows to the host at once. Changes are not noted: kFailedPrecondition where only
+  // those since an earlier state are asked for.
   Result<std::unique_ptr<RowCapture>> BeginCapture(const CaptureOptions& options) override;
+
+  // Copies the embeddings of keys (n) to out (n, dim), all at addresses of the GPU, behind the work
+  // on a stream. With make_rows, keys without a row get one at `now`; else they get the vector that
+  // it would start from. Errors: see GpuTable::FindOrMake.
+  Status LookupOnGpu(DeviceAddress keys, uint64_t n, bool make_rows, uint32_t now,
+                     DeviceAddress out, Element element, Stream stream);
+  // These wait for the copy, and for earlier work on the stream.
+  Status CopyToHost(void* to, DeviceAddress from, size_t bytes, Stream stream) const;
+  Status CopyToGpu(DeviceAddress to, const void* from, size_t bytes, Stream stream) const;
 
  private:
   class FrozenStore;
@@ -92,7 +108,7 @@ class GpuStore final : public RowStore {
                                const RowOptimizer& optimizer, const CommitStep& step,
                                const ParallelFor& parallel_for);
   // Copies a batch to the GPU, behind `at` gradients of others.
-  Result<GpuGradients> Upload(const GradientBatch& batch, uint64_t at) const;
+  Result<GpuGradients> Upload(const GradientBatch& batch, uint64_t at, Stream stream) const;
   // Returns the keys of all rows, ascending.
   Result<std::shared_ptr<const Keys>> AllKeys() const;
 
@@ -101,12 +117,18 @@ class GpuStore final : public RowStore {
 
   // Whoever changes rows holds it alone.
   mutable SharedMutex mu_;
-  std::unique_ptr<GpuTable> table_;
-  std::atomic<uint64_t> size_{0};
+  // The rows as they were when the GPU was asked, and what calls that waited have changed since.
+  mutable std::atomic<uint64_t> size_{0};
   std::atomic<uint64_t> gone_{0};  // rows that were erased or replaced
+  // Calls that may have made rows without waiting, and those that size_ knows of.
+  std::atomic<uint64_t> unseen_calls_{0};
+  mutable std::atomic<uint64_t> seen_calls_{0};
 
-  mutable std::mutex layout_mu_;
+  mutable std::mutex layout_mu_;  // guards changes of the two below
+  std::shared_ptr<GpuTable> table_;
   std::shared_ptr<const RowLayout> layout_;
+
+  std::atomic<bool> capturing_{false};
 
   // Memory of the GPU through which calls go, one at a time.
   mutable std::mutex staging_mu_;

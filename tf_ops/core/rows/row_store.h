@@ -23,6 +23,10 @@ namespace sok {
 
 class SummedGradients;
 
+namespace gpu {
+class GpuStore;
+}
+
 // Says where a lookup has found the rows of its keys, so that the commit of their gradients need
 // not search for them again.
 struct RowNumbers {
@@ -43,6 +47,10 @@ struct GradientBatch {
   float factor = 1.0f;                // multiplies the gradients
   bool distinct = false;              // true if no key is there twice
   const RowNumbers* found = nullptr;  // of the keys; null: they are not known
+  // True if keys and gradients are addresses of the memory of the store's GPU: all n of each in
+  // their order, written by work on a stream of the GPU.
+  bool on_gpu = false;
+  void* stream = nullptr;
 };
 
 // A row as an exporter or an importer sees it.
@@ -196,6 +204,8 @@ class RowStore {
   virtual uint64_t size() const = 0;
   // Takes rows that have expired out of size(), if there may be any, and it is time to look.
   virtual Status LeaveOutExpired(uint32_t /*now*/) { return Status(); }
+  // Returns this store if its rows lie in the memory of a GPU, else null.
+  virtual gpu::GpuStore* on_gpu() { return nullptr; }
   // Returns the number of rows that were made since the store was.
   virtual uint64_t made() const = 0;
   // Returns the number of keys of Gather whose row was in the cache of a storage.

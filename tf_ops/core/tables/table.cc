@@ -262,6 +262,27 @@ template Status Table::Lookup(const Key*, size_t, bool, float*, const ParallelFo
 template Status Table::Lookup(const Key*, size_t, bool, BFloat16*, const ParallelFor&, uint8_t*,
                               const int64_t*, RowNumbers*);
 
+bool Table::looks_up_on_gpu() const {
+  return store_->on_gpu() != nullptr && admission_ == nullptr && eviction_ == nullptr;
+}
+
+Status Table::LookupOnGpu(const Key* keys, size_t n, bool make_rows, void* out, bool is_bfloat16,
+                          void* stream) {
+  return store_->on_gpu()->LookupOnGpu(
+      reinterpret_cast<gpu::DeviceAddress>(keys), n, make_rows, now(),
+      reinterpret_cast<gpu::DeviceAddress>(out),
+      is_bfloat16 ? gpu::Element::kBFloat16 : gpu::Element::kFloat32, stream);
+}
+
+Status Table::CopyToHost(void* to, const void* from, size_t bytes, void* stream) const {
+  return store_->on_gpu()->CopyToHost(to, reinterpret_cast<gpu::DeviceAddress>(from), bytes,
+                                      stream);
+}
+
+Status Table::CopyToGpu(void* to, const void* from, size_t bytes, void* stream) const {
+  return store_->on_gpu()->CopyToGpu(reinterpret_cast<gpu::DeviceAddress>(to), from, bytes, stream);
+}
+
 std::shared_ptr<RowNumbers> Table::NumberRows(size_t n) const {
   const uint64_t erasures = store_->erasures();
   if (erasures == UINT64_MAX) return nullptr;

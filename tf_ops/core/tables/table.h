@@ -83,6 +83,10 @@ struct LookupKeys {
   DepositOrder order = {};
   std::shared_ptr<SummedGradients> summed = nullptr;  // of a deposit: its gradients by key
   std::shared_ptr<RowClaim> claim = nullptr;          // Table::Claim; null: none
+  // True if `keys`, and gradients that are deposited, are addresses of the memory of the table's
+  // GPU, written by work on this stream.
+  bool on_gpu = false;
+  void* stream = nullptr;
 
   double square() const { return summed->square(); }
   double Dot(const LookupKeys& other) { return summed->Dot(*other.summed); }
@@ -202,6 +206,23 @@ class Table {
   Status Lookup(const Key* keys, size_t n, bool make_rows, T* out, const ParallelFor& parallel_for,
                 uint8_t* exists = nullptr, const int64_t* counts = nullptr,
                 RowNumbers* found = nullptr);
+  // Returns whether LookupOnGpu takes keys of this table: its rows lie in the memory of a GPU, and
+  // neither an admission nor an eviction asks the host about each key.
+  bool looks_up_on_gpu() const;
+  // Does what Lookup does with keys (n) and vectors (n, dim) at addresses of the memory of the
+  // table's GPU, behind earlier work on a stream, and does not wait for the GPU. Stats does not
+  // count it among lookups. Errors: those of Lookup, and those of the GPU.
+  Status LookupOnGpu(const Key* keys, size_t n, bool make_rows, void* out, bool is_bfloat16,
+                     void* stream);
+  // Copies keys of a lookup from the GPU, or what else lies at an address of it, and waits for
+  // that.
+  Status CopyToHost(void* to, const void* from, size_t bytes, void* stream) const;
+  Status CopyToGpu(void* to, const void* from, size_t bytes, void* stream) const;
+  // Copies keys and gradients that lie on the GPU to the host, for a deposit whose norm is asked
+  // for. `hold` becomes what holds them there.
+  Status BringToHost(LookupKeys* keys, std::shared_ptr<const void>* hold, const float** gradients,
+                     const BFloat16** gradients_bf16) const;
+
   // Returns room for the numbers of the rows of n keys, for a Lookup that is to be trained; null in
   // a store that does not number rows.
   std::shared_ptr<RowNumbers> NumberRows(size_t n) const;
@@ -432,6 +453,8 @@ class Table {
   Status WithEvictions(const Status& failed, uint64_t evicted) const;
   uint64_t evicted_for_room() const { return evictor_ == nullptr ? 0 : evictor_->evicted(); }
   using Deposits = std::vector<DepositQueue<LookupKeys>::Deposit>;
+  // Calls BringToHost for deposits, unless they can be applied where they are.
+  Status BringToHost(Deposits* deposits, bool lists_keys) const;
 
   Table(const TableConfig& config, const Initializer& initializer, std::unique_ptr<RowStore> store);
   static Status CheckDim(int dim);

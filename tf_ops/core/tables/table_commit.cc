@@ -90,6 +90,54 @@ void Table::Deposit(LookupKeys keys, std::shared_ptr<const void> hold, const flo
                 anchor.measures);
 }
 
+Status Table::BringToHost(LookupKeys* keys, std::shared_ptr<const void>* hold,
+                          const float** gradients, const BFloat16** gradients_bf16) const {
+  struct Copies {
+    std::vector<Key> keys;
+    std::vector<float> floats;
+    std::vector<BFloat16> halves;
+  };
+  auto copies = std::make_shared<Copies>();
+  const size_t elements = keys->n * config_.dim;
+  copies->keys.resize(keys->n);
+  SOK_RETURN_IF_ERROR(
+      CopyToHost(copies->keys.data(), keys->keys, keys->n * sizeof(Key), keys->stream));
+  if (*gradients != nullptr) {
+    copies->floats.resize(elements);
+    SOK_RETURN_IF_ERROR(
+        CopyToHost(copies->floats.data(), *gradients, elements * sizeof(float), keys->stream));
+    *gradients = copies->floats.data();
+  } else {
+    copies->halves.resize(elements);
+    SOK_RETURN_IF_ERROR(CopyToHost(copies->halves.data(), *gradients_bf16,
+                                   elements * sizeof(BFloat16), keys->stream));
+    *gradients_bf16 = copies->halves.data();
+  }
+  keys->keys = copies->keys.data();
+  keys->on_gpu = false;
+  keys->hold = copies;
+  *hold = std::move(copies);
+  return Status();
+}
+
+Status Table::BringToHost(Deposits* deposits, bool lists_keys) const {
+  const auto stays = [&](const auto& deposit) {
+    const LookupKeys& keys = deposit.keys;
+    const double factor = std::abs(deposit.factor * keys.factor);
+    // Rows that have gone since the lookup are made anew, and factors of little apply to each
+    // gradient; both are work for the host.
+    return keys.on_gpu && keys.rows_made && keys.removals == removals() &&
+           (factor == 0.0 || !(factor < kLeastFactor));
+  };
+  if (!lists_keys && std::all_of(deposits->begin(), deposits->end(), stays)) return Status();
+  for (auto& deposit : *deposits) {
+    if (!deposit.keys.on_gpu) continue;
+    SOK_RETURN_IF_ERROR(
+        BringToHost(&deposit.keys, &deposit.hold, &deposit.gradients, &deposit.gradients_bf16));
+  }
+  return Status();
+}
+
 Status Table::MakeDepositedRows(const Deposits& deposits, uint32_t now, uint64_t* left_out,
                                 const ParallelFor& parallel_for) {
   std::vector<Key> absent;
@@ -135,7 +183,7 @@ std::vector<GradientBatch> Table::BatchesOf(Deposits& deposits, const ParallelFo
     }
     batches.push_back({keys.keys, deposit.gradients, deposit.gradients_bf16, keys.n, keys.positions,
                        keys.summed.get(), static_cast<float>(deposit.factor * keys.factor),
-                       keys.distinct, keys.found.get()});
+                       keys.distinct, keys.found.get(), keys.on_gpu, keys.stream});
   }
   return batches;
 }
@@ -158,6 +206,7 @@ Result<CommitOutcome> Table::CommitLocked(const CommitOptions& options,
   if (options.lists_keys) outcome.keys.resize(1);
   SOK_ASSIGN_OR_RETURN(auto optimizer, MakeRowOptimizer(options.rule, options.hypers));
   if (deposits.empty()) return outcome;
+  SOK_RETURN_IF_ERROR(BringToHost(&deposits, options.lists_keys));
 
   if (ticks_ != nullptr) ++*ticks_;
   const uint32_t now = this->now();

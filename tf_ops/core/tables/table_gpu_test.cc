@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/bfloat16.h"
 #include "core/base/test_result.h"
 #include "core/base/test_threads.h"
 #include "core/gpu/test_standin.h"
@@ -140,6 +141,89 @@ TEST_CASE("a table on a GPU trains, loses and gets rows as one in the host's mem
   }
 }
 
+TEST_CASE("keys and gradients that stay on a GPU train the rows that those of the host do") {
+  // The memory of the stand-in is the host's.
+  for (const bool halves : {false, true}) {
+    CAPTURE(halves);
+    std::mt19937 random(23);
+    const Pair tables = MakePair();
+    REQUIRE(tables.gpu->looks_up_on_gpu());
+    CHECK_FALSE(tables.host->looks_up_on_gpu());
+    for (int step = 0; step < 6; ++step) {
+      CAPTURE(step);
+      const std::vector<std::vector<Key>> calls{RandomKeys(200, 100, &random),
+                                                RandomKeys(50, 300, &random)};
+      std::vector<std::vector<float>> gradients;
+      for (const auto& keys : calls) {
+        gradients.emplace_back(keys.size() * kDim);
+        for (float& x : gradients.back()) {
+          x = ToFloat(FromFloat<BFloat16>(std::normal_distribution<float>()(random)));
+        }
+      }
+      std::vector<std::vector<float>> found[2];
+      std::vector<std::vector<BFloat16>> rounded;
+      for (const auto& each : gradients) {
+        rounded.emplace_back();
+        for (float x : each) rounded.back().push_back(FromFloat<BFloat16>(x));
+      }
+      for (const bool on_gpu : {false, true}) {
+        Table& table = on_gpu ? *tables.gpu : *tables.host;
+        for (size_t call = 0; call < calls.size(); ++call) {
+          const std::vector<Key>& keys = calls[call];
+          std::vector<float>& out = found[on_gpu].emplace_back(keys.size() * kDim);
+          LookupKeys looked_up;
+          looked_up.keys = keys.data();
+          looked_up.n = keys.size();
+          looked_up.removals = table.removals();
+          looked_up.rows_made = true;
+          looked_up.on_gpu = on_gpu;
+          const Status status =
+              on_gpu ? table.LookupOnGpu(keys.data(), keys.size(), true, out.data(), false, nullptr)
+                     : table.Lookup(keys.data(), keys.size(), true, out.data(), SerialFor);
+          REQUIRE_MESSAGE(status.ok(), status.message());
+          if (halves) {
+            table.Deposit(looked_up, nullptr, nullptr, rounded[call].data());
+          } else {
+            table.Deposit(looked_up, nullptr, gradients[call].data(), nullptr);
+          }
+        }
+        // In some steps rows go between the lookup and the step, which makes them anew.
+        if (step % 3 == 1) CHECK(Value(table.Remove(calls[0].data(), 3, SerialFor)) > 0);
+        CommitOptions options;
+        options.rule = "adam";
+        options.lists_keys = step % 3 == 2;
+        const CommitOutcome outcome = Value(table.Commit(options, SerialFor));
+        if (options.lists_keys) CHECK(outcome.keys[0].size() > 100);
+      }
+      for (size_t call = 0; call < calls.size(); ++call) {
+        for (size_t i = 0; i < found[0][call].size(); ++i) {
+          REQUIRE(std::abs(found[0][call][i] - found[1][call][i]) <= 1e-6f);
+        }
+      }
+      CheckSame(tables);
+    }
+    CHECK(tables.gpu->Stats().made == tables.host->Stats().made);
+  }
+}
+
+TEST_CASE("lookups on a GPU without new rows show start vectors") {
+  const Pair tables = MakePair();
+  const std::vector<Key> keys{1, 2, ~Key{0}, 2};
+  std::vector<float> shown(keys.size() * kDim), made(keys.size() * kDim), host(made);
+  REQUIRE(tables.gpu->LookupOnGpu(keys.data(), 4, false, shown.data(), false, nullptr).ok());
+  CHECK(tables.gpu->size() == 0);
+  REQUIRE(tables.gpu->LookupOnGpu(keys.data(), 4, true, made.data(), false, nullptr).ok());
+  CHECK(tables.gpu->size() == 3);
+  CHECK(shown == made);
+  REQUIRE(tables.host->Lookup(keys.data(), 4, true, host.data(), SerialFor).ok());
+  CHECK(host == made);
+  std::vector<BFloat16> halves(made.size());
+  REQUIRE(tables.gpu->LookupOnGpu(keys.data(), 4, false, halves.data(), true, nullptr).ok());
+  for (size_t i = 0; i < made.size(); ++i) {
+    CHECK(halves[i].bits == FromFloat<BFloat16>(made[i]).bits);
+  }
+}
+
 TEST_CASE("a full table on a GPU evicts the rows that the host's would") {
   for (const std::string eviction : {"lru", "lfu", "max_age", "min_norm"}) {
     CAPTURE(eviction);
@@ -174,6 +258,38 @@ TEST_CASE("contents go from a GPU to the host and back, bit for bit") {
   std::mt19937 again(9);
   Train({std::move(const_cast<Pair&>(tables).host), std::move(const_cast<Pair&>(others).gpu)},
         RandomKeys(500, 400, &again), "adam", &again);
+}
+
+TEST_CASE("a capture of a table on a GPU has its rows as they were, while it changes") {
+  std::mt19937 random(3);
+  const Pair tables = MakePair();
+  for (int step = 0; step < 2; ++step) {
+    Train(tables, RandomKeys(500, 400, &random), "adam", &random);
+  }
+  const auto before = RowsOf(*tables.gpu);
+  TableCapture capture = Value(tables.gpu->BeginCapture({}));
+  CHECK(tables.gpu->BeginCapture({}).status().code() == Code::kFailedPrecondition);
+  Train(tables, RandomKeys(500, 800, &random), "adam", &random);
+  std::map<Key, std::vector<float>> captured;
+  constexpr size_t kRoom = 64;
+  std::vector<Key> keys(kRoom);
+  std::vector<uint32_t> nums(kRoom), times(kRoom);
+  std::vector<float> embeddings(kRoom * kDim), slots(kRoom * 2 * kDim);
+  for (size_t n = kRoom; n == kRoom;) {
+    n = Value(capture.rows->Next(
+        {keys.data(), nums.data(), times.data(), embeddings.data(), slots.data()}, kRoom));
+    for (size_t i = 0; i < n; ++i) {
+      std::vector<float>& row = captured[keys[i]];
+      row.assign(embeddings.begin() + i * kDim, embeddings.begin() + (i + 1) * kDim);
+      row.insert(row.end(), slots.begin() + i * 2 * kDim, slots.begin() + (i + 1) * 2 * kDim);
+      row.push_back(static_cast<float>(nums[i]));
+      row.push_back(static_cast<float>(times[i]));
+    }
+  }
+  CHECK(captured == before);
+  capture.rows->Release();
+  CHECK(tables.gpu->BeginCapture({1, 5}).status().code() == Code::kFailedPrecondition);
+  CHECK(tables.gpu->BeginCapture({}).ok());
 }
 
 TEST_CASE("what a GPU cannot hold is refused, and says what can be done") {

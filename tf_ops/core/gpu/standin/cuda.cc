@@ -5,6 +5,9 @@
 // SOK_STANDIN_BYTES is the size of its memory, 4 GiB if it is not set. SOK_STANDIN_FAILS is the
 // name of a function and a number, "cuMemCreate 3": the call of that number, counted from 1, fails.
 // SOK_STANDIN_GPUS is the number of GPUs, 1 if it is not set.
+//
+// SokStandInTouches takes a function that is called around whatever touches the GPU's memory, with
+// 1 before and with 0 after it: a device of TensorFlow's whose memory nobody else may touch.
 #include <dlfcn.h>
 #include <sys/mman.h>
 
@@ -36,6 +39,22 @@ std::map<uint64_t, size_t> allocated;          // bytes by address
 std::map<unsigned long long, size_t> handles;  // bytes of memory that was created
 unsigned long long next_handle = 1;
 std::map<std::string, int> calls;
+
+std::atomic<void (*)(int)> touches{nullptr};
+
+// Stands around what touches the GPU's memory.
+class Touching {
+ public:
+  Touching() : touches_(touches) {
+    if (touches_ != nullptr) touches_(1);
+  }
+  ~Touching() {
+    if (touches_ != nullptr) touches_(0);
+  }
+
+ private:
+  void (*touches_)(int);
+};
 
 size_t TotalBytes() {
   const char* const given = std::getenv("SOK_STANDIN_BYTES");
@@ -103,6 +122,8 @@ std::string After(const std::string& image, const std::string& word) {
 }
 
 }  // namespace
+
+extern "C" void SokStandInTouches(void (*function)(int)) { touches = function; }
 
 #define SOK_CALL(name, ...)          \
   extern "C" int name(__VA_ARGS__) { \
@@ -195,18 +216,22 @@ std::free(memory);
 return kSuccess;
 }
 SOK_CALL(cuMemcpyHtoDAsync_v2, uint64_t to, const void* from, size_t bytes, void* /*stream*/)
+const Touching touching;
 std::memcpy(reinterpret_cast<void*>(to), from, bytes);
 return kSuccess;
 }
 SOK_CALL(cuMemcpyDtoHAsync_v2, void* to, uint64_t from, size_t bytes, void* /*stream*/)
+const Touching touching;
 std::memcpy(to, reinterpret_cast<void*>(from), bytes);
 return kSuccess;
 }
 SOK_CALL(cuMemcpyDtoDAsync_v2, uint64_t to, uint64_t from, size_t bytes, void* /*stream*/)
+const Touching touching;
 std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes);
 return kSuccess;
 }
 SOK_CALL(cuMemsetD8Async, uint64_t to, unsigned char value, size_t bytes, void* /*stream*/)
+const Touching touching;
 std::memset(reinterpret_cast<void*>(to), value, bytes);
 return kSuccess;
 }
@@ -287,6 +312,7 @@ SOK_CALL(cuLaunchKernel, void* function, unsigned grid, unsigned, unsigned, unsi
          void** /*extra*/)
 if (grid == 0 || block != 256) return kInvalidValue;
 const Function& of = *static_cast<Function*>(function);
+const Touching touching;
 std::atomic<unsigned> next{0};
 const auto work = [&] {
   for (unsigned i = next++; i < grid; i = next++) {

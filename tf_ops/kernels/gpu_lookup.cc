@@ -1,0 +1,178 @@
+// SokEmbed>LookupOnGpu: a lookup whose keys and vectors are in the memory of the GPU that has the
+// table's rows. SokEmbed>TableToken says which table it is.
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "core/base/bfloat16.h"
+#include "kernels/host_variant.h"
+#include "kernels/receipt.h"
+#include "kernels/register_kernel.h"
+#include "kernels/table_resource.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "xla/stream_executor/stream.h"
+
+namespace sok {
+
+namespace tf = tensorflow;
+
+// The table of a token. Handles of tables are on the CPU, and TensorFlow runs whatever takes one
+// there. A variant may go to another device.
+struct TableToken {
+  std::shared_ptr<OpenTable> table;
+
+  std::string TypeName() const { return "sok_embed::TableToken"; }
+  void Encode(tf::VariantTensorData*) const {}
+  bool Decode(const tf::VariantTensorData&) { return false; }
+  std::string DebugString() const { return "token of a table"; }
+};
+[[maybe_unused]] static const bool table_tokens = RegisterHostVariant<TableToken>();
+
+REGISTER_OP("SokEmbed>TableToken")
+    .Input("table: resource")
+    .Output("token: variant")
+    .SetIsStateful()
+    .SetShapeFn(tf::shape_inference::ScalarShape);
+
+absl::Status PutTableToken(tf::OpKernelContext* ctx) {
+  std::shared_ptr<OpenTable> table;
+  TF_RETURN_IF_ERROR(GetTable(ctx, &table));
+  tf::Tensor* token = nullptr;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(0, {}, &token));
+  token->scalar<tf::Variant>()() = TableToken{std::move(table)};
+  return absl::OkStatus();
+}
+SOK_REGISTER_KERNEL("TableToken", FunctionKernel<PutTableToken>);
+
+// The anchor is not read, as in SokEmbed>Lookup.
+REGISTER_OP("SokEmbed>LookupOnGpu")
+    .Input("token: variant")
+    .Input("keys: int64")
+    .Input("anchor: float")
+    .Output("embeddings: dtype")
+    .Output("receipt: variant")
+    .Attr("dtype: {float, bfloat16} = DT_FLOAT")
+    .Attr("dim: int >= 1")
+    .Attr("make_rows: bool")
+    .Attr("number: int = 0")  // DepositOrder's call
+    .SetIsStateful()
+    .SetShapeFn([](tf::shape_inference::InferenceContext* c) {
+      int64_t dim;
+      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+      tf::shape_inference::ShapeHandle out;
+      TF_RETURN_IF_ERROR(c->Concatenate(c->input(1), c->Vector(dim), &out));
+      c->set_output(0, out);
+      c->set_output(1, c->Scalar());
+      return absl::OkStatus();
+    });
+
+namespace {
+
+// Makes the receipt of a lookup on a GPU, which takes gradients there.
+Receipt ReceiptOnGpu(const std::shared_ptr<Table>& table, const std::string& name,
+                     LookupKeys keys) {
+  Receipt receipt = ReceiptOf(table, name, keys.n, {});
+  receipt.on_gpu = true;
+  receipt.deposit = [table, keys = std::move(keys)](
+                        int64_t number, std::shared_ptr<const void> hold, const float* gradients,
+                        const BFloat16* gradients_bf16, const AnchorGradient& anchor,
+                        const ParallelFor& parallel_for) {
+    LookupKeys deposited = keys;
+    deposited.order.gradient = number;
+    // The host measures gradients whose norm is asked for.
+    if (anchor.gradient != nullptr && anchor.measures) {
+      Status status = table->BringToHost(&deposited, &hold, &gradients, &gradients_bf16);
+      if (!status.ok()) return status;
+    }
+    table->Deposit(std::move(deposited), std::move(hold), gradients, gradients_bf16, anchor,
+                   parallel_for);
+    return Status();
+  };
+  return receipt;
+}
+
+}  // namespace
+
+// With kOnGpu keys and vectors are in the memory of a GPU, else in the host's.
+template <bool kOnGpu>
+class LookupOnGpuOp : public tf::OpKernel {
+ public:
+  explicit LookupOnGpuOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("make_rows", &make_rows_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("number", &number_));
+  }
+
+  void Compute(tf::OpKernelContext* ctx) override {
+    OP_REQUIRES_OK(ctx, ExpectScalar(ctx->input(0), "token"));
+    const TableToken* token = ctx->input(0).scalar<tf::Variant>()().get<TableToken>();
+    OP_REQUIRES(ctx, token != nullptr && token->table != nullptr,
+                absl::InvalidArgumentError("expected the token of a table of this process, got "
+                                           "another variant"));
+    const OpenTable& resource = *token->table;
+    const tf::Tensor& keys = ctx->input(1);
+    OP_REQUIRES(
+        ctx, resource.table()->dim() == dim_ && keys.NumElements() < (int64_t{1} << 31) - 1,
+        absl::InvalidArgumentError(
+            "table '" + resource.name() + "' has dim " + std::to_string(resource.table()->dim()) +
+            "; expected a lookup of that dim and of fewer than 2^31 keys, got dim " +
+            std::to_string(dim_) + " and " + std::to_string(keys.NumElements()) + " keys"));
+    tf::TensorShape shape = keys.shape();
+    shape.AddDim(dim_);
+    tf::Tensor *embeddings = nullptr, *receipt = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &embeddings));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {}, &receipt));
+    Receipt made;
+    const Status status = Run(ctx, resource, keys, embeddings, &made);
+    OP_REQUIRES_OK(ctx, ToAbsl(status, resource.name()));
+    receipt->scalar<tf::Variant>()() = std::move(made);
+  }
+
+ private:
+  Status Run(tf::OpKernelContext* ctx, const OpenTable& resource, const tf::Tensor& keys,
+             tf::Tensor* embeddings, Receipt* receipt) const {
+    Table& table = *resource.table();
+    const bool is_float = embeddings->dtype() == tf::DT_FLOAT;
+    LookupKeys batch = KeysOf(keys);
+    batch.removals = table.removals();
+    batch.order = {number_, table.NextLookup()};
+    batch.rows_made = make_rows_;
+    Status status;
+    if constexpr (kOnGpu) {
+      if (!table.looks_up_on_gpu()) {
+        return InvalidArgument(
+            "expected a table whose rows lie on a GPU, without an admission or an eviction, got "
+            "another");
+      }
+      batch.on_gpu = true;
+      // The one that TensorFlow puts the work of all ops of the device on.
+      batch.stream = ctx->op_device_context()->stream()->platform_specific_handle().stream;
+      status = table.LookupOnGpu(batch.keys, batch.n, make_rows_, embeddings->data(), !is_float,
+                                 batch.stream);
+      *receipt = ReceiptOnGpu(resource.table(), resource.name(), std::move(batch));
+    } else {
+      const auto pool = IntraOpPool(ctx);
+      status = is_float ? table.Lookup(batch.keys, batch.n, make_rows_,
+                                       static_cast<float*>(embeddings->data()), pool)
+                        : table.Lookup(batch.keys, batch.n, make_rows_,
+                                       static_cast<BFloat16*>(embeddings->data()), pool);
+      const size_t n = batch.n;
+      *receipt = ReceiptOf(resource.table(), resource.name(), n, std::move(batch));
+    }
+    return status;
+  }
+
+  int dim_;
+  int64_t number_;
+  bool make_rows_;
+};
+
+SOK_REGISTER_CPU_KERNEL("LookupOnGpu", LookupOnGpuOp<false>);
+[[maybe_unused]] static const bool gpu_lookup =
+    RegisterGpuKernel("SokEmbed>LookupOnGpu", "LookupOnGpuOp",
+                      NewKernel<Guarded<LookupOnGpuOp<true>>>, {"token", "receipt"});
+
+}  // namespace sok
