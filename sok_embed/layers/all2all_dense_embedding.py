@@ -72,6 +72,10 @@ class All2AllDenseEmbedding(TableLayer):
             without a bias. Not with a storage.
         slot_dtype: The type in which the optimizer's slots lie beside the rows: `"float32"` or
             `"bfloat16"`. Not with a storage.
+        device: The device whose memory the rows of a worker lie in, as `DynamicEmbedding` has it.
+            Not a GPU without a hash table.
+        max_bytes: The most bytes of the GPU's memory that the rows and their index take. `None`: as
+            many as it has.
         **kwargs: The arguments of `keras.layers.Layer`.
 
     Input shape:
@@ -110,6 +114,8 @@ class All2AllDenseEmbedding(TableLayer):
         eviction: Any = None,
         row_dtype: str = "float32",
         slot_dtype: str = "float32",
+        device: str = "cpu",
+        max_bytes: int | None = None,
         **kwargs: Any,
     ) -> None:
         refuse_unknown_arguments(All2AllDenseEmbedding, kwargs)
@@ -145,6 +151,8 @@ class All2AllDenseEmbedding(TableLayer):
             eviction=eviction,
             row_dtype=row_dtype,
             slot_dtype=slot_dtype,
+            device=device,
+            max_bytes=max_bytes,
             **kwargs,
         )
         self.max_vocabulary_size_per_gpu = max_vocabulary_size_per_gpu
@@ -153,6 +161,8 @@ class All2AllDenseEmbedding(TableLayer):
         self.nnz_per_slot = nnz_per_slot
         self.dynamic_input = dynamic_input
         self.use_hashtable = use_hashtable
+        self.device = device
+        self.max_bytes = max_bytes
         self.key_dtype = key_dtype
         self.embedding_initializer = embedding_initializer
         self.on_full = on_full
@@ -202,7 +212,7 @@ class All2AllDenseEmbedding(TableLayer):
             **attributes_of(
                 self,
                 "max_vocabulary_size_per_gpu embedding_vec_size slot_num nnz_per_slot "
-                "dynamic_input use_hashtable on_full",
+                "dynamic_input use_hashtable on_full device max_bytes",
             ),
             "key_dtype": self.key_dtype.name,
             "embedding_initializer": serialize_initializer(self.embedding_initializer),

@@ -143,8 +143,8 @@ class DynamicEmbedding(TableLayer):
             or an optimizer that rows cannot follow, a float64 policy; for start vectors of other
             shapes or dtypes, with a key twice, with more keys of a worker than `max_rows`, or for a
             table that has rows, such as one in a storage; for a table that a GPU cannot hold, with
-            `device="gpu"`: one in a storage, or with other types than float32, or with several
-            workers; for inputs and weights of a call that are
+            `device="gpu"`: one in a storage, or with other types than float32; for inputs and
+            weights of a call that are
             none of the above, and inputs with a Keras mask where there is a combiner.
         RuntimeError: For `device="gpu"` where no GPU can be used; the message says whether the
             driver, the compiler NVRTC or the GPU is missing.

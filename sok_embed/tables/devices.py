@@ -46,7 +46,7 @@ def chosen_device(what: str, device: Any) -> str:
 
 
 def place_of_rows(
-    what: str, device: str, *, stored: bool, direct: bool, workers: int, dtypes: tuple[str, str]
+    what: str, device: str, *, stored: bool, direct: bool, dtypes: tuple[str, str]
 ) -> int:
     """Returns the number of the GPU whose memory rows are to lie in; -1 for the host's.
 
@@ -55,7 +55,6 @@ def place_of_rows(
         device: A device, from `chosen_device`.
         stored: True if the rows lie in a storage.
         direct: True if keys are found by position.
-        workers: The number of workers that share the keys.
         dtypes: The types of rows and slots.
 
     Raises:
@@ -69,8 +68,6 @@ def place_of_rows(
         reason = "a hash index", "keys that are found by position (use_hashtable=False)"
     elif dtypes != (FLOAT32, FLOAT32):
         reason = "row_dtype='float32' and slot_dtype='float32'", f"{dtypes[0]!r} and {dtypes[1]!r}"
-    elif workers > 1:
-        reason = "one worker", f"{workers}"
     else:
         return _number_of(device)
     if device == AUTO:
@@ -83,11 +80,12 @@ def place_of_rows(
 
 def logical_device(number: int) -> str | None:
     """Returns the name by which TensorFlow knows the GPU of a number; None if it does not."""
-    for visible, logical in zip(
-        tf.config.get_visible_devices("GPU"), tf.config.list_logical_devices("GPU"), strict=False
-    ):
-        if int(visible.name.rpartition(":")[2]) == number:
-            return str(logical.name)
+    logical = [str(each.name) for each in tf.config.list_logical_devices("GPU")]
+    first = 0  # of the logical devices of a GPU, of which it has one or several
+    for visible in tf.config.get_visible_devices("GPU"):
+        if int(visible.name.rpartition(":")[2]) == number and first < len(logical):
+            return logical[first]
+        first += len(tf.config.get_logical_device_configuration(visible) or [None])
     return None
 
 

@@ -175,7 +175,6 @@ class Table(BaseTable):
             wanted,
             stored=storage is not None,
             direct=direct,
-            workers=owners,
             dtypes=(row_dtype, slot_dtype),
         )
         self.device = CPU
@@ -204,7 +203,7 @@ class Table(BaseTable):
             self._make_now()
             return
         self.device = f"gpu:{number}"
-        if not self.counts_keys and not self.evicts_rows:
+        if self.owners == 1 and not self.counts_keys and not self.evicts_rows:
             self.lookup_device = logical_device(number)
         warn_of_full_memory(number)
 

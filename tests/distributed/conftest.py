@@ -31,7 +31,7 @@ OVER_TCP = frozenset(
     """
     fit_sgd gradient_accumulation clipped_by_the_norm_of_all an_overflow_on_one_worker
     broadcast_variables uneven_sgd retracing_on_one_worker called_twice_eager repeated
-    keys_of_one_owner rows_in_fewer_bytes own_formula regularized adaptive_sgd
+    keys_of_one_owner rows_on_a_gpu rows_in_fewer_bytes own_formula regularized adaptive_sgd
     adaptive_masked adaptive_ragged adaptive_flipped
     adaptive_initial_rows adaptive_wrong_mask collection_sgd_mixed collection_adam_towers_mixed
     collection_sgd_bfloat16 collection_fit_placed collection_rows collection_rows_mixed

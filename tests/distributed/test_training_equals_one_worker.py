@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gpu_standin
 import numpy as np
 import pytest
 from sharded.models import TABLES
@@ -52,6 +53,25 @@ def test_training_can_be_repeated_bit_by_bit(one: Results, many: Results) -> Non
         for number in (1, 2):
             for name, value in first.items():
                 np.testing.assert_array_equal(worker[f"{number}.{name}"], value)
+
+
+@pytest.mark.skipif(not gpu_standin.is_built(), reason="needs `make test`'s libraries")
+def test_rows_on_the_gpus_of_workers_train_as_those_of_one(one: Results, many: Results) -> None:
+    assert_equal_tables(one, many, "rows_on_a_gpu", "dynamic", "all2all")
+    assert_equal_weights(one, many, "rows_on_a_gpu")
+    for worker in [*one.of("rows_on_a_gpu"), *many.of("rows_on_a_gpu")]:
+        assert [list(worker[f"{each}.devices"]) for each in ("gpu", "cpu")] == [
+            ["gpu:0", "gpu:0"],
+            ["cpu", "cpu"],
+        ]
+        for name in ("dynamic", "all2all"):
+            found, expected = [
+                dict(zip(worker[f"{each}.keys"].tolist(), worker[f"{each}.rows"], strict=True))
+                for each in (name, f"host.{name}")
+            ]
+            assert found.keys() == expected.keys()
+            for key, row in found.items():
+                np.testing.assert_allclose(row, expected[key], rtol=0, atol=1e-6)
 
 
 def test_rows_in_fewer_bytes_have_the_same_bits_on_any_number_of_workers(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 import warnings
 from typing import Any
 
+import gpu_standin
 import keras
 import numpy as np
 from strange_optimizer import RootMomentum
@@ -184,6 +186,30 @@ def _fit_every_row(here: Here, optimizer: Any, of_row: dict[str, Any]) -> dict[s
     untrained = type(layers[1]).from_config(layers[1].get_config()).tables["rows"].lookup(keys)
     found = {"rows.keys": keys, "rows.rows": rows, "rows.untrained": untrained}
     return {**contents(model), **found}
+
+
+@scenario
+def rows_on_a_gpu(here: Here) -> dict[str, Any]:
+    """Rows of two layers lie on a stand-in for a GPU, and in a second model on the host."""
+    if not gpu_standin.is_built():
+        return {}
+    gpu_standin.use(tempfile.mkdtemp())
+    found: dict[str, Any] = {}
+    for device in ("gpu", "cpu"):
+        inputs = keras.Input((3,), dtype="int64")
+        dynamic = sok_embed.DynamicEmbedding(4, name="dynamic", seed=1, device=device)
+        all2all = sok_embed.All2AllDenseEmbedding(
+            100, 4, 3, 1, name="all2all", seed=1, device=device
+        )
+        vectors = [dynamic(inputs), all2all(keras.ops.expand_dims(inputs, -1))[:, :, 0]]
+        hidden = keras.layers.Flatten()(keras.layers.Concatenate()(vectors))
+        model = keras.Model(inputs, dense()(hidden))
+        model.compile(sok_embed.DistributedOptimizer(keras.optimizers.Adagrad(0.1)), "mse")
+        fit(model, *keys_and_targets(), here)
+        saved = contents(model)
+        found |= saved if device == "gpu" else {f"host.{name}": saved[name] for name in saved}
+        found[f"{device}.devices"] = [layer.table.device for layer in (dynamic, all2all)]
+    return found
 
 
 @scenario
