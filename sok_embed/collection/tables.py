@@ -21,6 +21,7 @@ from sok_embed.planning import Plan, PlannedTable
 from sok_embed.planning.tables import KEY, REPLICATED
 from sok_embed.tables import group_holders
 from sok_embed.tables.changed_rows import commit_and_change
+from sok_embed.tables.devices import CPU
 from sok_embed.tables.owned_resource import OwnedResource
 from sok_embed.tables.owners import EveryWorkerRule, MixedRule, OneWorkerRule, OwnerRule, salt_of
 from sok_embed.tables.table import Table
@@ -109,7 +110,8 @@ class TableCollection(Mapping[str, Table]):
         plain = config.storage is None and config.max_rows is None and config.eviction is None
         holds_all = placed.kind == tf_ops.ON_ALL or placed == (tf_ops.ON_WORKER, self.owner)
         whole = self.owners == 1 or holds_all
-        direct = config.vocabulary_size is not None and plain and whole
+        # Rows on a GPU are found by hash.
+        direct = config.vocabulary_size is not None and plain and whole and config.device == CPU
         max_rows = config.vocabulary_size if direct else config.max_rows
         evictions.check_place(
             config.eviction,
@@ -133,6 +135,8 @@ class TableCollection(Mapping[str, Table]):
             eviction=config.eviction,
             row_dtype=config.row_dtype,
             slot_dtype=config.slot_dtype,
+            device=config.device,
+            max_bytes=config.max_bytes,
             name=config.name,
         )
         table.constraint = config.constraint

@@ -17,6 +17,7 @@ from sok_embed.keras_bridge.keras_arguments import function_of_rows
 from sok_embed.lookups.padding import padding_key
 from sok_embed.optimizers import row_rules
 from sok_embed.tables import row_constraints, storage_copies
+from sok_embed.tables.devices import CPU, check_device
 from sok_embed.tables.row_dtypes import FLOAT32, check_row_dtypes
 from sok_embed.tf_ops.collections import COMBINERS as POOLED
 
@@ -62,6 +63,9 @@ class TableConfig:
         row_dtype: The type in which rows lie in memory, as for `DynamicEmbedding`: `"float32"`,
             `"bfloat16"`, `"float16"` or `"int8"`. Not with a storage.
         slot_dtype: The type in which the optimizer's slots do: `"float32"` or `"bfloat16"`.
+        device: The device whose memory the rows of a worker lie in, as for `DynamicEmbedding`.
+        max_bytes: The most bytes of a GPU's memory that rows and their index take. `None`: as many
+            as it has.
         regularizer: A Keras regularizer, as `embeddings_regularizer` of `DynamicEmbedding`. The
             features of the table are then pooled by the workers that asked for their rows. `None`:
             there is none.
@@ -89,6 +93,8 @@ class TableConfig:
     eviction: Any = field(default=None, kw_only=True)
     row_dtype: str = field(default=FLOAT32, kw_only=True)
     slot_dtype: str = field(default=FLOAT32, kw_only=True)
+    device: str = field(default=CPU, kw_only=True)
+    max_bytes: int | None = field(default=None, kw_only=True)
     regularizer: Any = field(default=None, kw_only=True)
     constraint: Any = field(default=None, kw_only=True)
     trainable: bool = field(default=True, kw_only=True)
@@ -128,6 +134,9 @@ class TableConfig:
                     f"group={self.group}, storage={shown(self.storage)}."
                 )
         check_row_dtypes(what, self.row_dtype, self.slot_dtype, stored=self.storage is not None)
+        check_device(what, self.device)
+        if self.max_bytes is not None:
+            self.max_bytes = check_positive("max_bytes", self.max_bytes)
         self.optimizer = row_rules.get(self.optimizer)
         self.admission = admissions.get(self.admission)
         self.eviction = evictions.get(self.eviction)
@@ -175,6 +184,8 @@ class TableConfig:
             "eviction": None if self.eviction is None else self.eviction.get_config(),
             "row_dtype": self.row_dtype,
             "slot_dtype": self.slot_dtype,
+            "device": self.device,
+            "max_bytes": self.max_bytes,
             "regularizer": keras.regularizers.serialize(self.regularizer),
             "constraint": keras.constraints.serialize(self.constraint),
             "trainable": self.trainable,

@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_embed import All2AllDenseEmbedding, DynamicEmbedding, Table, kv
+from sok_embed import (
+    All2AllDenseEmbedding,
+    DistributedEmbedding,
+    DynamicEmbedding,
+    FeatureConfig,
+    Table,
+    TableConfig,
+    kv,
+)
 from sok_embed.admission import FrequencyAdmission
 from sok_embed.checkpoint import Checkpoint
 from sok_embed.eviction import LeastRecentlyUsed
@@ -123,6 +131,30 @@ def test_a_model_goes_to_the_host_and_back_by_keras_files(tmp_path, monkeypatch)
     # They train on alike: the slots and the step came along.
     of_host, of_gpu = [contents(fit(model).layers[0].table) for model in (second, third)]
     assert_same(of_gpu, of_host, 1e-6)
+
+
+def test_tables_of_a_collection_train_on_a_gpu_as_on_the_host():
+    found = []
+    for device in ("cpu", "gpu"):
+        users = TableConfig("users", None, DIM, seed=1, combiner="sum", device=device)
+        items = TableConfig("items", 100, DIM, seed=2, device=device, max_bytes=2**30)
+        assert TableConfig.from_config(items.get_config()).device == device
+        features = {
+            "user": FeatureConfig("user", users),
+            "item": FeatureConfig("item", items),
+            "last": FeatureConfig("last", items),
+        }
+        embedding = DistributedEmbedding(features, name="fields")
+        inputs = {name: keras.Input((3,), dtype="int64", name=name) for name in features}
+        hidden = keras.layers.Concatenate()(list(embedding(inputs).values()))
+        model = keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="ones")(hidden))
+        model.compile(keras.optimizers.Adagrad(0.1, clipnorm=1.0), "mse")
+        keys = {"user": KEYS, "item": abs(KEYS), "last": abs(KEYS[::-1])}
+        model.fit(keys, TARGETS, batch_size=32, shuffle=False, verbose=0)
+        found.append(embedding.tables)
+    for name, table in found[1].items():
+        assert table.device == "gpu:0"
+        assert_same(contents(table), contents(found[0][name]), 1e-6)
 
 
 def test_checkpoints_of_tensorflow_carry_rows_between_devices(tmp_path):
