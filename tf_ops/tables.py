@@ -40,7 +40,8 @@ def table_handle(shared_name: str, dim: int, **attributes: Any) -> tf.Tensor:
             `eviction_max_age` in ticks of the table's clock, `eviction_min_l2` and
             `eviction_every`, `step_clock` (rows note the table's step of their last update, and not
             the second), `gpu` (the number of the GPU whose memory the rows lie in; -1: the host's)
-            with `max_bytes` of that memory (0: what it has).
+            with `max_bytes` of that memory (0: what it has) and `gpu_optional` (rows lie in the
+            host's memory where there is no such GPU).
 
     Returns:
         A scalar resource tensor, on the CPU.

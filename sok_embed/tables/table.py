@@ -227,8 +227,8 @@ class Table(BaseTable):
                 )
         attributes = self._attributes
         if not tf.executing_eagerly():
-            # A graph that is saved makes its table wherever it is loaded.
-            attributes = {**attributes, "gpu": -1}
+            # A graph that is saved makes its table wherever it is loaded, with a GPU or without.
+            attributes = {**attributes, "gpu_optional": True}
         try:
             return as_errors(lambda: tf_ops.anonymous_table(self.name, self.dim, **attributes))
         except kv.StorageLockedError as error:

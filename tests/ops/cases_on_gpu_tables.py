@@ -143,6 +143,32 @@ def test_rows_that_go_between_lookup_and_step_are_made_anew():
         np.testing.assert_allclose(of_gpu, of_host, rtol=1e-6, atol=1e-6)
 
 
+class Scorer(tf.Module):
+    """Looks keys up in a function that may be saved."""
+
+    def __init__(self):
+        super().__init__()
+        embedding = DynamicEmbedding(DIM, seed=3, device="gpu", name="rows")
+        embedding(KEYS, training=True)
+        embedding.trainable = False
+        self.table = embedding.table
+        self._look_up = lambda keys: embedding(keys)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+    def __call__(self, keys):
+        return self._look_up(keys)
+
+
+def test_a_saved_function_looks_up_on_the_gpu_where_it_is_loaded(tmp_path):
+    scorer = Scorer()
+    keys = tf.constant([int(KEYS[0, 0]), 99], tf.int64)
+    tf.saved_model.save(scorer, tmp_path / "saved")
+    operations = scorer.__call__.get_concrete_function().graph.get_operations()
+    assert "SokEmbed>LookupOnGpu" in {operation.type for operation in operations}
+    loaded = tf.saved_model.load(tmp_path / "saved")
+    np.testing.assert_array_equal(loaded(keys), scorer(keys))
+
+
 def test_a_full_table_is_an_error_of_the_op():
     layer = DynamicEmbedding(DIM, device="gpu", max_rows=10)
     with pytest.raises(tf.errors.ResourceExhaustedError, match="at most 10 rows"):

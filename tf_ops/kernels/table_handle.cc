@@ -47,6 +47,7 @@ namespace tf = tensorflow;
       .Attr("slot_dtype: string = 'float32'")              \
       .Attr("step_clock: bool = false")                    \
       .Attr("gpu: int >= -1 = -1")                         \
+      .Attr("gpu_optional: bool = false")                  \
       .Attr("max_bytes: int >= 0 = 0")
 
 namespace {
@@ -62,6 +63,7 @@ class TablePlace {
 
  private:
   TableConfig config_;
+  bool gpu_optional_ = false;  // where there is no such GPU, the rows lie in the host's memory
   Result<std::shared_ptr<Storage>> OpenStorage() const;
   absl::Status ReadEviction(tf::OpKernelConstruction* ctx);
 
@@ -89,6 +91,7 @@ absl::Status TablePlace::Read(tf::OpKernelConstruction* ctx) {
   TF_RETURN_IF_ERROR(ctx->GetAttr("shards", &shards));
   TF_RETURN_IF_ERROR(ctx->GetAttr("step_clock", &config_.step_clock));
   TF_RETURN_IF_ERROR(ctx->GetAttr("gpu", &config_.gpu));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("gpu_optional", &gpu_optional_));
   TF_RETURN_IF_ERROR(ctx->GetAttr("max_bytes", &max_bytes));
   config_.shards = static_cast<uint32_t>(std::min<int64_t>(shards, UINT32_MAX));
   config_.initializer_a = a;
@@ -145,7 +148,12 @@ Result<std::shared_ptr<OpenTable>> TablePlace::Open(const std::string& name) con
       if (!made.ok()) return made.status();
       eviction = std::move(made.value());
     }
-    auto table = Table::Make(config_, std::move(admission), nullptr, std::move(eviction));
+    auto table = Table::Make(config_, admission, nullptr, eviction);
+    if (!table.ok() && config_.gpu >= 0 && gpu_optional_) {
+      TableConfig on_host = config_;
+      on_host.gpu = -1;
+      table = Table::Make(on_host, std::move(admission), nullptr, std::move(eviction));
+    }
     if (!table.ok()) return table.status();
     return std::make_shared<OpenTable>(name, nullptr, std::move(table.value()));
   }
