@@ -41,7 +41,7 @@ def table_handle(shared_name: str, dim: int, **attributes: Any) -> tf.Tensor:
             `eviction_every`, `step_clock` (rows note the table's step of their last update, and not
             the second), `gpu` (the number of the GPU whose memory the rows lie in; -1: the host's)
             with `max_bytes` of that memory (0: what it has) and `gpu_optional` (rows lie in the
-            host's memory where there is no such GPU).
+            host's memory without such a GPU).
 
     Returns:
         A scalar resource tensor, on the CPU.

@@ -186,8 +186,8 @@ class LiveModel:
         """Follows what is published again, after `roll_back`, in a model made to follow."""
         if not hasattr(self, "_thread"):
             raise RuntimeError(
-                "Expected a model that was loaded with follow=True. Received: another one. Load it "
-                "so, or call update."
+                "Expected a model that was loaded with follow=True. Received: one loaded without "
+                "it. Load it so, or call update."
             )
         if self._stopped.is_set():
             raise RuntimeError("Expected a model that is open. Received: one that was closed.")

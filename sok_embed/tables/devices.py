@@ -16,7 +16,7 @@ from sok_embed.tables.row_dtypes import FLOAT32
 CPU = "cpu"
 AUTO = "auto"
 _GPU = "gpu"
-# What a caller who cannot change the arguments of layers sets, as where a model is loaded.
+# A caller who cannot change the arguments of layers sets it, for example to load a model.
 _VARIABLE = "SOK_DEVICE"
 
 

@@ -63,7 +63,7 @@ class TablePlace {
 
  private:
   TableConfig config_;
-  bool gpu_optional_ = false;  // where there is no such GPU, the rows lie in the host's memory
+  bool gpu_optional_ = false;  // without such a GPU the rows lie in the host's memory
   Result<std::shared_ptr<Storage>> OpenStorage() const;
   absl::Status ReadEviction(tf::OpKernelConstruction* ctx);
 

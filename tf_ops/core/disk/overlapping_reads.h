@@ -27,7 +27,7 @@ class OverlappingReads {
 
   void Read(Request* requests, size_t n) const;
   // Tells the system that bytes will be read soon, or how the file will be: see posix_fadvise.
-  // Where it does not listen nothing changes.
+  // Nothing changes if the system ignores it.
   void Advise(uint64_t offset, size_t size, int advice) const;
 
  private:

@@ -83,7 +83,7 @@ class Spill {
     std::vector<uint64_t> rows;
     uint32_t end;                // the number of rows that were written there, of any kind
     bool in_runs;                // see Segment
-    std::vector<uint32_t> runs;  // where ascending runs of keys begin
+    std::vector<uint32_t> runs;  // the rows with which ascending runs of keys begin
   };
   // Returns where the dirty rows lie, which are clean from then on. Until Thaw their records stay
   // in the file, also those of rows that have a newer version or are gone by then, so that another
@@ -127,8 +127,8 @@ class Spill {
     std::vector<uint64_t> dirty;
     std::vector<uint64_t> frozen;  // empty: none is
     Key last = 0;                  // the key of the last row
-    // Where ascending runs of keys begin, the first one at 0; not all of them where there are more
-    // than kMostRuns.
+    // The numbers of the rows with which ascending runs of keys begin, the first one 0; not all of
+    // them if there are more than kMostRuns.
     std::vector<uint32_t> runs;
   };
   static bool Bit(const std::vector<uint64_t>& bits, uint32_t i) {

@@ -84,7 +84,7 @@ class GpuStore final : public RowStore {
 
  private:
   class FrozenStore;
-  // Whole rows in the host's memory.
+  // Copies of whole rows in the host's memory.
   struct HostRows;
   using Keys = std::vector<Key>;
 
@@ -115,7 +115,7 @@ class GpuStore final : public RowStore {
   const std::shared_ptr<Device> device_;
   const GpuTableConfig config_;
 
-  // Whoever changes rows holds it alone.
+  // A call that changes rows holds it alone.
   mutable SharedMutex mu_;
   // The rows as they were when the GPU was asked, and what calls that waited have changed since.
   mutable std::atomic<uint64_t> size_{0};
