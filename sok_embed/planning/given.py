@@ -10,6 +10,7 @@ from sok_embed.arguments import check_integer, check_positive
 from sok_embed.binding import _core
 from sok_embed.binding.rules import rule_of_class
 from sok_embed.planning.tables import PLACED
+from sok_embed.tables.devices import CPU, check_device
 from sok_embed.tables.row_dtypes import FLOAT32, check_row_dtypes
 
 AUTO = "auto"
@@ -19,6 +20,7 @@ _TABLE = {
     *("name", "vocabulary_size", "embedding_dim", "initializer", "optimizer", "combiner"),
     *("placement", "seed", "worker", "max_rows", "storage", "group", "admission", "eviction"),
     *("trainable", "regularizer", "constraint", "rows", "distinct", "row_dtype", "slot_dtype"),
+    *("device", "max_bytes"),
 }
 _FEATURE = {
     *("name", "table", "input_shape", "output_shape", "combiner", "max_length"),
@@ -286,6 +288,8 @@ def _table(raw: Mapping[str, Any]) -> GivenTable:
 
     row_dtype, slot_dtype = raw.get("row_dtype", FLOAT32), raw.get("slot_dtype", FLOAT32)
     check_row_dtypes(f"The {what}", row_dtype, slot_dtype, stored=storage is not None)
+    # A plan counts bytes of rows, whichever memory they lie in.
+    check_device(f"The {what}", raw.get("device", CPU))
 
     def positive(name: str) -> int | None:
         return None if raw.get(name) is None else check_positive(f"{name} of {what}", raw[name])
