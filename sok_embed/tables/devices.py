@@ -1,17 +1,11 @@
-"""The device whose memory rows lie in: the host, or a GPU."""
+"""The names of devices whose memory rows can lie in; needs no TensorFlow."""
 
 from __future__ import annotations
 
-import glob
-import importlib.util
 import os
-import warnings
 from typing import Any
 
-import tensorflow as tf
-
 from sok_embed.arguments import shown
-from sok_embed.tables.row_dtypes import FLOAT32
 
 CPU = "cpu"
 AUTO = "auto"
@@ -43,95 +37,3 @@ def chosen_device(what: str, device: Any) -> str:
     check_device(what, device)
     given = os.environ.get(_VARIABLE)
     return check_device(what, given, f"the variable {_VARIABLE}") if given else str(device)
-
-
-def place_of_rows(
-    what: str, device: str, *, stored: bool, direct: bool, dtypes: tuple[str, str]
-) -> int:
-    """Returns the number of the GPU whose memory rows are to lie in; -1 for the host's.
-
-    Args:
-        what: The beginning of the message, such as `"Table 'a'"`.
-        device: A device, from `chosen_device`.
-        stored: True if the rows lie in a storage.
-        direct: True if keys are found by position.
-        dtypes: The types of rows and slots.
-
-    Raises:
-        ValueError: For a table that a GPU cannot hold, unless the device is `"auto"`.
-    """
-    if device == CPU:
-        return -1
-    if stored:
-        reason = "rows in memory", "a storage, whose rows are on disk and in the host's memory"
-    elif direct:
-        reason = "a hash index", "keys that are found by position (use_hashtable=False)"
-    elif dtypes != (FLOAT32, FLOAT32):
-        reason = "row_dtype='float32' and slot_dtype='float32'", f"{dtypes[0]!r} and {dtypes[1]!r}"
-    else:
-        return _number_of(device)
-    if device == AUTO:
-        return -1
-    raise ValueError(
-        f"{what}: expected {reason[0]} with device={device!r}. Received: {reason[1]}. Use "
-        "device='cpu', or 'auto', which takes a GPU only where it can hold the table."
-    )
-
-
-def logical_device(number: int) -> str | None:
-    """Returns the name by which TensorFlow knows the GPU of a number; None if it does not."""
-    logical = [str(each.name) for each in tf.config.list_logical_devices("GPU")]
-    first = 0  # of the logical devices of a GPU, of which it has one or several
-    for visible in tf.config.get_visible_devices("GPU"):
-        if int(visible.name.rpartition(":")[2]) == number and first < len(logical):
-            return logical[first]
-        first += len(tf.config.get_logical_device_configuration(visible) or [None])
-    return None
-
-
-def warn_of_full_memory(number: int) -> None:
-    """Warns where TensorFlow takes all memory of a GPU, so that rows would find none."""
-    for visible in tf.config.get_visible_devices("GPU"):
-        if int(visible.name.rpartition(":")[2]) != number:
-            continue
-        limits = tf.config.get_logical_device_configuration(visible) or []
-        if (limits and all(each.memory_limit for each in limits)) or _lets_memory_grow(visible):
-            return
-        # The text is the same for all tables, so that it is shown once.
-        warnings.warn(
-            f"Expected TensorFlow to leave memory of GPU {number} to the rows of tables. Received: "
-            "a TensorFlow that takes nearly all of it when it first uses the GPU. Call "
-            "tf.config.experimental.set_memory_growth(gpu, True), or limit its memory by "
-            "tf.config.set_logical_device_configuration, before anything runs on the GPU.",
-            stacklevel=2,
-        )
-
-
-def find_compiler() -> None:
-    """Sets SOK_NVRTC to NVIDIA's compiler among Python's packages, unless it is set."""
-    if os.environ.get("SOK_NVRTC"):
-        return
-    spec = importlib.util.find_spec("nvidia")
-    for folder in [] if spec is None else list(spec.submodule_search_locations or []):
-        for place in ("cu13/lib/libnvrtc.so.13", "cuda_nvrtc/lib/libnvrtc.so.1?"):
-            for library in sorted(glob.glob(os.path.join(glob.escape(folder), place))):
-                os.environ["SOK_NVRTC"] = library
-                return
-
-
-def _number_of(device: str) -> int:
-    """Returns the number of a GPU: the one given, else the first one that TensorFlow sees."""
-    if ":" in device:
-        return int(device.partition(":")[2])
-    for visible in tf.config.get_visible_devices("GPU"):
-        return int(visible.name.rpartition(":")[2])
-    return 0
-
-
-def _lets_memory_grow(visible: Any) -> bool:
-    if os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH", "").lower() == "true":
-        return True
-    try:
-        return bool(tf.config.experimental.get_memory_growth(visible))
-    except ValueError:  # GPUs of one process have different settings
-        return False

@@ -20,10 +20,8 @@ from sok_embed.kv import RemovedKeys
 from sok_embed.kv.storage import warn_of_another
 from sok_embed.tables import contents
 from sok_embed.tables.base_table import BaseTable, Part
-from sok_embed.tables.devices import (
-    AUTO,
-    CPU,
-    chosen_device,
+from sok_embed.tables.devices import AUTO, CPU, chosen_device
+from sok_embed.tables.gpus import (
     find_compiler,
     logical_device,
     place_of_rows,

@@ -23,7 +23,7 @@ from sok_embed.admission import FrequencyAdmission
 from sok_embed.checkpoint import Checkpoint
 from sok_embed.eviction import LeastRecentlyUsed
 from sok_embed.initializers import RowInitializer
-from sok_embed.tables import devices
+from sok_embed.tables import gpus
 
 pytestmark = pytest.mark.skipif(not gpu_standin.is_built(), reason="needs `make test`'s libraries")
 
@@ -277,10 +277,10 @@ def test_the_compiler_is_found_among_python_packages(tmp_path, monkeypatch):
     library.touch()
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("SOK_NVRTC", "given")
-    devices.find_compiler()
+    gpus.find_compiler()
     assert os.environ["SOK_NVRTC"] == "given"
     monkeypatch.delenv("SOK_NVRTC")
-    devices.find_compiler()
+    gpus.find_compiler()
     found = os.environ.pop("SOK_NVRTC", "")
     monkeypatch.setenv("SOK_NVRTC", str(gpu_standin.COMPILER))
     assert "libnvrtc.so" in found
