@@ -105,7 +105,8 @@ class Database {
   Status PublishJournal(const JournalReader& journal, const Meta& meta);
   // Has readers see what a journal holds, with `meta` in place of its own: for read_only.
   virtual void ShowJournal(std::unique_ptr<JournalReader> journal, Meta meta) = 0;
-  // Forgets what is pending.
+  // Forgets what is pending. Nothing pending is seen any more, however this ends: what an error
+  // keeps on the disk goes with the next Recover.
   virtual Status DropPending() = 0;
   // Returns whether rows are pending, set apart or not.
   virtual bool has_pending() const = 0;

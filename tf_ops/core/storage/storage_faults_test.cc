@@ -222,7 +222,7 @@ class Run {
     return rows;
   }
 
-  void Publish(const char* name, const std::function<Status()>& call, const Effect& effect) {
+  void Publish(const std::string& name, const std::function<Status()>& call, const Effect& effect) {
     Call(name, call, effect);
     promised_ = rows_;
     begun_.clear();
@@ -234,7 +234,7 @@ class Run {
   }
   // Makes a call. If it fails, its rows are as before or as after it, on disk too as far as that
   // was promised; then the fault is mended, and the call is repeated unless it has happened.
-  void Call(const char* name, const std::function<Status()>& call, const Effect& effect) {
+  void Call(const std::string& name, const std::function<Status()>& call, const Effect& effect) {
     CAPTURE(name);
     Rows after = rows_;
     if (effect) effect(&after);

@@ -83,6 +83,19 @@ TEST_CASE("pending rows hide published ones until they are dropped, published, o
     REQUIRE(database->DropPending().ok());
     CHECK(RowsOf(*database) == oldest);
   }
+  SUBCASE("dropping forgets them on a full disk too, whose error the next recovery mends") {
+    {
+      const FileSizeLimit full(0);
+      CHECK_FALSE(database->DropPending().ok());
+      CHECK(RowsOf(*database) == oldest);
+    }
+    CHECK(database->failed());
+    REQUIRE(database->Recover().ok());
+    CHECK(RowsOf(*database) == oldest);
+    REQUIRE(database->WritePending(Batch({{2, 20.0f}})).ok());
+    REQUIRE(database->Publish({}).ok());
+    CHECK(RowsOf(*database).at(2) == 20.0f);
+  }
   SUBCASE("publishing keeps them, with the names of the same step") {
     REQUIRE(database->Publish({{"group/003", "new"}, {"gone", std::nullopt}}).ok());
     CHECK_FALSE(database->has_pending());
