@@ -94,7 +94,6 @@ class DiskStore final : public DurableStore {
 
   struct Shard;
   class FrozenStore;
-  class FrozenSpill;
   // Says where the newest version of a row is that the database does not have.
   struct DirtyPlace {
     static constexpr uint32_t kCached = uint32_t{1} << 31;
@@ -163,9 +162,9 @@ class DiskStore final : public DurableStore {
   Status NoMemory(const Shard& shard) const;
   // Takes rows out of the cache, to the spill or the database.
   Status SpillRows(Shard& shard, const std::vector<uint32_t>& rows);
-  // Writes rows to the spill, or, without room there, those that are dirty to the database, and
-  // sets *spilled accordingly.
-  Status SpillOrWrite(Shard& shard, const std::vector<Spill::Row>& rows, bool* spilled);
+  // Orders rows by key and writes them to the spill, or, without room there, those that are dirty
+  // to the database, and sets *spilled accordingly.
+  Status SpillOrWrite(Shard& shard, std::vector<Spill::Row>* rows, bool* spilled);
   Spill::Row SpillRowOf(const Shard& shard, uint32_t row) const;
   // Finds room in the spill for more rows, or returns false.
   Result<bool> ReserveSpill(Shard& shard, size_t rows);

@@ -195,14 +195,18 @@ Status DiskStore::SpillRows(Shard& shard, const std::vector<uint32_t>& rows) {
     leaving.push_back(SpillRowOf(shard, row));
   }
   bool spilled = false;
-  SOK_RETURN_IF_ERROR(SpillOrWrite(shard, leaving, &spilled));
+  SOK_RETURN_IF_ERROR(SpillOrWrite(shard, &leaving, &spilled));
   for (Key key : left) shard.spill->Remove(key);  // an older version may be there
   for (uint32_t row : rows) shard.Forget(row);
   return Status();
 }
 
-Status DiskStore::SpillOrWrite(Shard& shard, const std::vector<Spill::Row>& rows, bool* spilled) {
+Status DiskStore::SpillOrWrite(Shard& shard, std::vector<Spill::Row>* in_no_order, bool* spilled) {
+  std::vector<Spill::Row>& rows = *in_no_order;
   Spill& spill = *shard.spill;
+  // A flush merges what was written in order, and has to sort the rest.
+  std::sort(rows.begin(), rows.end(),
+            [](const Spill::Row& a, const Spill::Row& b) { return a.head.key < b.head.key; });
   SOK_ASSIGN_OR_RETURN(*spilled, ReserveSpill(shard, rows.size()));
   if (*spilled) return spill.Append(rows);
   RowBatch batch;

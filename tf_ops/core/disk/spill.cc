@@ -108,20 +108,34 @@ Status Spill::Append(const std::vector<Row>& rows) {
   return WriteRows(rows);
 }
 
+std::vector<uint32_t> Spill::RunsWith(const Segment& segment, const Row* rows, size_t n) {
+  std::vector<uint32_t> runs = segment.runs;
+  Key last = segment.last;
+  for (size_t i = 0; i < n && runs.size() <= kMostRuns; ++i) {
+    const auto at = static_cast<uint32_t>(segment.rows + i);
+    if (at == 0 || rows[i].head.key < last) runs.push_back(at);
+    last = rows[i].head.key;
+  }
+  return runs;
+}
+
 Status Spill::WriteRows(const std::vector<Row>& rows) {
   std::vector<char> bytes;
+  std::vector<uint32_t> runs;
   size_t done = 0;
   Status status;
   while (done < rows.size()) {
-    uint32_t s = kNone;
+    uint32_t s = kNone, first = 0;
+    size_t n = 0;
     status = OrNoMemory([&] {
       s = Filling();
-      bytes.resize(std::min<size_t>(rows.size() - done, rows_per_segment_) * record_bytes_);
+      first = segments_[s].rows;
+      n = std::min<size_t>(rows.size() - done, rows_per_segment_ - first);
+      bytes.resize(n * record_bytes_);
+      runs = RunsWith(segments_[s], rows.data() + done, n);
       return Status();
     });
     if (!status.ok()) break;
-    const uint32_t first = segments_[s].rows;
-    const size_t n = std::min<size_t>(rows.size() - done, rows_per_segment_ - first);
     for (size_t i = 0; i < n; ++i) {
       const Row& row = rows[done + i];
       char* record = bytes.data() + i * record_bytes_;
@@ -131,6 +145,8 @@ Status Spill::WriteRows(const std::vector<Row>& rows) {
     status =
         file_->Write(segments_[s].number, first * record_bytes_, bytes.data(), n * record_bytes_);
     if (!status.ok()) break;
+    segments_[s].runs.swap(runs);
+    segments_[s].last = rows[done + n - 1].head.key;
     for (size_t i = 0; i < n; ++i) {
       const Row& row = rows[done + i];
       const Key key = row.head.key;
@@ -222,7 +238,8 @@ std::vector<Spill::FrozenPart> Spill::Freeze() {
   for (uint32_t s = 0; s < segments_.size(); ++s) {
     const std::vector<uint64_t>& dirty = segments_[s].dirty;
     if (std::all_of(dirty.begin(), dirty.end(), [](uint64_t bits) { return bits == 0; })) continue;
-    parts.push_back({segments_[s].number, dirty});
+    const bool in_runs = segments_[s].runs.size() <= kMostRuns;
+    parts.push_back({segments_[s].number, dirty, segments_[s].rows, in_runs, segments_[s].runs});
     kept.emplace_back(s, dirty);
   }
   for (auto& [s, rows] : kept) segments_[s].frozen = std::move(rows);

@@ -81,6 +81,9 @@ class Spill {
   struct FrozenPart {
     uint32_t segment;
     std::vector<uint64_t> rows;
+    uint32_t end;                // the number of rows that were written there, of any kind
+    bool in_runs;                // see Segment
+    std::vector<uint32_t> runs;  // the rows with which ascending runs of keys begin
   };
   // Returns where the dirty rows lie, which are clean from then on. Until Thaw their records stay
   // in the file, also those of rows that have a newer version or are gone by then, so that another
@@ -123,6 +126,10 @@ class Spill {
     std::vector<uint64_t> valid;  // a bit a row
     std::vector<uint64_t> dirty;
     std::vector<uint64_t> frozen;  // empty: none is
+    Key last = 0;                  // the key of the last row
+    // The numbers of the rows with which ascending runs of keys begin, the first one 0; not all of
+    // them if there are more than kMostRuns.
+    std::vector<uint32_t> runs;
   };
   static bool Bit(const std::vector<uint64_t>& bits, uint32_t i) {
     return (bits[i / 64] >> (i % 64) & 1) != 0;
@@ -162,12 +169,16 @@ class Spill {
   // being filled is left alone.
   Status Compact();
   Status WriteRows(const std::vector<Row>& rows);
+  // Returns the runs of a segment with rows at its end.
+  static std::vector<uint32_t> RunsWith(const Segment& segment, const Row* rows, size_t n);
   void Invalidate(uint32_t place);
   void Free(uint32_t s);
   void FreeIfEmpty(uint32_t s);
 
   // The fewest rows that a segment must hold. Rows so long that fewer fit are not spilled.
   static constexpr uint32_t kFewestRows = 16;
+  // The most runs of a segment that are told apart: more are as good as no order.
+  static constexpr size_t kMostRuns = 64;
 
   SpillFile* const file_;
   size_t floats_ = 0;

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
-#include <queue>
 
 #include "core/base/file.h"
 #include "core/base/hash.h"
+#include "core/base/merge_tree.h"
 #include "core/base/status_macros.h"
 #include "core/serving/serving_format.h"
 
@@ -135,24 +135,24 @@ Status RowSorter::Merge(const Put& put) {
   const size_t share = std::clamp(memory_ / runs_.size(), kLeast, kMost);
   const size_t buffer = std::max<size_t>(share / record_bytes_, 1) * record_bytes_;
   std::vector<std::unique_ptr<RunReader>> readers;
-  using Head = std::pair<uint64_t, size_t>;  // hash, run
-  std::priority_queue<Head, std::vector<Head>, std::greater<Head>> heads;
-  const auto advance = [&](size_t run) {
-    bool more;
-    SOK_RETURN_IF_ERROR(readers[run]->Next(&more));
-    if (more) heads.push({Mix64(KeyOf(readers[run]->record())), run});
-    return Status();
-  };
+  MergeTree tree(runs_.size());
   for (size_t run = 0; run < runs_.size(); ++run) {
     readers.push_back(std::make_unique<RunReader>(*file_, runs_[run], record_bytes_, buffer));
-    SOK_RETURN_IF_ERROR(advance(run));
+    bool more;
+    SOK_RETURN_IF_ERROR(readers[run]->Next(&more));
+    if (more) tree.Set(run, Mix64(KeyOf(readers[run]->record())));
   }
   InOrder ordered(put);
-  while (!heads.empty()) {
-    const auto [hash, run] = heads.top();
-    heads.pop();
-    SOK_RETURN_IF_ERROR(ordered.Put(hash, readers[run]->record()));
-    SOK_RETURN_IF_ERROR(advance(run));
+  for (tree.Start(); !tree.ended();) {
+    RunReader& reader = *readers[tree.run()];
+    SOK_RETURN_IF_ERROR(ordered.Put(tree.key(), reader.record()));
+    bool more;
+    SOK_RETURN_IF_ERROR(reader.Next(&more));
+    if (more) {
+      tree.Next(Mix64(KeyOf(reader.record())));
+    } else {
+      tree.End();
+    }
   }
   return Status();
 }

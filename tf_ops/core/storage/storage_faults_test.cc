@@ -240,19 +240,9 @@ class Run {
     if (effect) effect(&after);
     Status status = call();
     if (status.ok()) {
-      // A flush beside may take the state before or after the call, and that of a step which has
-      // made its rows and not changed them yet.
-      if (!begun_.empty()) {
-        Rows made = rows_;
-        bool by_step = true;
-        for (const auto& [key, value] : after) {
-          if (made.emplace(key, 0).second) by_step = by_step && value == 1;
-        }
-        if (by_step) begun_.push_back(std::move(made));
-        begun_.push_back(after);
-      }
       rows_ = std::move(after);
       if (mode_.write_through) promised_ = rows_;
+      if (!begun_.empty()) begun_.push_back(rows_);  // which a flush may take as well
       return;
     }
     CAPTURE(status.message());

@@ -1,0 +1,267 @@
+#include "core/disk/frozen_spill.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "core/base/merge_tree.h"
+#include "core/base/status_macros.h"
+
+namespace sok {
+namespace {
+
+// The least bytes of a run that a merge holds.
+constexpr size_t kLeastWindow = size_t{8} << 10;
+
+Key KeyOf(const char* record) {
+  Key key;
+  std::memcpy(&key, record, sizeof(key));  // a Head begins with it
+  return key;
+}
+
+void Prefetch(const char* record, size_t bytes) {
+  for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(record + at);
+}
+
+// Passes records on as rows.
+class RowVisitor {
+ public:
+  RowVisitor(size_t floats, const DurableStore::VisitDirty& fn) : fn_(fn), row_(floats) {}
+
+  Status operator()(const char* record) {
+    Spill::Head head;
+    std::memcpy(&head, record, sizeof(head));
+    std::memcpy(row_.data(), record + sizeof(head), row_.size() * sizeof(float));
+    return fn_(head.key, head.header, row_.data(), row_.size());
+  }
+
+ private:
+  const DurableStore::VisitDirty& fn_;
+  std::vector<float> row_;
+};
+
+// Calls fn(record) for the records of an array, in the order of their keys.
+template <typename Fn>
+Status VisitSorted(const std::vector<char>& records, size_t record_bytes, Fn&& fn) {
+  constexpr size_t kRowsAhead = 12;  // between a prefetch and its use
+  std::vector<std::pair<Key, const char*>> sorted;
+  sorted.reserve(records.size() / record_bytes);
+  for (size_t at = 0; at < records.size(); at += record_bytes) {
+    sorted.emplace_back(KeyOf(records.data() + at), records.data() + at);
+  }
+  std::sort(sorted.begin(), sorted.end());
+  for (size_t i = 0; i < sorted.size(); ++i) {
+    if (i + kRowsAhead < sorted.size()) Prefetch(sorted[i + kRowsAhead].second, record_bytes);
+    SOK_RETURN_IF_ERROR(fn(sorted[i].second));
+  }
+  return Status();
+}
+
+}  // namespace
+
+// Reads a run through a window.
+class FrozenSpill::RunReader {
+ public:
+  RunReader(const FrozenSpill& frozen, const Run& run, size_t window)
+      : frozen_(frozen), run_(&run), most_(std::max<size_t>(window / frozen.record_bytes_, 1)) {}
+
+  // Goes to the next record, the first one at first. Sets *more to whether there was one.
+  Status Next(bool* more) {
+    for (;;) {
+      for (; row_ < filled_; ++row_) {
+        if (run_->rows != nullptr && ((*run_->rows)[row_ / 64] >> (row_ % 64) & 1) == 0) continue;
+        record_ = window_.data() + (row_++ - first_) * frozen_.record_bytes_;
+        *more = true;
+        return Status();
+      }
+      if (begun_ && row_ == run_->extents[extent_].end) {
+        ++extent_;
+        begun_ = false;
+      }
+      *more = extent_ < run_->extents.size();
+      if (!*more) {
+        std::vector<char>().swap(window_);
+        return Status();
+      }
+      SOK_RETURN_IF_ERROR(Fill(run_->extents[extent_]));
+    }
+  }
+  // The record that Next has gone to, until it is called again.
+  const char* record() const { return record_; }
+
+ private:
+  Status Fill(const Extent& extent) {
+    if (!begun_) row_ = extent.begin;
+    begun_ = true;
+    first_ = row_;
+    filled_ = static_cast<uint32_t>(std::min<size_t>(extent.end, row_ + most_));
+    window_.resize((filled_ - first_) * frozen_.record_bytes_);
+    return frozen_.file_.Read(extent.segment, first_ * frozen_.record_bytes_, window_.data(),
+                              window_.size());
+  }
+
+  const FrozenSpill& frozen_;
+  const Run* run_;
+  const size_t most_;  // rows of a window
+  std::vector<char> window_;
+  const char* record_ = nullptr;
+  size_t extent_ = 0;
+  bool begun_ = false;               // the extent has been
+  uint32_t first_ = 0, filled_ = 0;  // the rows of the window
+  uint32_t row_ = 0;                 // the next one
+};
+
+// Writes rows that come in no order as sorted runs, to segments of their own, which go with it.
+class FrozenSpill::SortedParts {
+ public:
+  explicit SortedParts(const FrozenSpill& frozen)
+      : frozen_(frozen),
+        rows_of_segment_(SpillFile::kSegmentBytes / frozen.record_bytes_),
+        capacity_(std::max<size_t>(frozen.memory_ / frozen.record_bytes_, 1) *
+                  frozen.record_bytes_) {}
+  SortedParts(const SortedParts&) = delete;
+  ~SortedParts() {
+    for (uint32_t segment : segments_) frozen_.file_.FreeSegment(segment);
+  }
+
+  Status Add(const char* record) {
+    if (records_.capacity() == 0) records_.reserve(capacity_);
+    records_.insert(records_.end(), record, record + frozen_.record_bytes_);
+    return records_.size() == capacity_ ? WritePart() : Status();
+  }
+  // Writes what is left, and adds the runs.
+  Status Finish(std::vector<Run>* runs) {
+    SOK_RETURN_IF_ERROR(WritePart());
+    std::vector<char>().swap(records_);
+    for (Run& run : runs_) runs->push_back(std::move(run));
+    return Status();
+  }
+
+ private:
+  Status WritePart() {
+    if (records_.empty()) return Status();
+    runs_.push_back({{}, nullptr});
+    std::vector<char> rows;  // of the segment that is being filled
+    rows.reserve(rows_of_segment_ * frozen_.record_bytes_);
+    SOK_RETURN_IF_ERROR(VisitSorted(records_, frozen_.record_bytes_, [&](const char* record) {
+      rows.insert(rows.end(), record, record + frozen_.record_bytes_);
+      return rows.size() == rows_of_segment_ * frozen_.record_bytes_ ? WriteSegment(&rows)
+                                                                     : Status();
+    }));
+    records_.clear();
+    return rows.empty() ? Status() : WriteSegment(&rows);
+  }
+  Status WriteSegment(std::vector<char>* rows) {
+    segments_.reserve(segments_.size() + 1);
+    segments_.push_back(frozen_.file_.AllocateSegment());
+    runs_.back().extents.push_back(
+        {segments_.back(), 0, static_cast<uint32_t>(rows->size() / frozen_.record_bytes_)});
+    SOK_RETURN_IF_ERROR(frozen_.file_.Write(segments_.back(), 0, rows->data(), rows->size()));
+    rows->clear();
+    return Status();
+  }
+
+  const FrozenSpill& frozen_;
+  const size_t rows_of_segment_;
+  const size_t capacity_;
+  std::vector<char> records_;
+  std::vector<uint32_t> segments_;
+  std::vector<Run> runs_;
+};
+
+FrozenSpill::FrozenSpill(SpillFile* file, size_t floats, size_t memory)
+    : file_(*file),
+      floats_(floats),
+      record_bytes_(sizeof(Spill::Head) + floats * sizeof(float)),
+      memory_(memory) {}
+
+void FrozenSpill::Add(std::vector<Spill::FrozenPart> segments) {
+  for (Spill::FrozenPart& segment : segments) {
+    for (uint64_t bits : segment.rows) rows_ += static_cast<size_t>(__builtin_popcountll(bits));
+    segments_.push_back(std::move(segment));
+  }
+}
+
+// Calls fn(record) for the rows of a segment, in the order in which they lie there.
+template <typename Fn>
+Status FrozenSpill::ForEachRecord(const Spill::FrozenPart& segment, const Fn& fn) const {
+  const Run run{{{segment.segment, 0, segment.end}}, &segment.rows};
+  RunReader reader(*this, run, SpillFile::kSegmentBytes);
+  for (bool more = true;;) {
+    SOK_RETURN_IF_ERROR(reader.Next(&more));
+    if (!more) return Status();
+    SOK_RETURN_IF_ERROR(fn(reader.record()));
+  }
+}
+
+Status FrozenSpill::SortInMemory(const DurableStore::VisitDirty& fn) const {
+  std::vector<char> records;
+  records.reserve(rows_ * record_bytes_);
+  for (const Spill::FrozenPart& segment : segments_) {
+    SOK_RETURN_IF_ERROR(ForEachRecord(segment, [&](const char* record) {
+      records.insert(records.end(), record, record + record_bytes_);
+      return Status();
+    }));
+  }
+  return VisitSorted(records, record_bytes_, RowVisitor(floats_, fn));
+}
+
+Status FrozenSpill::ForEach(const DurableStore::VisitDirty& fn) const {
+  return OrNoMemory([&] {
+    if (rows_ * record_bytes_ <= memory_) return SortInMemory(fn);
+    // Segments of long runs first: as many as have a window each.
+    std::vector<const Spill::FrozenPart*> segments;
+    for (const Spill::FrozenPart& segment : segments_) segments.push_back(&segment);
+    std::stable_sort(segments.begin(), segments.end(),
+                     [](const auto* a, const auto* b) { return a->runs.size() < b->runs.size(); });
+    const size_t most_runs = memory_ / kLeastWindow;
+    std::vector<Run> runs;
+    SortedParts parts(*this);
+    for (const Spill::FrozenPart* segment : segments) {
+      const size_t n = segment->runs.size();
+      if (segment->in_runs && runs.size() + n <= most_runs) {
+        for (size_t i = 0; i < n; ++i) {
+          const uint32_t end = i + 1 < n ? segment->runs[i + 1] : segment->end;
+          runs.push_back({{{segment->segment, segment->runs[i], end}}, &segment->rows});
+        }
+      } else {
+        SOK_RETURN_IF_ERROR(
+            ForEachRecord(*segment, [&](const char* record) { return parts.Add(record); }));
+      }
+    }
+    SOK_RETURN_IF_ERROR(parts.Finish(&runs));
+    return Merge(runs, fn);
+  });
+}
+
+Status FrozenSpill::Merge(const std::vector<Run>& runs, const DurableStore::VisitDirty& fn) const {
+  const size_t window =
+      std::clamp<size_t>(memory_ / runs.size(), kLeastWindow, SpillFile::kSegmentBytes);
+  std::vector<RunReader> readers;
+  readers.reserve(runs.size());
+  MergeTree tree(runs.size());
+  for (size_t i = 0; i < runs.size(); ++i) {
+    readers.emplace_back(*this, runs[i], window);
+    bool more = false;
+    SOK_RETURN_IF_ERROR(readers[i].Next(&more));
+    if (more) tree.Set(i, KeyOf(readers[i].record()));
+  }
+  RowVisitor visit(floats_, fn);
+  for (tree.Start(); !tree.ended();) {
+    RunReader& reader = readers[tree.run()];
+    SOK_RETURN_IF_ERROR(visit(reader.record()));
+    bool more = false;
+    SOK_RETURN_IF_ERROR(reader.Next(&more));
+    if (more) {
+      // The one behind it, which nobody wants before all other runs have had a turn, or nearly.
+      Prefetch(reader.record() + record_bytes_, record_bytes_);
+      tree.Next(KeyOf(reader.record()));
+    } else {
+      tree.End();
+    }
+  }
+  return Status();
+}
+
+}  // namespace sok
