@@ -3,9 +3,10 @@
     python forked.py serve SOCKET               imports, and then forks for each that asks
     python forked.py run SOCKET SCRIPT [...]    asks, and ends as the fork does
 
-`command` gives the second one, which launchers start in place of `python SCRIPT`. It passes its
-folder, environment, standard files and signals on, and its fork ends when it is killed.
-`SOK_TEST_FRESH=1`, which `make test-all` sets, has each script import by itself.
+`command` gives the second one, which launchers start in place of `python SCRIPT`, and `program` in
+place of `python -c CODE`. It passes its folder, environment, standard files and signals on, and its
+fork ends when it is killed. `SOK_TEST_FRESH=1`, which `make test-all` sets, has each script import
+by itself.
 """
 
 from __future__ import annotations
@@ -30,6 +31,13 @@ def command(script: object, *arguments: object) -> list[str]:
         _server.append(_start())
     client = [sys.executable, "-I", "-S", os.path.abspath(__file__), "run", *_server]
     return [*client, str(script), *map(str, arguments)]
+
+
+def program(code: str, *arguments: object) -> list[str]:
+    """Returns a command that runs code, which may be indented as a whole, with arguments."""
+    import textwrap
+
+    return command("-c", textwrap.dedent(code), *arguments)
 
 
 def _start() -> str:
@@ -116,7 +124,8 @@ def become(asked: dict, files: list[int]) -> None:
     os.environ.clear()
     os.environ.update(asked["environment"])
     sys.argv = asked["arguments"]
-    sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
+    is_code = sys.argv[0] == "-c"
+    sys.path[0] = "" if is_code else os.path.dirname(os.path.abspath(sys.argv[0]))
 
 
 def ask(path: str, arguments: list[str]) -> int:
@@ -144,6 +153,9 @@ if __name__ == "__main__":
     if sys.argv[1] == "run":
         sys.exit(ask(sys.argv[2], sys.argv[3:]))
     serve(sys.argv[2])
-    import runpy
+    if sys.argv[0] == "-c":
+        exec(compile(sys.argv.pop(1), "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        import runpy
 
-    runpy.run_path(sys.argv[0], run_name="__main__")
+        runpy.run_path(sys.argv[0], run_name="__main__")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 import signal
 import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+import forked
 
 KILLS = 5
 
@@ -25,11 +25,10 @@ def kill_again_and_again(program: str, folder: Path, found: Callable[[], float])
     seed = random.randrange(2**32)
     print("seed", seed)
     waits = random.Random(seed)
-    command = [sys.executable, "-c", textwrap.dedent(program)]
     last = 0
     for _ in range(KILLS):
         process = subprocess.Popen(
-            [*command, str(last + 1)], cwd=folder, stdout=subprocess.PIPE, text=True
+            forked.program(program, last + 1), cwd=folder, stdout=subprocess.PIPE, text=True
         )
         assert process.stdout is not None
         # The line of a version comes before it is saved, so the one before has been saved.

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-import textwrap
 from typing import Any
 
+import forked
 import keras
 import numpy as np
 from keras import optimizers as ko
@@ -87,7 +86,7 @@ def assert_same(one: list[Any], two: list[Any]) -> None:
 def run(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Runs the text of a Python program in a process of its own, with `arguments` in sys.argv."""
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)],
+        forked.program(program, *arguments),
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"},
         capture_output=True,
         text=True,

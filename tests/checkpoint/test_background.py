@@ -2,11 +2,10 @@
 
 import gc
 import subprocess
-import sys
-import textwrap
 import threading
 import weakref
 
+import forked
 import held_state
 import keras
 import numpy as np
@@ -285,7 +284,7 @@ def test_a_process_that_ends_after_a_save_leaves_it_whole(tmp_path):
         checkpoint = sok.checkpoint.Checkpoint(table=table)
         sok.checkpoint.CheckpointManager(checkpoint, "run", save_on_background=True).save(7)
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], cwd=tmp_path, check=True)
+    subprocess.run(forked.program(program), cwd=tmp_path, check=True)
     other = sok.DynamicEmbedding(64, name="rows").table
     assert Checkpoint(table=other).restore(tmp_path / "run/step-000000007") == 7
     assert len(other) == 50_000

@@ -3,10 +3,9 @@
 import os
 import signal
 import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
+import forked
 import held_state
 import keras
 import keras_reference
@@ -143,12 +142,10 @@ KILLED_AT_THE_BEGINNING_OF_AN_EPOCH = """
 
 
 def test_a_kill_at_the_beginning_of_an_epoch_loses_nothing_of_the_one_before(tmp_path):
-    command = [sys.executable, "-c", textwrap.dedent(KILLED_AT_THE_BEGINNING_OF_AN_EPOCH)]
     begun = []
     for at in (1, 2, 9):
-        done = subprocess.run(
-            [*command, str(tmp_path / "backup"), str(at)], capture_output=True, text=True
-        )
+        command = forked.program(KILLED_AT_THE_BEGINNING_OF_AN_EPOCH, tmp_path / "backup", at)
+        done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == (0 if at == 9 else -signal.SIGKILL), done.stderr
         begun.append([int(line.split()[1]) for line in done.stdout.splitlines()])
     assert begun == [[0, 1], [1, 2], [2]]

@@ -3,10 +3,9 @@
 import os
 import random
 import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
+import forked
 import pytest
 import tensorflow as tf
 from tiers import long
@@ -198,7 +197,7 @@ def test_kills_leave_the_last_whole_checkpoint(tmp_path, workers):
     """With SOK_CHECKPOINT_KILLS=150 that many times."""
     kills = os.environ.get("SOK_CHECKPOINT_KILLS", "6")
     seed = str(random.randrange(2**31))
-    command = [sys.executable, str(KILLED), str(tmp_path / "run"), kills, str(workers), seed]
+    command = forked.command(KILLED, tmp_path / "run", kills, workers, seed)
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, f"seed {seed}: {ended.stderr[-4000:]}"
     assert f"{kills} kills" in ended.stdout
@@ -240,7 +239,7 @@ FULL_DISK = """
     ("floats", "rows"), [(10, 50_000), (50_000, 10)], ids=["rows", "dense_weights"]
 )
 def test_a_disk_that_takes_no_more_leaves_the_last_checkpoint(tmp_path, floats, rows):
-    command = [sys.executable, "-c", textwrap.dedent(FULL_DISK), str(floats), str(rows)]
+    command = forked.program(FULL_DISK, floats, rows)
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     said = dict(line.split(": ", 1) for line in ended.stdout.splitlines())

@@ -5,9 +5,8 @@ import fcntl
 import os
 import re
 import subprocess
-import sys
-import textwrap
 
+import forked
 import held_state
 import keras
 import numpy as np
@@ -214,7 +213,7 @@ ENDS_AFTER_SAVES = """
 
 def test_a_process_that_ends_after_saves_leaves_them_whole_or_says_so(bucket):
     url = f"s3://{bucket}"
-    command = [sys.executable, "-c", textwrap.dedent(ENDS_AFTER_SAVES), url]
+    command = forked.program(ENDS_AFTER_SAVES, url)
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     assert len(restored(f"{url}/well/step-000000007")["keys"]) == 50
     told = re.findall("Expected a whole checkpoint in '(.*)' when.* Received: (.*)", ended.stderr)
@@ -267,6 +266,6 @@ def test_a_forked_child_leaves_the_scratch_folder_to_its_parent(scratch):
         os.waitpid(child, 0)
         print(os.path.isdir(scratch.folder))
     """
-    command = [sys.executable, "-c", textwrap.dedent(program)]
+    command = forked.program(program)
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     assert ended.stdout == "True\n"

@@ -5,9 +5,8 @@ import itertools
 import os
 import resource
 import subprocess
-import sys
-from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import saving_on
@@ -28,8 +27,7 @@ COUNT = int(os.environ.get("SOK_CHECKPOINT_RESTORES", "40"))
 @contextlib.contextmanager
 def saving(folder, kind, stop):
     """Another process saves into a folder meanwhile."""
-    program = str(Path(saving_on.__file__))
-    command = [sys.executable, program, str(folder), kind, str(stop)]
+    command = forked.command(saving_on.__file__, folder, kind, stop)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout.readline() == "saved\n"

@@ -3,10 +3,9 @@
 import os
 import shutil
 import subprocess
-import sys
-import textwrap
 import warnings
 
+import forked
 import keras
 import numpy as np
 import pytest
@@ -81,7 +80,7 @@ def test_another_process_reads_them_while_this_one_trains(tmp_path, storage):
         model = keras.saving.load_model(sys.argv[1])
         print(model.get_layer("emb").table.lookup([7])[0].tolist())
     """
-    command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path / "best.keras")]
+    command = forked.program(program, tmp_path / "best.keras")
     # In another working directory than that of the files.
     found = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/")
     assert found.stdout.strip() == str([3.0] * DIM)

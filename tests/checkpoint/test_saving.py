@@ -1,9 +1,8 @@
 """What is saved comes back: keys, rows, slots and steps, in each way to save a model."""
 
 import subprocess
-import sys
-import textwrap
 
+import forked
 import keras
 import numpy as np
 import pytest
@@ -224,7 +223,7 @@ def test_a_saved_model_predicts_the_same_in_another_process(tmp_path, save):
     train(model)  # what is saved is a copy
     np.save(tmp_path / "keys.npy", keys)
     paths = [str(tmp_path / name) for name in ("model", "keys.npy", "outputs.npy")]
-    command = [sys.executable, "-c", textwrap.dedent(LOAD), *paths]
+    command = forked.program(LOAD, *paths)
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     # This allows for float32; the Dense layer may be fused otherwise in a signature.

@@ -3,10 +3,10 @@
 Keras builds such a model again from the shapes of its inputs alone, with float32 placeholders.
 """
 
+import os
 import subprocess
-import sys
-import textwrap
 
+import forked
 import keras
 import numpy as np
 import pytest
@@ -217,13 +217,13 @@ def test_another_process_loads_it(tmp_path):
     np.save(tmp_path / "ids.npy", inputs)
     script = f"""
         import sys
-        sys.path[:0] = [{str(sys.path[0])!r}, {__file__.rpartition("/")[0]!r}]
+        sys.path[:0] = {[os.path.dirname(each) for each in (__file__, forked.__file__)]}
         import keras, numpy as np
         import test_subclassed_models
         model = keras.models.load_model("model.keras")
         found = model.predict(np.load("ids.npy"), verbose=0)
         np.testing.assert_array_equal(found, np.load("expected.npy"))
     """
-    command = [sys.executable, "-c", textwrap.dedent(script)]
+    command = forked.program(script)
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -2,8 +2,8 @@
 
 import math
 import subprocess
-import sys
 
+import forked
 import keras
 import numpy as np
 import pytest
@@ -182,8 +182,7 @@ def test_a_derived_seed_is_the_same_in_another_process(no_global_seed):
         "import keras; from sok_embed.initializers import derive_seed;"
         "keras.utils.set_random_seed(7); print(derive_seed('user'))"
     )
-    printed = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    ).stdout
+    command = forked.program(program)
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     keras.utils.set_random_seed(7)
     assert int(printed) == derive_seed("user")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
+
+import forked
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TIME_LIMIT_S = 240
@@ -13,7 +14,7 @@ TIME_LIMIT_S = 240
 def run_example(script: str, tmp_path: Path, *arguments: str) -> tuple[int, str, str]:
     """Runs a script away from the repository root; returns status, stdout and stderr."""
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / script), *arguments],
+        forked.command(EXAMPLES / script, *arguments),
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -2,8 +2,8 @@
 
 import os
 import subprocess
-import sys
 
+import forked
 import numpy as np
 import pytest
 from ftrl_model import FtrlModel
@@ -58,7 +58,7 @@ numpy.savez(sys.argv[1], emb=[e for e, _, _ in outputs], loss=[l for _, _, l in 
 
 def test_the_example_gives_what_numpy_gives(tmp_path):
     result = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path / "out.npz")],
+        forked.program(SCRIPT, tmp_path / "out.npz"),
         cwd=tmp_path,
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"},
         capture_output=True,

@@ -2,8 +2,8 @@
 
 import os
 import subprocess
-import sys
 
+import forked
 import keras
 import numpy as np
 import pytest
@@ -237,7 +237,7 @@ emb = tf.feature_column.input_layer(ids, [W])
 @pytest.mark.parametrize("script", [VARIABLE, COLUMN], ids=["get_embedding_variable", "column"])
 def test_a_documented_example_of_deeprec_gives_what_numpy_gives(script, tmp_path):
     result = subprocess.run(
-        [sys.executable, "-c", BEGIN + script + END, str(tmp_path / "out.npz")],
+        forked.program(BEGIN + script + END, tmp_path / "out.npz"),
         cwd=tmp_path,
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"},
         capture_output=True,

@@ -8,6 +8,7 @@ import sys
 import types
 from pathlib import Path
 
+import forked
 import keras
 import numpy as np
 import pytest
@@ -184,6 +185,6 @@ def test_pages_have_no_other_recipe():
 
 def test_another_process_has_the_same_keys():
     code = "import sok_embed; print(*sok_embed.fingerprint(['a', 'ключ', None]))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(forked.program(code), capture_output=True, text=True, check=True)
     expected = " ".join(map(str, sok.fingerprint(["a", "ключ", None])))
     assert done.stdout.split("\n")[0] == expected
