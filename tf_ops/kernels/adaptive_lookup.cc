@@ -10,12 +10,10 @@
 #include "kernels/register_kernel.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace sok {
 
 namespace tf = tensorflow;
-using tf::shape_inference::InferenceContext;
 
 // Without counts each key counts once, and without a mask it is -1 everywhere. The anchor is not
 // read: it is what the embeddings depend on, as far as gradients are concerned.
@@ -35,15 +33,7 @@ REGISTER_OP("SokEmbed>AdaptiveLookup")
     .Attr("number: int = 0")        // DepositOrder's call
     .Attr("reports: bool = false")  // an error is in the receipt
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      int64_t dim;
-      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
-      tf::shape_inference::ShapeHandle out;
-      TF_RETURN_IF_ERROR(c->Concatenate(c->input(1), c->Vector(dim), &out));
-      c->set_output(0, out);
-      c->set_output(1, c->Scalar());
-      return absl::OkStatus();
-    });
+    .SetShapeFn(LookupShapes);
 
 class AdaptiveLookupOp : public LookupKernel {
  public:

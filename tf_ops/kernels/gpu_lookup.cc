@@ -6,6 +6,7 @@
 
 #include "core/base/bfloat16.h"
 #include "kernels/host_variant.h"
+#include "kernels/lookup_kernel.h"
 #include "kernels/receipt.h"
 #include "kernels/register_kernel.h"
 #include "kernels/table_resource.h"
@@ -59,15 +60,7 @@ REGISTER_OP("SokEmbed>LookupOnGpu")
     .Attr("make_rows: bool")
     .Attr("number: int = 0")  // DepositOrder's call
     .SetIsStateful()
-    .SetShapeFn([](tf::shape_inference::InferenceContext* c) {
-      int64_t dim;
-      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
-      tf::shape_inference::ShapeHandle out;
-      TF_RETURN_IF_ERROR(c->Concatenate(c->input(1), c->Vector(dim), &out));
-      c->set_output(0, out);
-      c->set_output(1, c->Scalar());
-      return absl::OkStatus();
-    });
+    .SetShapeFn(LookupShapes);
 
 namespace {
 

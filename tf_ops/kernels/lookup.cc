@@ -8,7 +8,6 @@
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace sok {
 
@@ -30,15 +29,7 @@ REGISTER_OP("SokEmbed>Lookup")
     .Attr("num_counts: int >= 0 = 0")
     .Attr("reports: bool = false")  // an error is in the receipt
     .SetIsStateful()
-    .SetShapeFn([](tf::shape_inference::InferenceContext* c) {
-      int64_t dim;
-      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
-      tf::shape_inference::ShapeHandle out;
-      TF_RETURN_IF_ERROR(c->Concatenate(c->input(1), c->Vector(dim), &out));
-      c->set_output(0, out);
-      c->set_output(1, c->Scalar());
-      return absl::OkStatus();
-    });
+    .SetShapeFn(LookupShapes);
 
 class LookupOp : public LookupKernel {
  public:

@@ -8,8 +8,20 @@
 
 #include "kernels/receipt.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
 
 namespace sok {
+
+// The shapes of such an op whose input 1 has the keys.
+inline absl::Status LookupShapes(tensorflow::shape_inference::InferenceContext* c) {
+  int64_t dim;
+  TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+  tensorflow::shape_inference::ShapeHandle embeddings;
+  TF_RETURN_IF_ERROR(c->Concatenate(c->input(1), c->Vector(dim), &embeddings));
+  c->set_output(0, embeddings);
+  c->set_output(1, c->Scalar());
+  return absl::OkStatus();
+}
 
 class LookupKernel : public tensorflow::OpKernel {
  public:
