@@ -1,5 +1,8 @@
 """Publishes versions of `live_models.telling` until it is killed, from the one that is there on.
 
+Before the first one it prints "publishes", the number of the export and of the delta that it begins
+at, and the number that the model's answers tell there.
+
 python live_publisher.py PATH
 """
 
@@ -12,12 +15,16 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
 import live_models as live_tests  # noqa: E402
+import numpy as np  # noqa: E402
 
-from sok_embed.serving import Publisher  # noqa: E402
+from sok_embed.serving import Publisher, export, load  # noqa: E402
+
+# Whoever starts reads all deltas of the newest export, so that there are few.
+MOST_DELTAS = 25
 
 
 def main(path: str) -> None:
-    """Publishes one version after another."""
+    """Publishes one version after another, to a new export where the newest has many deltas."""
     model = live_tests.telling()
     for _ in range(200):
         try:
@@ -25,15 +32,22 @@ def main(path: str) -> None:
             break
         except BlockingIOError:  # the one that was killed ends
             time.sleep(0.05)
+    served = load(path)
     told = live_tests.Told()
-    for _ in range(publisher.number):
+    for _ in range(int(served(ids=np.zeros([1, 3], np.int64))["output_0"][0, -1])):
         told.advance()
     told.put(model)
-    print("publishes", publisher.number, flush=True)
+    exported, number = served.version
+    if number >= MOST_DELTAS:
+        exported, number = int(Path(export(model, path)).name), 0
+        if publisher.publish() != 0:
+            raise RuntimeError(f"Expected export {exported} to have everything.")
+    print("publishes", exported, number, told.number, flush=True)
     while True:
+        number += 1
         told.advance(model)
-        if publisher.publish() != told.number:
-            raise RuntimeError(f"Expected delta {told.number}. Received: {publisher.number}.")
+        if publisher.publish() != number:
+            raise RuntimeError(f"Expected delta {number}. Received: {publisher.number}.")
 
 
 if __name__ == "__main__":
