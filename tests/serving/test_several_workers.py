@@ -10,6 +10,7 @@ import forked
 import numpy as np
 import pytest
 from served_models import answered, assert_same_bits
+from tiers import long
 from trained_by_two import OPTIONS, make_model
 
 from sok_embed.serving import export, load, rows
@@ -17,11 +18,15 @@ from sok_embed.serving import export, load, rows
 PROGRAM = Path(__file__).with_name("trained_by_two.py")
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+@pytest.fixture(scope="module", params=["tcp", long("horovod")])
+def trained(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     worker = forked.command(PROGRAM, folder)
     command = [sys.executable, "-m", "sok_embed", "run", "-np", "2", "--", *worker]
+    if request.param == "horovod":
+        pytest.importorskip("horovod")
+        run = Path(sys.executable).with_name("horovodrun")
+        command = [str(run), "--gloo", "-np", "2", *worker]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr[-3000:]
     return folder
@@ -74,3 +79,24 @@ def test_a_delta_of_workers_has_each_changed_row_once(trained):
     # Each of two workers has removed five of its keys, and assigned two.
     assert [(kind, len(keys)) for kind, keys in changed] == [("gone", 10), ("rows", 4)]
     assert {key % 2 for _, keys in changed for key in keys} == {0, 1}
+
+
+@pytest.mark.parametrize("version", [4, 8])
+def test_rows_in_storages_of_workers_are_published_as_they_predict(version, trained):
+    predicted = np.load(trained / f"stored-{version}.npz")
+    served = load(trained / "stored", version=(1, version))
+    answer = served(ids=predicted["asked"])
+    found = [answer[each].numpy() for each in sorted(answer)]
+    assert_same_bits(found, [predicted["vectors"], predicted["scores"]])
+
+
+def test_a_delta_of_storages_has_only_the_rows_that_differ(trained):
+    changed = {}
+    for number in (3, 4):
+        for path in sorted((trained / f"stored/1/deltas/{number:08}").glob("*-0.safetensors")):
+            with rows.open(path) as file:
+                changed[number, path.name[:4]] = sorted(file.keys().view(np.int64))
+    # Each of two workers has removed two of its keys, and assigned two; then one another key.
+    counts = {what: len(keys) for what, keys in changed.items()}
+    assert counts == {(3, "gone"): 4, (3, "rows"): 4, (4, "gone"): 1}
+    assert changed[4, "gone"][0] % 2 == 1

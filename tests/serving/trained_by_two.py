@@ -118,6 +118,48 @@ def publish_together(model: keras.Model, folder: str, data: tf.data.Dataset) -> 
         assert not [name for name in os.listdir(f"{path}/2/deltas") if name.startswith(".")]
 
 
+def make_stored(storage: sok.kv.Storage) -> keras.Model:
+    """Returns a model whose rows lie in a storage, of which each worker has its own."""
+    keras.utils.set_random_seed(1)
+    ids = keras.Input((3,), dtype="int64", name="ids")
+    layer = sok.DynamicEmbedding(DIM, "zeros", combiner="sum", name="stored", storage=storage)
+    vectors = layer(ids)
+    model = keras.Model(ids, [vectors, keras.layers.Dense(1, name="score")(vectors)])
+    model.compile(sok.DistributedOptimizer(keras.optimizers.Adam(0.01)), ["mse", "mse"])
+    return model
+
+
+def publish_stored(folder: str, part: slice) -> None:
+    """Publishes what a `fit` of tables in storages changes, and goes on after these were closed."""
+    path = os.path.join(folder, "stored")
+    targets = (np.ones((16, DIM), np.float32), np.ones((16, 1), np.float32))
+    data = tf.data.Dataset.from_tensors((KEYS[part], targets)).repeat()
+    weights: list[np.ndarray] = []
+    for run, version in enumerate([4, 8]):
+        with sok.kv.Storage(os.path.join(folder, "rows")) as storage:
+            model = make_stored(storage)
+            if run:
+                model.set_weights(weights)
+            else:
+                assert export(model, path) == f"{path}/1"
+            model.fit(data, epochs=1, steps_per_epoch=4, verbose=0,
+                      callbacks=[PublishDeltas(path, 2)])  # fmt: skip
+            publisher = Publisher(model, path)
+            table = model.get_layer("stored").table
+            mine, _ = table.export()
+            assert len(mine) and np.all(mine % sok.size() == sok.rank())
+            table.remove(mine[:2])
+            table.assign(mine[2:4], np.full([2, DIM], 2.0 + sok.rank()))
+            assert publisher.publish() == version - 1
+            assert publisher.publish() == version - 1  # nothing has changed
+            if sok.rank():  # a row of one worker alone
+                table.remove(mine[4:5])
+            assert publisher.publish() == version
+            publisher.close()
+            keep_predicted(model, folder, f"stored-{version}")
+            weights = model.get_weights()
+
+
 def keep_predicted(model: keras.Model, folder: str, name: str) -> None:
     """Has worker 0 write what the model answers now."""
     asked = np.concatenate([KEYS, [[100, 101, 102]]])
@@ -139,6 +181,7 @@ def main(folder: str) -> None:
     export_together(model, folder)
     keep_predicted(model, folder, "predicted")
     publish_together(model, folder, data)
+    publish_stored(folder, part)
 
 
 if __name__ == "__main__":
