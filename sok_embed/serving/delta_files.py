@@ -5,24 +5,31 @@ No TensorFlow is needed. `docs/reference/serving-live.md` describes the format.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from sok_embed.checkpoint.files import schema
-from sok_embed.checkpoint.files.records import PIECE_BYTES, FileChecksum, checksum
+from sok_embed.checkpoint.files.records import checksum
 from sok_embed.files.whole_files import sync, write_whole
-from sok_embed.kv import CorruptionError
 from sok_embed.serving import rows as rows_files
 from sok_embed.serving.dense_files import WeightSpec, packed, unpacked
+from sok_embed.serving.recorded_files import (
+    RECORD,
+    check_fields,
+    damaged,
+    parsed,
+    read_bytes,
+    read_recorded,
+    record_of,
+)
 
 FOLDER = "deltas"  # within that of the version
 CURRENT = "CURRENT.json"
@@ -30,7 +37,6 @@ STAGED = "delta"  # begins the names of folders that are being written
 _MANIFEST, _WEIGHTS = "delta.json", "weights.safetensors"
 _FORMAT, _VERSION = "sok-embed delta", 1
 MOST_NUMBER = 2**53
-_MOST_FILE = 2**50
 
 Batches = Iterator[tuple[npt.NDArray[Any], npt.NDArray[np.float32]]]
 
@@ -134,7 +140,7 @@ class DeltaWriter:
         if written.rows == 0:
             os.remove(path)
             return
-        self._tables[table][kind] = {"rows": written.rows, **_record(path)}
+        self._tables[table][kind] = {"rows": written.rows, **record_of(path)}
         self.is_empty = False
 
     def finish(
@@ -171,7 +177,7 @@ class DeltaWriter:
                 {"file": table.file, **entry}
                 for table, entry in zip(self._base.tables, self._tables, strict=True)
             ],
-            "weights": _record(path),
+            "weights": record_of(path),
         }
         content["checksum"] = digest = _digest(content)
         path = os.path.join(self._folder, _MANIFEST)
@@ -227,7 +233,7 @@ def read_delta(base: Base, number: int, previous: str, scratch: str) -> Delta:
         copy = os.path.join(scratch, f"{secrets.token_hex(8)}.safetensors")
         copies.append(copy)
         with open(copy, "xb") as file:
-            _read(os.path.join(folder, name), record, file.write)
+            read_recorded(os.path.join(folder, name), record, file.write)
         return copy
 
     tables: list[TableChanges] = []
@@ -242,7 +248,7 @@ def read_delta(base: Base, number: int, previous: str, scratch: str) -> Delta:
             tables.append(TableChanges(*opened))
         parts: list[bytes] = []
         path = os.path.join(folder, _WEIGHTS)
-        _read(path, content["weights"], parts.append)
+        read_recorded(path, content["weights"], parts.append)
         weights = unpacked(path, b"".join(parts), base.weights)
     except BaseException:
         for copy in copies:
@@ -274,7 +280,7 @@ def read_current(base: Base) -> int:
     """
     path = os.path.join(base.deltas, CURRENT)
     try:
-        content = _json(path, _bytes(path, 4096), schema.record({"delta": _number}))
+        content = parsed(path, read_bytes(path, 4096), schema.record({"delta": _number}))
     except FileNotFoundError:
         return 0
     return int(content["delta"])
@@ -287,16 +293,12 @@ def write_current(base: Base, number: int) -> None:
 
 
 _number = schema.integer(0, MOST_NUMBER)
-_file = {
-    "bytes": schema.integer(0, _MOST_FILE),
-    "checksum": schema.text_like(lambda text: len(text) == 16, "16 hexadecimal digits"),
-}
-_rows = schema.nothing_or(schema.record({**_file, "rows": schema.integer(1)}))
+_rows = schema.nothing_or(schema.record({**RECORD, "rows": schema.integer(1)}))
 
 
 def _manifest(path: str, base: Base) -> dict[str, Any]:
-    data = _bytes(path, schema.MOST_BYTES)
-    content = _json(path, data, schema.record({"format": schema.exactly(_FORMAT)}))
+    data = read_bytes(path, schema.MOST_BYTES)
+    content = parsed(path, data, schema.record({"format": schema.exactly(_FORMAT)}))
     if content.get("format_version") != _VERSION:
         raise ValueError(
             f"Expected a delta of format {_VERSION} in '{path}'. Received: format "
@@ -312,14 +314,14 @@ def _manifest(path: str, base: Base) -> dict[str, Any]:
         "number": _number,
         "previous": schema.text,
         "step": schema.integer(),
-        "weights": schema.record(_file),
+        "weights": schema.record(RECORD),
         "checksum": schema.text,
     }
-    _check(path, content, schema.record(whole))
+    check_fields(path, content, schema.record(whole))
     if content["checksum"] != _digest(content):
-        raise _damaged(path, "what agrees with its checksum", "something else")
+        raise damaged(path, "what agrees with its checksum", "something else")
     if content["base"] == base.identity:
-        _check(path, content, schema.record({"tables": schema.tuple_of(*tables)}))
+        check_fields(path, content, schema.record({"tables": schema.tuple_of(*tables)}))
     return content
 
 
@@ -329,88 +331,10 @@ def _digest(content: Mapping[str, Any]) -> str:
     return f"{checksum(text.encode(), 0):016x}"
 
 
-def _json(path: str, data: bytes, check: schema.Check) -> Any:
-    try:
-        content = schema.parsed(path, data)
-    except CorruptionError:
-        raise _damaged(path, "JSON", "something else") from None
-    _check(path, content, check)
-    return content
-
-
-def _check(path: str, content: Any, check: schema.Check) -> None:
-    try:
-        check(content, "")
-    except schema.Misfit as misfit:
-        raise _damaged(
-            path, f"{misfit.expected} as {misfit.field or 'a whole'}", misfit.received
-        ) from None
-
-
-def _record(path: str) -> dict[str, Any]:
-    """Returns the length and the checksum of a file that is on the device."""
-    found = FileChecksum()
-    with open(path, "rb") as file:
-        while data := file.read(PIECE_BYTES):
-            found.update(data)
-    return {"bytes": found.bytes, "checksum": found.digest()}
-
-
-def _read(path: str, record: Mapping[str, Any], take: Callable[[bytes], object]) -> None:
-    """Hands on the content of a file that has the length and the checksum of its record."""
-    found = FileChecksum()
-    with _plain_file(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size != record["bytes"]:
-            raise _damaged(path, f"{record['bytes']} bytes", f"{size}")
-        left = size
-        while left and (data := file.read(min(left, PIECE_BYTES))):
-            left -= len(data)
-            found.update(data)
-            take(data)
-    if found.digest() != record["checksum"] or left:
-        raise _damaged(path, f"the checksum {record['checksum']}", found.digest())
-
-
-def _bytes(path: str, most: int) -> bytes:
-    with _plain_file(path) as file:
-        data: bytes = file.read(most + 1)
-    if len(data) > most:
-        raise _damaged(path, f"at most {most} bytes", "more")
-    return data
-
-
-def _plain_file(path: str) -> Any:
-    """Opens a file that is one, and neither a link nor a pipe."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise FileNotFoundError(
-            f"Expected a file '{path}'. Received: none. The delta is incomplete."
-        ) from None
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        raise _damaged(path, "a file", "a link") from None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise _damaged(path, "a file", "something else")
-    return os.fdopen(descriptor, "rb")
-
-
 def _opened(copy: str, folder: str, name: str, dim: int, count: int) -> rows_files.RowsFile:
     path = os.path.join(folder, name)
     opened = rows_files.open(copy)
     if opened.dim != dim or len(opened) != count:
-        raise _damaged(
-            path, f"{count} rows of dim {dim}", f"{len(opened)} rows of dim {opened.dim}"
-        )
+        raise damaged(path, f"{count} rows of dim {dim}", f"{len(opened)} rows of dim {opened.dim}")
     opened.verify()
     return opened
-
-
-def _damaged(path: str, expected: str, received: str) -> CorruptionError:
-    return CorruptionError(
-        f"Expected {expected} in '{path}'. Received: {received}. The delta is damaged or "
-        "incomplete."
-    )
