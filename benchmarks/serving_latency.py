@@ -6,7 +6,8 @@ The model has four bags of ids and dense features, embeddings of dim 16, and two
 asked in one process, in turns, as an export with `ops="native"`, as one with `ops="stock"`, and as
 `model.export` of the same layers over `keras.layers.Embedding`, whose ids are positions. It prints
 milliseconds of a call at p50 and p99 for a batch of 1 and 512 examples, from one client and from
-eight threads, and how many times those of the static model they are.
+eight threads, and how many times those of the static model they are. `--ragged` gives the exports
+the same bags as ragged inputs; those of the static model stay dense.
 
     python benchmarks/serving_latency.py --load 1000000
 
@@ -42,6 +43,7 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=16)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 512])
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--ragged", action="store_true", help="give the exports ragged bags")
     parser.add_argument("--seconds", type=float, default=1.0, help="of a kind, in five turns")
     parser.add_argument("--load", type=int, metavar="ROWS", help="time loading instead")
     options = parser.parse_args()
@@ -53,11 +55,15 @@ def main() -> None:
 
 
 def model_of(
-    embedding: Callable[[int], Callable[[Any], Any]], dim: int, pooled: bool
+    embedding: Callable[[int], Callable[[Any], Any]], dim: int, pooled: bool, ragged: bool = False
 ) -> keras.Model:
     """Returns the model over an embedding, which pools by itself or makes a vector an id."""
     features = keras.Input((FEATURES,), name="features")
-    ids = [keras.Input((VALUES,), dtype="int64", name=f"ids_{field}") for field in range(FIELDS)]
+    shape = (None,) if ragged else (VALUES,)
+    ids = [
+        keras.Input(shape, dtype="int64", ragged=ragged, name=f"ids_{field}")
+        for field in range(FIELDS)
+    ]
     vectors = []
     for field, each in enumerate(ids):
         vector = embedding(field)(each)
@@ -74,7 +80,7 @@ def print_latencies(folder: Path, options: argparse.Namespace) -> None:
     random = np.random.default_rng(0)
     keys = np.unique(random.integers(-(2**63), 2**63, rows, dtype=np.int64))
     layers = [sok.DynamicEmbedding(dim, "zeros", combiner="mean") for _ in range(FIELDS)]
-    own = model_of(lambda field: layers[field], dim, pooled=True)
+    own = model_of(lambda field: layers[field], dim, pooled=True, ragged=options.ragged)
     for layer in layers:
         layer.table.assign(keys, random.normal(size=(len(keys), dim)))
     static = model_of(lambda field: keras.layers.Embedding(len(keys), dim), dim, pooled=False)
@@ -84,7 +90,9 @@ def print_latencies(folder: Path, options: argparse.Namespace) -> None:
     print("| Batch | Clients | | p50 | p99 | Of static, p50 | p99 |\n|---|---|---|---|---|---|---|")
     for batch in options.batch:
         calls = {
-            kind: [_call(loaded[kind], kind, keys, batch, random) for _ in range(16)]
+            kind: [
+                _call(loaded[kind], kind, keys, batch, random, options.ragged) for _ in range(16)
+            ]
             for kind in KINDS
         }
         for clients in options.clients:
@@ -100,12 +108,21 @@ def print_latencies(folder: Path, options: argparse.Namespace) -> None:
 
 
 def _call(
-    loaded: Any, kind: str, keys: np.ndarray, batch: int, random: np.random.Generator
+    loaded: Any,
+    kind: str,
+    keys: np.ndarray,
+    batch: int,
+    random: np.random.Generator,
+    ragged: bool,
 ) -> Callable[[], Any]:
     """Returns a call of a model with random known ids."""
     places = random.integers(0, len(keys), (FIELDS, batch, VALUES))
     ids = places if kind == "static" else keys[places]
     given = {f"ids_{field}": tf.constant(ids[field]) for field in range(FIELDS)}
+    if ragged and kind != "static":
+        given = {f"{name}_values": tf.reshape(each, [-1]) for name, each in given.items()}
+        lengths = tf.fill([batch], tf.constant(VALUES, tf.int64))
+        given |= {f"ids_{field}_row_lengths": lengths for field in range(FIELDS)}
     given["features"] = tf.constant(random.normal(size=(batch, FEATURES)), tf.float32)
     serve = loaded.signatures["serving_default"]
     return lambda: serve(**given)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -46,24 +46,56 @@ class ServedAdaptiveRows:
         raise NotImplementedError
 
 
+class Pool(Protocol):
+    """Makes a vector of each bag of rows that have been looked up."""
+
+    def __call__(
+        self,
+        rows: tf.Tensor,
+        bags: tf.Tensor | int,
+        weights: tf.Tensor | None,
+        combiner: str,
+        max_length: int,
+        feature: str,
+    ) -> tf.Tensor:
+        """Returns float32 `[bags, dim]`, with the bits of `collection_pool`.
+
+        Args:
+            rows: float32 `[n, dim]`, those of the keys.
+            bags: int64 `[bags + 1]`, where the keys of each bag begin; or the length of all bags.
+            weights: float32, one a key, or `None`.
+            combiner: `"sum"`, `"mean"`, `"sqrtn"` or `"max"`.
+            max_length: The most keys of a bag; 0: any number.
+            feature: The name of the feature, for messages.
+        """
+
+
 _stand_in_of: ContextVar[Callable[[Any], Any] | None] = ContextVar(
     "sok_embed_served_by", default=None
 )
+_pool: ContextVar[Pool | None] = ContextVar("sok_embed_pooled_by", default=None)
 
 
 @contextlib.contextmanager
-def served_by(stand_in_of: Callable[[Any], Any]) -> Iterator[None]:
+def served_by(stand_in_of: Callable[[Any], Any], pool: Pool | None = None) -> Iterator[None]:
     """Has graphs that are traced meanwhile read rows from stand-ins, and use TensorFlow's ops.
 
     Args:
         stand_in_of: A function that returns what stands in for a table: `ServedRows`, or
             `ServedAdaptiveRows`.
+        pool: A function that pools rows; `None`: TensorFlow's ops do.
     """
-    token = _stand_in_of.set(stand_in_of)
+    token, pool_token = _stand_in_of.set(stand_in_of), _pool.set(pool)
     try:
         yield
     finally:
+        _pool.reset(pool_token)
         _stand_in_of.reset(token)
+
+
+def serving_pool() -> Pool | None:
+    """Returns the function that pools rows in the graph that is traced; `None`: stock ops do."""
+    return _pool.get()
 
 
 def is_serving() -> bool:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from sok_embed import tf_ops
 from sok_embed.tf_ops import stock_bags
-from sok_embed.tf_ops.served import as_int64, checked
+from sok_embed.tf_ops.served import as_int64, checked, serving_pool
 
 
 def served_bags(
@@ -32,7 +32,7 @@ def served_bags(
     Raises:
         tf.errors.InvalidArgumentError: When the graph runs, as `tf_ops.collection_request` does.
     """
-    given = iter(batch.splits)
+    given, pool = iter(batch.splits), serving_pool()
     pooled = []
     for number, (keys, kind) in enumerate(zip(batch.keys, batch.bags, strict=True)):
         splits = next(given) if kind == tf_ops.BAG_BY_SPLITS else None
@@ -45,6 +45,10 @@ def served_bags(
             pooled.append(vectors)
             continue
         most, combiner = plan.max_lengths[number], batch.combiners[number]
+        if pool is not None:
+            bags = _bags(keys, kind, splits)
+            pooled.append(pool(vectors, bags, weights, combiner, most, name))
+            continue
         length = _length(keys) if kind == tf_ops.BAG_A_ROW and weights is None else 0
         if length and combiner != "max" and not 0 < most < length:
             pooled.append(stock_bags.pool_rows(vectors, length, combiner))
@@ -69,6 +73,17 @@ def served_bags(
 def _length(keys: tf.Tensor) -> int:
     """Returns the number of keys of a row, 0 if it is not known."""
     return (keys.shape[1:].num_elements() or 0) if keys.shape.rank else 0
+
+
+def _bags(keys: tf.Tensor, kind: int, splits: Any) -> tf.Tensor | int:
+    """Returns where the bags begin, or the length of all of them, as a `Pool` takes it."""
+    if kind == tf_ops.BAG_BY_SPLITS:
+        return splits
+    length = 1 if kind == tf_ops.BAG_A_KEY else _length(keys)
+    if length:
+        return length
+    shape = tf.shape(keys, tf.int64)
+    return tf.range(shape[0] + 1) * tf.reduce_prod(shape[1:])
 
 
 def _segments(keys: tf.Tensor, kind: int, splits: Any, name: str) -> stock_bags.Segments:

@@ -27,7 +27,7 @@ from sok_embed.serving.workers_export import export_of_workers, written_by_first
 from sok_embed.tables.adaptive_table import AdaptiveTable
 from sok_embed.tables.owned_resource import OwnedResource
 from sok_embed.tables.table import Table
-from sok_embed.tf_ops.served import ServedRows, served_by
+from sok_embed.tf_ops.served import Pool, ServedRows, served_by
 
 _DTYPES = ("float32", "float16", "int8", "int4")
 _MISSING = ("initializer", "zeros")
@@ -140,7 +140,7 @@ def export(
             work = os.path.join(folder, "rows")
             os.mkdir(work)
             tables = _Tables(built, options, work, rows)
-            with served_by(tables), _errors_as_they_are():
+            with served_by(tables, tables.pool), _errors_as_they_are():
                 served = _served(built, input_signature, tables)
                 with tables.files.set_aside(os.path.join(folder, "assets")):
                     tf.saved_model.save(served, folder, signatures=served.serve)
@@ -223,6 +223,16 @@ class _Tables:
             with tf.init_scope():
                 self._made[id(table)] = (table, self._stand_in(table))
         return self._made[id(table)][1]
+
+    @property
+    def pool(self) -> Pool | None:
+        """The function that pools rows; `None`: TensorFlow's ops do."""
+        if self._options.ops == "stock":
+            return None
+        # This loads a library of ops, which not every process that exports needs.
+        from sok_embed.serving.served_table import pool
+
+        return pool
 
     @property
     def made(self) -> list[Any]:

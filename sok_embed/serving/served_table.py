@@ -50,6 +50,29 @@ _ops: Any = tf.load_op_library(str(library_path()))
 
 tf.no_gradient("SokEmbed>ServedLookup")
 tf.no_gradient("SokEmbed>ServedContains")
+tf.no_gradient("SokEmbed>PoolServedRows")
+
+
+def pool(
+    rows: tf.Tensor,
+    bags: tf.Tensor | int,
+    weights: tf.Tensor | None,
+    combiner: str,
+    max_length: int,
+    feature: str,
+) -> tf.Tensor:
+    """Makes a vector of each bag by one op: a `sok_embed.tf_ops.served.Pool`."""
+    has_splits = not isinstance(bags, int)
+    return _ops.sok_embed_pool_served_rows(
+        rows,
+        tf.cast(bags, tf.int64) if has_splits else tf.zeros([0], tf.int64),
+        tf.zeros([0]) if weights is None else weights,
+        combiner=combiner,
+        is_weighted=weights is not None,
+        length=0 if has_splits else bags,
+        max_length=max_length,
+        feature=feature,
+    )
 
 
 class LayeredRows(tf.saved_model.experimental.TrackableResource):

@@ -1,12 +1,9 @@
 #include "core/collection/pooling.h"
 
 #include <algorithm>
-#include <cstring>
-#include <type_traits>
 
 #include "core/base/bfloat16.h"
-#include "core/collection/bag_scale.h"
-#include "core/rows/row_copy.h"
+#include "core/collection/bag_pooling.h"
 
 namespace sok {
 namespace {
@@ -18,62 +15,6 @@ struct FeatureRows {
   size_t dim;
   const float* at(size_t i) const { return rows.at(row_of[i]); }
 };
-
-void AddBag(const FeatureRows& rows, const float* weights, size_t begin, size_t end, float* sum) {
-  for (size_t i = begin; i < end; ++i) {
-    const float* row = rows.at(i);
-    if (weights == nullptr) {
-      for (size_t j = 0; j < rows.dim; ++j) sum[j] += row[j];
-    } else {
-      const float weight = weights[i];
-      for (size_t j = 0; j < rows.dim; ++j) sum[j] += weight * row[j];
-    }
-  }
-}
-
-void MaxOfBag(const FeatureRows& rows, size_t begin, size_t end, float* most) {
-  if (begin < end) std::memcpy(most, rows.at(begin), rows.dim * sizeof(float));
-  for (size_t i = begin + 1; i < end; ++i) {
-    const float* row = rows.at(i);
-    for (size_t j = 0; j < rows.dim; ++j) most[j] = row[j] > most[j] ? row[j] : most[j];
-  }
-}
-
-template <typename T>
-void PoolBags(const FeatureRows& rows, const FeatureBags& bags, const Pooling& pooling,
-              const BagVectors<T>& out, size_t first, size_t last) {
-  if constexpr (std::is_same_v<T, float>) {
-    if (bags.is_key_a_bag() && pooling.weights == nullptr) {  // whatever the combiner
-      // Vectors of one feature may be far apart, where the processor does not prefetch by itself.
-      constexpr size_t kAhead = 16;
-      for (size_t bag = first; bag < last; ++bag) {
-        __builtin_prefetch(out.data + (bag + kAhead) * out.stride, /*rw=*/1);
-        CopyRow(rows.at(bag), static_cast<int>(rows.dim), out.data + bag * out.stride);
-      }
-      return;
-    }
-  }
-  std::vector<float> sum(rows.dim);
-  for (size_t bag = first; bag < last; ++bag) {
-    const size_t begin = bags.begin(bag), end = bags.end(bag);
-    T* to = out.data + bag * out.stride;
-    if constexpr (std::is_same_v<T, float>) {
-      if (end - begin == 1 && pooling.weights == nullptr) {  // whatever the combiner
-        std::memcpy(to, rows.at(begin), rows.dim * sizeof(float));
-        continue;
-      }
-    }
-    std::fill(sum.begin(), sum.end(), 0.0f);
-    float scale = 1.0f;
-    if (pooling.combiner == Combiner::kMax) {
-      MaxOfBag(rows, begin, end, sum.data());
-    } else {
-      AddBag(rows, pooling.weights, begin, end, sum.data());
-      scale = ScaleOf(pooling, begin, end).scale;
-    }
-    for (size_t j = 0; j < rows.dim; ++j) to[j] = FromFloat<T>(scale * sum[j]);
-  }
-}
 
 }  // namespace
 
