@@ -134,10 +134,10 @@ def _asked(
     """Returns the seconds of each call of each kind, which take turns."""
     took: dict[str, list[float]] = {kind: [] for kind in calls}
     turns = 5
-    for turn in range(-1, turns):
+    for number in range(-1, turns):
         for kind, each in calls.items():
             found = turn(each, clients, seconds / turns)
-            if turn >= 0:  # the first turn warms up
+            if number >= 0:  # the first turn warms up
                 took[kind] += found
     return took
 
