@@ -85,7 +85,7 @@ class EmbeddingVariableOption:
             their static row, whatever their mask, and train it.
         storage_option: `None` or `StorageOption`.
         init_option: `None` or `InitializerOption`.
-        row_dtype: The type in which own rows lie in memory, as for `DynamicEmbedding`.
+        row_dtype: The type in which own rows lie, as for `DynamicEmbedding`.
         slot_dtype: The type in which their optimizer's slots do.
 
     Raises:
@@ -109,7 +109,7 @@ class EmbeddingVariableOption:
                     f"{', '.join(kind.__name__ for kind in kinds)}. Received: {shown(part)}."
                 )
         on_disk = self.storage_option is not None and self.storage_option.on_disk
-        check_row_dtypes("EmbeddingVariableOption", self.row_dtype, self.slot_dtype, stored=on_disk)
+        check_row_dtypes("EmbeddingVariableOption", self.row_dtype, self.slot_dtype)
         if on_disk and isinstance(self.evict_option, GlobalStepEvict):
             raise ValueError(
                 "EmbeddingVariableOption: expected no GlobalStepEvict with a storage_option on "

@@ -129,6 +129,8 @@ class Storage:
         reset_slots: bool = False,
         eviction: tuple[str, int, float, int] | None = None,
         reset_initializer: bool = False,
+        row_dtype: str = "float32",
+        slot_dtype: str = "float32",
     ) -> Table: ...
 
 class Table:

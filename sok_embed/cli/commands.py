@@ -440,6 +440,8 @@ def _inspect_dump(path: str, number: int | None, as_json: bool) -> None:
         {
             "group": group.number,
             "dimension": group.dimension,
+            "row_dtype": group.row_dtype,
+            "slot_dtype": group.slot_dtype,
             "optimizer": group.optimizer,
             "slots": dict(group.slots),
             "initializer": group.initializer,
@@ -486,6 +488,8 @@ def _survey(storage: kv.Storage, group: kv.Group) -> dict[str, Any]:
     return {
         "group": group.number,
         "dimension": group.dimension,
+        "row_dtype": group.row_dtype,
+        "slot_dtype": group.slot_dtype,
         "optimizer": group.optimizer,
         "slots": dict(group.slots),
         "initializer": group.initializer,

@@ -60,8 +60,8 @@ class TableConfig:
         group: The group of the storage, in [0, 256). `None`: 0. Each table needs one of its own.
         admission: The admission of keys, as for `DynamicEmbedding`. `None`: all keys get rows.
         eviction: The eviction of rows, as for `DynamicEmbedding`. `None`: rows stay.
-        row_dtype: The type in which rows lie in memory, as for `DynamicEmbedding`: `"float32"`,
-            `"bfloat16"`, `"float16"` or `"int8"`. Not with a storage.
+        row_dtype: The type in which rows lie, as for `DynamicEmbedding`: `"float32"`,
+            `"bfloat16"`, `"float16"` or `"int8"`.
         slot_dtype: The type in which the optimizer's slots do: `"float32"` or `"bfloat16"`.
         device: The device whose memory the rows of a worker lie in, as for `DynamicEmbedding`.
         max_bytes: The most bytes of a GPU's memory that rows and their index take. `None`: as many
@@ -133,7 +133,7 @@ class TableConfig:
                     f"{what}: expected group in [0, {kv.GROUPS}) of a storage. Received: "
                     f"group={self.group}, storage={shown(self.storage)}."
                 )
-        check_row_dtypes(what, self.row_dtype, self.slot_dtype, stored=self.storage is not None)
+        check_row_dtypes(what, self.row_dtype, self.slot_dtype)
         check_device(what, self.device)
         if self.max_bytes is not None:
             self.max_bytes = check_positive("max_bytes", self.max_bytes)

@@ -78,12 +78,16 @@ class Embedding:
             from now on start from the new one; existing rows stay.
         eviction: The eviction of rows: one of `sok_embed.eviction`, or `"lru"` or `"lfu"`. `None`:
             rows stay.
+        row_dtype: The type of the vectors on disk and in the cache: `"float32"`, `"bfloat16"`,
+            `"float16"` or `"int8"`, each row with a scale of its own. Updates compute in float32
+            and round at random, by draws of the initializer's seed, the key and its updates.
+        slot_dtype: The type of what the optimizer keeps of a row: `"float32"` or `"bfloat16"`.
 
     Raises:
         ValueError: For arguments out of their range, or if the group was made with another
-            dimension or, without `reset_slots`, another optimizer or, without `reset_initializer`,
-            another initializer, or is open with another optimizer, initializer, admission or
-            eviction. `Storage.table` opens a group as it is.
+            dimension or other types or, without `reset_slots`, another optimizer or, without
+            `reset_initializer`, another initializer, or is open with another optimizer,
+            initializer, admission or eviction. `Storage.table` opens a group as it is.
         TypeError: For other objects than those of `sok_embed.kv`.
         FileNotFoundError: If there is no such group in a storage that is read-only.
     """
@@ -102,6 +106,8 @@ class Embedding:
         reset_slots: bool = False,
         eviction: Eviction | str | None = None,
         reset_initializer: bool = False,
+        row_dtype: Literal["float32", "bfloat16", "float16", "int8"] = "float32",
+        slot_dtype: Literal["float32", "bfloat16"] = "float32",
     ) -> None:
         check_type("storage", storage, Storage)
         check_type("optimizer", optimizer, Optimizer)
@@ -138,6 +144,8 @@ class Embedding:
             reset_slots=check_flag("reset_slots", reset_slots),
             eviction=_eviction_arguments(self.eviction),
             reset_initializer=check_flag("reset_initializer", reset_initializer),
+            row_dtype=_name("row_dtype", row_dtype),
+            slot_dtype=_name("slot_dtype", slot_dtype),
         )
 
     @overload
@@ -379,6 +387,12 @@ class Embedding:
                 f"Received: shape {list(values.shape)}."
             )
         return check_floats(name, values, size, writable)
+
+
+def _name(argument: str, given: Any) -> str:
+    if not isinstance(given, str):
+        raise TypeError(f"Expected {argument} to be a text. Received: {given!r}.")
+    return given
 
 
 def _admission_arguments(admission: Admission | None) -> tuple[str, int, int, float, int] | None:

@@ -26,6 +26,8 @@ class Group:
         slots: Name and number of float32 of each vector that the optimizer keeps of a row.
         eviction: The eviction that the group was last opened with, as its `kind` and numbers;
             `None`: it had none.
+        row_dtype: The type of its vectors on disk and in the cache; see `Embedding`.
+        slot_dtype: The type of what the optimizer keeps.
     """
 
     number: int
@@ -36,6 +38,8 @@ class Group:
     initializer: dict[str, Any] | None
     slots: tuple[tuple[str, int], ...]
     eviction: dict[str, Any] | None = None
+    row_dtype: str = "float32"
+    slot_dtype: str = "float32"
 
 
 def group_of(number: int, meta: dict[str, Any], rows: int | None = None) -> Group:
@@ -55,4 +59,6 @@ def group_of(number: int, meta: dict[str, Any], rows: int | None = None) -> Grou
         initializer=meta["initializer"] if meta["initializer"]["kind"] else None,
         slots=tuple((slot["name"], slot["width"]) for slot in meta["slots"]),
         eviction=meta.get("eviction"),
+        row_dtype=meta.get("row_dtype", "float32"),
+        slot_dtype=meta.get("slot_dtype", "float32"),
     )

@@ -66,12 +66,12 @@ class All2AllDenseEmbedding(TableLayer):
         eviction: The eviction of rows: one of `sok_embed.eviction`, or `"lru"` or `"lfu"`, by which
             a full table evicts the rows that were trained least recently or least often, as many as
             new keys need. `None`: rows stay. Not without a hash table.
-        row_dtype: The type in which rows lie in memory: `"float32"`, `"bfloat16"`, `"float16"` or
-            `"int8"`, which has a float32 a row beside. Outputs, gradients, the arithmetic of the
-            optimizer and files are float32 as ever; after a step a row is rounded at random,
-            without a bias. Not with a storage.
+        row_dtype: The type in which rows lie, in memory and on disk: `"float32"`, `"bfloat16"`,
+            `"float16"` or `"int8"`, which has a float32 a row beside. Outputs, gradients, the
+            arithmetic of the optimizer and files are float32 as ever; after a step a row is rounded
+            at random, without a bias.
         slot_dtype: The type in which the optimizer's slots lie beside the rows: `"float32"` or
-            `"bfloat16"`. Not with a storage.
+            `"bfloat16"`.
         device: The device whose memory the rows of a worker lie in, as `DynamicEmbedding` has it.
             Not a GPU without a hash table.
         max_bytes: The most bytes of the GPU's memory that the rows and their index take. `None`: as

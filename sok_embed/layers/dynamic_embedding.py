@@ -103,12 +103,12 @@ class DynamicEmbedding(TableLayer):
         eviction: The eviction of rows: one of `sok_embed.eviction`, or `"lru"` or `"lfu"`, by which
             a full table evicts the rows that were trained least recently or least often, as many as
             new keys need. `None`: rows stay.
-        row_dtype: The type in which rows lie in memory: `"float32"`, `"bfloat16"`, `"float16"` or
-            `"int8"`, which has a float32 a row beside. Outputs, gradients, the arithmetic of the
-            optimizer and files are float32 as ever; after a step a row is rounded at random,
-            without a bias. Not with a storage.
+        row_dtype: The type in which rows lie, in memory and on disk: `"float32"`, `"bfloat16"`,
+            `"float16"` or `"int8"`, which has a float32 a row beside. Outputs, gradients, the
+            arithmetic of the optimizer and files are float32 as ever; after a step a row is rounded
+            at random, without a bias. A group of a storage keeps the types that it was made with.
         slot_dtype: The type in which the optimizer's slots lie beside the rows: `"float32"` or
-            `"bfloat16"`. Not with a storage.
+            `"bfloat16"`.
         device: The device whose memory the rows lie in: `"cpu"`; `"gpu"`, or `"gpu:1"` for the GPU
             of that number; `"auto"`, a GPU if there is one that can be used and can hold the table,
             else the host's memory. `table.device` says which it became.

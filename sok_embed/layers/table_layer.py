@@ -80,9 +80,7 @@ class TableLayer(KeyLayer):
             group_holders.check_same_start(
                 f"Layer '{self.name}'", self.storage, stored, self._row_initializer, self.seed
             )
-        check_row_dtypes(
-            f"Layer '{self.name}'", row_dtype, slot_dtype, stored=self.storage is not None
-        )
+        check_row_dtypes(f"Layer '{self.name}'", row_dtype, slot_dtype)
         self.row_dtype = row_dtype
         self.slot_dtype = slot_dtype
         self._max_rows = max_rows

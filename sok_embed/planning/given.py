@@ -287,7 +287,7 @@ def _table(raw: Mapping[str, Any]) -> GivenTable:
         )
 
     row_dtype, slot_dtype = raw.get("row_dtype", FLOAT32), raw.get("slot_dtype", FLOAT32)
-    check_row_dtypes(f"The {what}", row_dtype, slot_dtype, stored=storage is not None)
+    check_row_dtypes(f"The {what}", row_dtype, slot_dtype)
     # A plan counts bytes of rows, whichever memory they lie in.
     check_device(f"The {what}", raw.get("device", CPU))
 

@@ -381,8 +381,7 @@ def _check_placement(table: PlannedTable, workers: int) -> None:
             f"Expected decided_by of {what} to be 'config', 'plan' or 'hand'. Received: "
             f"{table.decided_by!r}."
         )
-    stored = table.storage is not None
-    check_row_dtypes(f"Plan, {what}", table.row_dtype, table.slot_dtype, stored=stored)
+    check_row_dtypes(f"Plan, {what}", table.row_dtype, table.slot_dtype)
     if table.exchange_dtype not in EXCHANGED:
         raise ValueError(
             f"Expected exchange_dtype of {what} to be one of {', '.join(EXCHANGED)}. Received: "

@@ -85,7 +85,7 @@ class PlannedTable:
         decided_by: `"plan"`; `"config"`, which asked for the placement; or `"hand"`, an edit.
         exchange_dtype: The dtype in which rows go to the workers that asked for them: `"float32"`
             or `"bfloat16"`. Their gradients come back in float32.
-        row_dtype: The type in which rows lie in memory.
+        row_dtype: The type in which rows lie.
         slot_dtype: The type in which their slots do.
     """
 

@@ -107,7 +107,7 @@ class AdaptiveTable(BaseTable):
         name: str = "adaptive_table",
     ) -> None:
         super().__init__(dim, owners=owners, owner=owner, owner_text="bucket % size", name=name)
-        check_row_dtypes(f"AdaptiveTable '{name}'", row_dtype, slot_dtype, stored=False)
+        check_row_dtypes(f"AdaptiveTable '{name}'", row_dtype, slot_dtype)
         self.static_buckets = static_buckets
         self._attributes: dict[str, Any] = {
             "initializer": initializer.kind,

@@ -12,14 +12,13 @@ SLOT_DTYPES = (FLOAT32, "bfloat16")
 _BYTES = {FLOAT32: 4, "bfloat16": 2, "float16": 2, "int8": 1}  # of a number
 
 
-def check_row_dtypes(what: str, row_dtype: Any, slot_dtype: Any, *, stored: bool) -> None:
+def check_row_dtypes(what: str, row_dtype: Any, slot_dtype: Any) -> None:
     """Raises ValueError for types that a table cannot keep its rows in.
 
     Args:
         what: The beginning of the message, such as `"Layer 'a'"`.
         row_dtype: The type of the embeddings.
         slot_dtype: The type of the optimizer's slots.
-        stored: True if the rows lie in a storage, where they are float32.
     """
     given = {"row_dtype": (row_dtype, ROW_DTYPES), "slot_dtype": (slot_dtype, SLOT_DTYPES)}
     for name, (dtype, known) in given.items():
@@ -27,12 +26,6 @@ def check_row_dtypes(what: str, row_dtype: Any, slot_dtype: Any, *, stored: bool
             raise ValueError(
                 f"{what}: expected {name} to be one of {', '.join(known)}. Received: "
                 f"{shown(dtype)}."
-            )
-        if stored and dtype != FLOAT32:
-            raise ValueError(
-                f"{what}: expected {name}='float32' with a storage. Received: {dtype!r}. Rows in "
-                "fewer bytes are for tables in memory: leave the storage out, or the "
-                f"{name}."
             )
 
 

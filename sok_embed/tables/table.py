@@ -73,8 +73,9 @@ class Table(BaseTable):
         admission: The admission of keys, which decides which get a row; `None`: all.
         eviction: The eviction of rows, one of `sok_embed.eviction`. `None`: rows stay, and a full
             table refuses new keys.
-        row_dtype: The type in which rows lie in memory: `"float32"`, `"bfloat16"`, `"float16"` or
-            `"int8"`, which has a float32 a row beside. Lookups, steps and files have float32.
+        row_dtype: The type in which rows lie, in memory or in the storage: `"float32"`,
+            `"bfloat16"`, `"float16"` or `"int8"`, which has a float32 a row beside. Lookups, steps
+            and files have float32.
         slot_dtype: The type in which optimizer slots do: `"float32"` or `"bfloat16"`.
         device: The device whose memory rows lie in: `"cpu"`; `"gpu"`, or `"gpu:1"` for the GPU of
             that number; `"auto"`, a GPU if there is one that can be used and can hold the table.
@@ -139,7 +140,7 @@ class Table(BaseTable):
             stored=storage is not None,
             direct=direct,
         )
-        check_row_dtypes(f"Table '{name}'", row_dtype, slot_dtype, stored=storage is not None)
+        check_row_dtypes(f"Table '{name}'", row_dtype, slot_dtype)
         self._owner_rule = rule
         # Positions of workers that share keys by another rule are the keys themselves.
         sharing = (owners, owner) if isinstance(rule, ModuloRule) else (1, 0)

@@ -52,13 +52,6 @@ def test_filters_are_admissions():
         (lambda: fc.StorageOption(layout="x"), "no layout.*no meaning"),
         (lambda: fc.StorageOption("DRAM"), "storage_type to be a StorageType"),
         (lambda: Option(row_dtype="half"), "expected row_dtype to be one of .*Received: 'half'"),
-        (
-            lambda: Option(
-                slot_dtype="bfloat16",
-                storage_option=fc.StorageOption(fc.StorageType.SSDHASH, "rows"),
-            ),
-            "slot_dtype='float32' with a storage",
-        ),
         (lambda: fc.InitializerOption(default_value_dim=0), "default_value_dim.*Received: 0"),
         (
             lambda: fc.InitializerOption(default_value_no_permission=float("nan")),
@@ -239,11 +232,19 @@ def test_a_row_that_goes_moves_its_static_row_under_fit():
     assert np.abs(got - STATIC[bucket_of(1, 4)]).max() > 1e-3
 
 
-@pytest.mark.parametrize("kind", [fc.StorageType.SSDHASH, fc.StorageType.DRAM_LEVELDB])
-def test_rows_on_disk_in_a_graph(tmp_path, kind):
+@pytest.mark.parametrize(
+    ("kind", "types"),
+    [
+        (fc.StorageType.SSDHASH, {}),
+        (fc.StorageType.DRAM_LEVELDB, {}),
+        (fc.StorageType.SSDHASH, {"row_dtype": "int8", "slot_dtype": "bfloat16"}),
+    ],
+)
+def test_rows_on_disk_in_a_graph(tmp_path, kind, types):
     def make():
         storage = fc.StorageOption(kind, str(tmp_path / "rows"), storage_size=[1 << 22])
-        return GraphModel(STATIC, "adagrad", column={"ev_option": Option(storage_option=storage)})
+        option = Option(storage_option=storage, **types)
+        return GraphModel(STATIC, "adagrad", column={"ev_option": option})
 
     model = make()
     for _ in range(3):

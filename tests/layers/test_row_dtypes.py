@@ -14,7 +14,6 @@ from sok_embed import (
     FeatureConfig,
     Table,
     TableConfig,
-    kv,
     plan,
     tf_ops,
 )
@@ -156,16 +155,11 @@ def test_rows_take_fewer_bytes():
 
 
 @pytest.mark.parametrize("make", [layer, table], ids=["layer", "table"])
-def test_what_rows_cannot_be_is_refused(make, tmp_path):
+def test_what_rows_cannot_be_is_refused(make):
     with pytest.raises(ValueError, match=r"expected row_dtype to be one of float32, .*'int4'"):
         make("int4")
     with pytest.raises(ValueError, match=r"expected slot_dtype to be one of .*'float16'"):
         make("int8", "float16")
-    with kv.Storage(str(tmp_path / "s")) as storage:
-        with pytest.raises(ValueError, match=r"expected row_dtype='float32' with a storage"):
-            make("int8", storage=storage)
-        with pytest.raises(ValueError, match=r"expected slot_dtype='float32' with a storage"):
-            make(slot_dtype="bfloat16", storage=storage)
 
 
 def test_a_layer_without_a_hash_table_keeps_its_rows_in_fewer_bytes():

@@ -69,8 +69,10 @@ PyTable* OpenTable(PyStorage& self, int group, int dim, const std::string& initi
                    double b, uint64_t seed, const std::string& rule, const NamedNumbers& hypers,
                    const std::optional<AdmissionTuple>& admission, uint64_t max_rows,
                    bool reset_slots, const std::optional<EvictionTuple>& eviction,
-                   bool reset_initializer) {
+                   bool reset_initializer, const std::string& row_dtype,
+                   const std::string& slot_dtype) {
   TableConfig config;
+  config.form = Value(RowForm::Make(row_dtype, slot_dtype));
   config.group = group;
   config.dim = dim;
   config.initializer = initializer;
@@ -286,7 +288,8 @@ void BindStorage(nb::module_& module) {
                nb::arg("rule") = "", nb::arg("hypers") = NamedNumbers(),
                nb::arg("admission") = nb::none(), nb::arg("max_rows") = 0,
                nb::arg("reset_slots") = false, nb::arg("eviction") = nb::none(),
-               nb::arg("reset_initializer") = false);
+               nb::arg("reset_initializer") = false, nb::arg("row_dtype") = "float32",
+               nb::arg("slot_dtype") = "float32");
   BindContents(storage);
   module.def("dump_groups", DumpGroups, nb::arg("path"));
   module.def(

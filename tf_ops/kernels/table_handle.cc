@@ -167,12 +167,6 @@ Result<std::shared_ptr<OpenTable>> TablePlace::Open(const std::string& name) con
         "expected a table in memory with step_clock: rows in a storage have the "
         "storage's clock");
   }
-  if (!config_.form.plain()) {
-    return InvalidArgument("expected row_dtype and slot_dtype of float32 in a storage, got " +
-                           std::string(RowTypeName(config_.form.row)) + " and " +
-                           RowTypeName(config_.form.slots) +
-                           "; rows in fewer bytes are for tables in memory");
-  }
   auto storage = OpenStorage();
   if (!storage.ok()) return storage.status();
   auto table =

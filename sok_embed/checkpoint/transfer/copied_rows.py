@@ -13,6 +13,7 @@ from sok_embed.checkpoint.files.rows_file import Rows
 from sok_embed.checkpoint.files.rows_index import Head
 from sok_embed.checkpoint.state.tables import contents_of, read_head
 from sok_embed.files.scratch import ScratchFolder
+from sok_embed.tables.row_dtypes import FLOAT32
 from sok_embed.tables.table import Table
 from sok_embed.tables.tensors import as_errors
 
@@ -31,6 +32,7 @@ class CopiedRows:
         (self._part,) = table.parts
         self._copy = copy
         self._group = group
+        self._types = (FLOAT32, FLOAT32)  # of its rows and slots; check looks
         # Beside the table's storage, where there is room for its rows.
         own = self._table.storage
         parent = None if own is None else os.path.dirname(os.path.abspath(own.path))
@@ -51,7 +53,9 @@ class CopiedRows:
                 f"Table '{table.name}': expected its rows in group {self._group} of "
                 f"{self._copy!r}. Received: the groups {sorted(there)}. Save the model again."
             )
-        dim = there[self._group].dimension
+        saved = there[self._group]
+        self._types = saved.row_dtype, saved.slot_dtype
+        dim = saved.dimension
         if dim != table.dim:
             raise ValueError(
                 f"Table '{table.name}': expected rows of {table.dim} numbers. Received: rows of "
@@ -100,8 +104,8 @@ class CopiedRows:
             "storage_id": self._copy.id,
             "group": self._group,
             "step_clock": False,
-            "row_dtype": "float32",
-            "slot_dtype": "float32",
+            "row_dtype": self._types[0],
+            "slot_dtype": self._types[1],
         }
         with tf.init_scope():
             handle = as_errors(lambda: tf_ops.anonymous_table(table.name, table.dim, **attributes))

@@ -32,11 +32,10 @@ void CacheRows::Reset(std::shared_ptr<const RowLayout> layout) {
   used_blocks_ = 0;
   hand_block_ = hand_row_ = 0;
   layout_ = std::move(layout);
-  stride_ = layout_->stride();
-  const size_t row_bytes = stride_ * sizeof(float);
-  const auto bytes = [&](uint32_t rows) { return Lines(rows * row_bytes) + BytesBeside(rows); };
+  row_bytes_ = layout_->row_bytes();
+  const auto bytes = [&](uint32_t rows) { return Lines(rows * row_bytes_) + BytesBeside(rows); };
   rows_per_block_ = static_cast<uint32_t>(
-      CacheMemory::kBlockBytes / (row_bytes + sizeof(RowMeta) + sizeof(Key) + sizeof(uint16_t)));
+      CacheMemory::kBlockBytes / (row_bytes_ + sizeof(RowMeta) + sizeof(Key) + sizeof(uint16_t)));
   while (rows_per_block_ > kFewestRows && bytes(rows_per_block_) > CacheMemory::kBlockBytes) {
     --rows_per_block_;
   }
@@ -45,7 +44,7 @@ void CacheRows::Reset(std::shared_ptr<const RowLayout> layout) {
   shift_ = 0;
   while ((uint32_t{1} << shift_) < rows_per_block_) ++shift_;
   mask_ = (uint32_t{1} << shift_) - 1;
-  meta_offset_ = Lines(rows_per_block_ * row_bytes);
+  meta_offset_ = Lines(rows_per_block_ * row_bytes_);
   key_offset_ = meta_offset_ + Lines(rows_per_block_ * sizeof(RowMeta));
   state_offset_ = key_offset_ + Lines(rows_per_block_ * sizeof(Key));
 }

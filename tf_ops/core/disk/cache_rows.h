@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/base/types.h"
@@ -36,16 +38,19 @@ class CacheRows {
   ~CacheRows();
   CacheRows(const CacheRows&) = delete;
 
-  float* row(uint32_t row) const {
-    return reinterpret_cast<float*>(blocks_[row >> shift_]) +
-           static_cast<size_t>(row & mask_) * stride_;
+  char* place(uint32_t row) const {
+    return blocks_[row >> shift_] + static_cast<size_t>(row & mask_) * row_bytes_;
   }
+  // Returns where the row lies; what is there are floats only if the layout has no coding.
+  float* row(uint32_t row) const { return reinterpret_cast<float*>(place(row)); }
+  // Returns the values of the row, as the database has them.
+  std::string_view values(uint32_t row) const { return {place(row), layout_->value_bytes()}; }
   RowMeta* meta(uint32_t row) const {
     return reinterpret_cast<RowMeta*>(blocks_[row >> shift_] + meta_offset_) + (row & mask_);
   }
   void Prefetch(uint32_t number) const {
-    const char* const floats = reinterpret_cast<const char*>(row(number));
-    for (size_t at = 0; at < stride_ * sizeof(float); at += 64) __builtin_prefetch(floats + at);
+    const char* const values = place(number);
+    for (size_t at = 0; at < row_bytes_; at += 64) __builtin_prefetch(values + at);
     __builtin_prefetch(meta(number));
     __builtin_prefetch(&key(number));
   }
@@ -120,7 +125,7 @@ class CacheRows {
   std::shared_ptr<const RowLayout> layout_;
   CacheMemory* const memory_;
   CacheMemory::Holder* const holder_;
-  int stride_;
+  size_t row_bytes_;
   uint32_t rows_per_block_;
   int shift_;  // a row's number: its block, then its place in there
   uint32_t mask_;

@@ -153,7 +153,7 @@ class Database::Publication {
   Publication(const Publication&) = delete;
   Publication& operator=(const Publication&) = delete;
   // Adds a row. Keys must ascend. After an error every later call returns it.
-  virtual Status Add(const RowKey& key, const RowHeader& header, const float* floats, size_t n) = 0;
+  virtual Status Add(const RowKey& key, const RowHeader& header, std::string_view values) = 0;
   // Adds a row as the database holds it; an empty value removes the row.
   virtual Status AddValue(const RowKey& key, std::string_view value) = 0;
   virtual Status Finish(Meta meta) = 0;

@@ -34,10 +34,12 @@ DiskStore::DiskStore(std::shared_ptr<StorageCore> core, int group, const GroupMe
       dim_(meta.dim),
       shard_bits_(ShardBits()),
       start_(meta),
+      coding_(meta.form.plain() ? std::nullopt
+                                : std::optional<RowCoding>(std::in_place, meta.form, dim_, 0)),
       rows_(static_cast<int64_t>(meta.rows)),
       counted_at_(meta.counted_at),
       layout_number_(meta.layout),
-      layout_(std::make_shared<const RowLayout>(meta.dim, meta.state.slots)),
+      layout_(std::make_shared<const RowLayout>(meta.dim, meta.state.slots, meta.form)),
       state_(meta.state) {
   for (uint32_t s = 0; s < shard_count(); ++s) {
     shards_.push_back(std::make_unique<Shard>(this, layout_));
@@ -89,7 +91,7 @@ std::vector<uint32_t> DiskStore::FindCached(const Key* keys, size_t n, const flo
               absent.push_back(static_cast<uint32_t>(i));
               return;
             }
-            found(i, row);
+            found(i, row, shard == nullptr);
             if (shard != nullptr) shard->rows.Touch(number);
           },
           [&](size_t i) { absent.push_back(static_cast<uint32_t>(i)); });
@@ -147,9 +149,21 @@ Status DiskStore::GatherAs(const Key* keys, size_t n, T* out, const GatherOption
   const uint32_t* const places = options.places;
   const auto place = [places](size_t i) -> size_t { return places == nullptr ? i : places[i]; };
   const uint32_t now = core_->expiry->Now();
+  const std::optional<RowCoding>& coding = coding_;
+  const auto lines = static_cast<int>(CodedBytes(start_.form.row, dim_) / sizeof(float));
+  const auto copy = [&coding, dim = dim_](const float* row, T* to) {
+    if (coding.has_value()) {
+      coding->DecodeEmbedding(reinterpret_cast<const char*>(row), to);
+    } else {
+      CopyRow(row, dim, to);
+    }
+  };
   const std::vector<uint32_t> rest =
-      FindCached(keys, n, options.given, dim_, now, parallel_for,
-                 [&](size_t i, const float* row) { CopyRow(row, dim_, out + place(i) * dim_); });
+      FindCached(keys, n, options.given, lines, now, parallel_for,
+                 [&](size_t i, const float* row, bool is_given) {
+                   T* const to = out + place(i) * dim_;
+                   is_given ? CopyRow(row, dim_, to) : copy(row, to);  // given ones are floats
+                 });
   cache_hits_.fetch_add(options.asked(n) - rest.size(), std::memory_order_relaxed);
   if (rest.empty()) return Status();
 
@@ -158,15 +172,20 @@ Status DiskStore::GatherAs(const Key* keys, size_t n, T* out, const GatherOption
                      [&](Shard& shard, const ShardEntry* entries, const uint32_t* rows, size_t m) {
                        std::vector<uint32_t> absent;
                        std::vector<float> start(dim_);
+                       std::vector<char> coded(coding.has_value() ? coding->bytes() : 0);
                        for (size_t i = 0; i < m; ++i) {
                          const uint32_t position = rest[entries[i].position];
                          T* to = out + place(position) * dim_;
                          if (rows[i] != CacheRows::kNone) {
-                           CopyRow(shard.rows.row(rows[i]), dim_, to);
+                           copy(shard.rows.row(rows[i]), to);
                            continue;
                          }
                          if (fill) {
                            fill(entries[i].key, start.data());
+                           // The row that training would make has these bits.
+                           if (coding.has_value()) {
+                             coding->RoundEmbedding(start.data(), coded.data());
+                           }
                            CopyRow(start.data(), dim_, to);
                          }
                          absent.push_back(position);
@@ -192,8 +211,8 @@ Status DiskStore::Gather(const Key* keys, size_t n, BFloat16* out, const GatherO
 Result<std::vector<uint32_t>> DiskStore::Missing(const Key* keys, size_t n,
                                                  const ParallelFor& parallel_for) {
   const uint32_t now = core_->expiry->Now();
-  const std::vector<uint32_t> rest =
-      FindCached(keys, n, /*given=*/nullptr, 0, now, parallel_for, [](size_t, const float*) {});
+  const std::vector<uint32_t> rest = FindCached(keys, n, /*given=*/nullptr, 0, now, parallel_for,
+                                                [](size_t, const float*, bool) {});
   std::vector<uint32_t> missing;
   if (rest.empty()) return missing;
   std::mutex missing_mu;

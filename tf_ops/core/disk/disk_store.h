@@ -13,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
 #include <string>
 #include <vector>
@@ -121,8 +122,8 @@ class DiskStore final : public DurableStore {
   Status GatherAs(const Key* keys, size_t n, T* out, const GatherOptions& options,
                   const FillEmbedding& fill, std::vector<uint32_t>* missing,
                   const ParallelFor& parallel_for);
-  // Finds rows in the cache, and calls found(i, row) beside other readers; for given rows, as in
-  // GatherOptions, as well. Returns the positions of the others.
+  // Finds rows in the cache, and calls found(i, row, is_given) beside other readers; for given
+  // rows, as in GatherOptions, as well. Returns the positions of the others.
   template <typename Found>
   std::vector<uint32_t> FindCached(const Key* keys, size_t n, const float* const* given,
                                    int prefetch_floats, uint32_t now,
@@ -170,7 +171,7 @@ class DiskStore final : public DurableStore {
   Result<bool> ReserveSpill(Shard& shard, size_t rows);
   Status SpillBlock(Shard& shard);
   RowHeader HeaderOf(const Shard& shard, uint32_t row) const;
-  void AddSpillRow(const Spill::Head& head, const float* floats, size_t n, RowBatch* batch) const;
+  void AddSpillRow(const Spill::Head& head, const char* values, size_t n, RowBatch* batch) const;
   void AddToBatch(const Shard& shard, uint32_t row, RowBatch* batch) const;
   void AddRows(const Shard& shard, const std::vector<uint32_t>& rows, RowBatch* batch) const;
   // Orders the rows, and leaves each of them once.
@@ -235,7 +236,7 @@ class DiskStore final : public DurableStore {
   // Called with the gate held exclusively.
   void SetState(TableState state);
   // Calls fn for the rows of these places, which it sorts.
-  Status VisitPlaces(std::vector<DirtyPlace>* places, size_t floats, const VisitDirty& fn) const;
+  Status VisitPlaces(std::vector<DirtyPlace>* places, size_t row_bytes, const VisitDirty& fn) const;
   // Reads those of the rows that are spilled into records, the row of places[i] into record i.
   Status ReadSpilled(const DirtyPlace* places, size_t n, size_t record_bytes,
                      std::vector<char>* records) const;
@@ -254,7 +255,8 @@ class DiskStore final : public DurableStore {
   const int group_;
   const int dim_;
   const int shard_bits_;
-  const GroupMeta start_;  // the parts that do not change
+  const GroupMeta start_;                  // the parts that do not change
+  const std::optional<RowCoding> coding_;  // of the embedding alone, which all layouts share
   std::vector<std::unique_ptr<Shard>> shards_;
   std::atomic<int64_t> rows_;  // wherever they are; a row that moves is counted once
   std::atomic<uint64_t> made_{0}, cache_hits_{0};

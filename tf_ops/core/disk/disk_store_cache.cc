@@ -108,8 +108,7 @@ Status DiskStore::LoadKeys(Shard& shard, const std::vector<Key>& keys) {
   if (status.ok()) status = shard.index.Reserve(static_cast<uint32_t>(keys.size()));
   if (!status.ok()) return status;
   CacheRows& cached = shard.rows;
-  const std::vector<float>& start = cached.layout().slot_start();
-  const size_t floats = dim_ + start.size();
+  const RowLayout& layout = cached.layout();
   std::vector<RowKey> wanted;
   std::vector<uint32_t> places;
   shard.spill->FindAll(keys, &places);
@@ -122,7 +121,7 @@ Status DiskStore::LoadKeys(Shard& shard, const std::vector<Key>& keys) {
     }
     const uint32_t row = cached.Allocate(key);
     Spill::Head head;
-    status = shard.spill->Read(place, &head, cached.row(row));
+    status = shard.spill->Read(place, &head, cached.place(row));
     if (!status.ok()) {
       cached.Free(row);
       return status;
@@ -137,15 +136,19 @@ Status DiskStore::LoadKeys(Shard& shard, const std::vector<Key>& keys) {
       core_->database->Read(wanted.data(), wanted.size(), [&](size_t i, std::string_view bytes) {
         const Key key = RowKey::KeyOf(wanted[i].view());
         RowValue value;
-        const bool parsed = value.Parse(bytes, dim_);
+        const bool parsed = value.Parse(bytes, layout);
         const bool has_slots = parsed && value.header.layout == layout_number();
-        if (!parsed || (has_slots && value.count != floats)) {
+        if (!parsed || (has_slots && value.values.size() != layout.value_bytes())) {
           damaged = DamagedRow(group_, key, core_->path);
           return;
         }
         const uint32_t row = cached.Allocate(key);
-        std::memcpy(cached.row(row), value.floats, (has_slots ? floats : dim_) * sizeof(float));
-        if (!has_slots) std::copy(start.begin(), start.end(), cached.row(row) + dim_);
+        char* const to = cached.place(row);
+        const size_t embedding = layout.embedding_bytes();
+        std::memcpy(to, value.values.data(), has_slots ? layout.value_bytes() : embedding);
+        if (!has_slots) {
+          std::copy(layout.slot_bytes().begin(), layout.slot_bytes().end(), to + embedding);
+        }
         *cached.meta(row) = value.header.meta;
         shard.index.Insert(key, Hash(key), row);
       });
@@ -211,7 +214,7 @@ Status DiskStore::SpillOrWrite(Shard& shard, std::vector<Spill::Row>* in_no_orde
   if (*spilled) return spill.Append(rows);
   RowBatch batch;
   for (const Spill::Row& row : rows) {
-    if (row.dirty) AddSpillRow(row.head, row.floats, spill.floats(), &batch);
+    if (row.dirty) AddSpillRow(row.head, row.values, spill.row_bytes(), &batch);
   }
   SOK_RETURN_IF_ERROR(Write(batch));
   for (const Spill::Row& row : rows) spill.Remove(row.head.key);
@@ -221,13 +224,13 @@ Status DiskStore::SpillOrWrite(Shard& shard, std::vector<Spill::Row>* in_no_orde
 Spill::Row DiskStore::SpillRowOf(const Shard& shard, uint32_t row) const {
   const uint16_t state = shard.rows.state(row);
   return {{shard.rows.key(row), HeaderOf(shard, row), (state & kRowNew) != 0},
-          shard.rows.row(row),
+          shard.rows.place(row),
           (state & kRowDirty) != 0};
 }
 
-void DiskStore::AddSpillRow(const Spill::Head& head, const float* floats, size_t n,
+void DiskStore::AddSpillRow(const Spill::Head& head, const char* values, size_t n,
                             RowBatch* batch) const {
-  batch->Put(RowKey(group_, head.key), head.header, floats, n);
+  batch->Put(RowKey(group_, head.key), head.header, {values, n});
 }
 
 Result<bool> DiskStore::ReserveSpill(Shard& shard, size_t rows) {
@@ -237,14 +240,14 @@ Result<bool> DiskStore::ReserveSpill(Shard& shard, size_t rows) {
     RowBatch batch;
     std::vector<uint32_t> cached;  // of the rows that go to the database
     auto dropped = spill.DropOldest(
-        [&](const Spill::Head& head, const float* floats) {
+        [&](const Spill::Head& head, const char* values) {
           const uint32_t row = shard.index.Find(head.key, Hash(head.key));
           if (row != CacheRows::kNone) {
             // The cached version is newer, and may be on its way to the database.
             if ((shard.rows.state(row) & kRowSpilled) == 0) return Status();
             cached.push_back(row);
           }
-          AddSpillRow(head, floats, spill.floats(), &batch);
+          AddSpillRow(head, values, spill.row_bytes(), &batch);
           return Status();
         },
         [&] { return Write(batch); });
@@ -277,12 +280,12 @@ Status DiskStore::Trim(Shard& shard) {
 }
 
 RowHeader DiskStore::HeaderOf(const Shard& shard, uint32_t row) const {
-  return {RowHeader::kVersion, static_cast<uint32_t>(dim_), layout_number(), *shard.rows.meta(row)};
+  return {RowHeader::VersionOf(shard.rows.layout().form()), static_cast<uint32_t>(dim_),
+          layout_number(), *shard.rows.meta(row)};
 }
 
 void DiskStore::AddToBatch(const Shard& shard, uint32_t row, RowBatch* batch) const {
-  batch->Put(RowKey(group_, shard.rows.key(row)), HeaderOf(shard, row), shard.rows.row(row),
-             dim_ + shard.rows.layout().slot_floats());
+  batch->Put(RowKey(group_, shard.rows.key(row)), HeaderOf(shard, row), shard.rows.values(row));
 }
 
 }  // namespace sok

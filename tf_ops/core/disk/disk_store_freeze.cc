@@ -54,7 +54,7 @@ Result<uint64_t> DiskStore::SpillDirty(uint32_t part) {
 }
 
 std::unique_ptr<DurableStore::FrozenRows> DiskStore::FreezeDirty() {
-  auto frozen = std::make_unique<FrozenSpill>(core_->spill.get(), dim_ + layout()->slot_floats());
+  auto frozen = std::make_unique<FrozenSpill>(core_->spill.get(), layout()->value_bytes());
   for (const auto& shard : shards_) {
     const std::lock_guard<SharedMutex> lock(shard->mu);
     frozen->Add(shard->spill->Freeze());

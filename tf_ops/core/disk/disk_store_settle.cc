@@ -26,8 +26,7 @@ uint64_t DiskStore::DirtyBytes() const {
     rows += shard->spill->dirty();
     shard->rows.ForEach([&](uint32_t row) { rows += (shard->rows.state(row) & kRowDirty) != 0; });
   }
-  return rows *
-         (RowKey::kBytes + sizeof(RowHeader) + (dim_ + layout()->slot_floats()) * sizeof(float));
+  return rows * (RowKey::kBytes + sizeof(RowHeader) + layout()->value_bytes());
 }
 
 Status DiskStore::ForEachDirty(const VisitDirty& fn) const {
@@ -47,18 +46,17 @@ Status DiskStore::ForEachDirty(const VisitDirty& fn) const {
       places.push_back({key, in_file.segment, in_file.row});
     });
   }
-  return VisitPlaces(&places, dim_ + layout()->slot_floats(), fn);
+  return VisitPlaces(&places, layout()->value_bytes(), fn);
 }
 
-Status DiskStore::VisitPlaces(std::vector<DirtyPlace>* sorted, size_t floats,
+Status DiskStore::VisitPlaces(std::vector<DirtyPlace>* sorted, size_t row_bytes,
                               const VisitDirty& fn) const {
   std::vector<DirtyPlace>& places = *sorted;
   std::sort(places.begin(), places.end(),
             [](const DirtyPlace& a, const DirtyPlace& b) { return a.key < b.key; });
-  const size_t record_bytes = sizeof(Spill::Head) + floats * sizeof(float);
+  const size_t record_bytes = sizeof(Spill::Head) + row_bytes;
   const size_t at_once = std::max<size_t>(1, kSpilledBytes / record_bytes);
   std::vector<char> records;
-  std::vector<float> row(floats);
   for (size_t begin = 0; begin < places.size(); begin += at_once) {
     const size_t end = std::min(places.size(), begin + at_once);
     // Nothing but lookups of what is cached runs beside this where rows are cached, and they change
@@ -73,14 +71,13 @@ Status DiskStore::VisitPlaces(std::vector<DirtyPlace>* sorted, size_t floats,
       if (place.cached()) {
         const Shard& shard = *shards_[place.shard()];
         SOK_RETURN_IF_ERROR(
-            fn(place.key, HeaderOf(shard, place.number), shard.rows.row(place.number), floats));
+            fn(place.key, HeaderOf(shard, place.number), shard.rows.values(place.number)));
         continue;
       }
       const char* const record = records.data() + (i - begin) * record_bytes;
       Spill::Head head;
       std::memcpy(&head, record, sizeof(head));
-      std::memcpy(row.data(), record + sizeof(head), floats * sizeof(float));
-      SOK_RETURN_IF_ERROR(fn(place.key, head.header, row.data(), floats));
+      SOK_RETURN_IF_ERROR(fn(place.key, head.header, {record + sizeof(head), row_bytes}));
     }
   }
   return Status();
@@ -129,14 +126,13 @@ Status DiskStore::SettleOnce() {
     Database* const database_;
   } in_part(core_->database.get());
   RowBatch batch;
-  Status status =
-      ForEachDirty([&](Key key, const RowHeader& header, const float* floats, size_t n) {
-        batch.Put(RowKey(group_, key), header, floats, n);
-        if (batch.bytes() < kSettleBytes) return Status();
-        Status written = Write(batch);
-        batch.Clear();
-        return written;
-      });
+  Status status = ForEachDirty([&](Key key, const RowHeader& header, std::string_view values) {
+    batch.Put(RowKey(group_, key), header, values);
+    if (batch.bytes() < kSettleBytes) return Status();
+    Status written = Write(batch);
+    batch.Clear();
+    return written;
+  });
   if (status.ok()) status = Write(batch);
   if (status.ok()) MarkClean();
   in_part.whole = status.ok();
@@ -230,10 +226,9 @@ Status DiskStore::HideAll() {
 
 Status DiskStore::Publish() {
   const auto publication = core_->database->StartPublication();
-  Status status =
-      ForEachDirty([&](Key key, const RowHeader& header, const float* floats, size_t m) {
-        return publication->Add(RowKey(group_, key), header, floats, m);
-      });
+  Status status = ForEachDirty([&](Key key, const RowHeader& header, std::string_view values) {
+    return publication->Add(RowKey(group_, key), header, values);
+  });
   if (status.ok()) status = publication->Finish({{GroupMetaName(group_), meta().ToJson()}});
   if (status.ok()) MarkClean();
   return status;
@@ -256,20 +251,15 @@ class DiskStore::FrozenStore final : public Frozen {
     view_ = std::move(view);
     // Not before: rows that the view has not, as they have expired, must have expired by this time.
     now_ = store_.core_->expiry->Now();
-    return Visit([this](Key, const RowValue&) { ++size_; });
+    return Visit(*store_.layout(), [this](Key, const RowValue&) { ++size_; });
   }
   uint64_t size() const override { return size_; }
   uint32_t now() const { return now_; }
   Status ForEach(const std::function<void(Key, RowRef)>& fn) const override {
     const auto layout = store_.layout();
-    const std::vector<float>& start = layout->slot_start();
-    const size_t dim = store_.dim_;
-    std::vector<float> floats(dim + start.size());
-    return Visit([&](Key key, const RowValue& value) {
-      const bool has_slots =
-          value.header.layout == store_.layout_number() && value.count == floats.size();
-      std::copy(start.begin(), start.end(), floats.begin() + dim);
-      std::memcpy(floats.data(), value.floats, (has_slots ? floats.size() : dim) * sizeof(float));
+    std::vector<float> floats(store_.dim_ + layout->slot_start().size());
+    return Visit(*layout, [&](Key key, const RowValue& value) {
+      value.Decode(*layout, store_.layout_number(), floats.data());
       RowMeta meta = value.header.meta;
       fn(key, {floats.data(), &meta});
     });
@@ -277,11 +267,11 @@ class DiskStore::FrozenStore final : public Frozen {
 
  private:
   template <typename Fn>
-  Status Visit(const Fn& fn) const {
+  Status Visit(const RowLayout& layout, const Fn& fn) const {
     const Expiry& expiry = *store_.core_->expiry;
     return view_->ForEach([&](int, Key key, std::string_view bytes) {
       RowValue value;
-      if (!value.Parse(bytes, store_.dim_)) {
+      if (!value.Parse(bytes, layout)) {
         return DamagedRow(store_.group_, key, store_.core_->path);
       }
       if (!expiry.Expired(value.header.meta.update_time, now_)) fn(key, value);

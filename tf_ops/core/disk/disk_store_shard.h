@@ -13,7 +13,7 @@ struct alignas(64) DiskStore::Shard final : CacheMemory::Holder {
   Shard(DiskStore* owner, std::shared_ptr<const RowLayout> layout)
       : store(owner),
         rows(layout, &owner->core_->memory, this),
-        spill(std::make_unique<Spill>(owner->core_->spill.get(), SpillFloats(*layout))) {}
+        spill(std::make_unique<Spill>(owner->core_->spill.get(), layout->value_bytes())) {}
 
   bool GiveUpBlock() override;
 
@@ -42,7 +42,7 @@ struct alignas(64) DiskStore::Shard final : CacheMemory::Holder {
   // Takes all of them out. Needs no memory: where it ended, some shards would be reset only.
   void Reset(std::shared_ptr<const RowLayout> layout) {
     index = HashIndex();
-    spill->Reset(SpillFloats(*layout));
+    spill->Reset(layout->value_bytes());
     rows.Reset(std::move(layout));
   }
 
@@ -51,8 +51,6 @@ struct alignas(64) DiskStore::Shard final : CacheMemory::Holder {
     const uint64_t bytes = index.bytes() + spill->index_bytes();
     store->core_->memory.Charge(std::exchange(charged, bytes), bytes);
   }
-
-  static size_t SpillFloats(const RowLayout& layout) { return layout.dim() + layout.slot_floats(); }
 
   DiskStore* const store;
   mutable SharedMutex mu;

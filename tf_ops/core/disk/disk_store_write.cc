@@ -9,6 +9,7 @@
 #include "core/base/status_macros.h"
 #include "core/disk/disk_store.h"
 #include "core/disk/disk_store_shard.h"
+#include "core/rows/decoded_row.h"
 #include "core/rows/pipelined_find.h"
 
 namespace sok {
@@ -121,7 +122,7 @@ Status DiskStore::UpsertAll(const ShardPartition& partition, uint32_t now, const
 void DiskStore::WriteEntries(Shard& shard, const ShardEntry* entries, size_t n, uint32_t now,
                              const WriteRow& write, uint32_t* rows) {
   CacheRows& cached = shard.rows;
-  const std::vector<float>& start = cached.layout().slot_start();
+  DecodedRow decoded(cached);
   uint64_t made = 0;
   for (size_t i = 0; i < n; ++i) {
     const Key key = entries[i].key;
@@ -142,11 +143,11 @@ void DiskStore::WriteEntries(Shard& shard, const ShardEntry* entries, size_t n, 
     }
     const uint32_t row = rows[i];
     if (is_new) {
-      std::copy(start.begin(), start.end(), cached.row(row) + dim_);
       *cached.meta(row) = RowMeta{0, now};
       ++made;
     }
-    write(entries[i].position, {cached.row(row), cached.meta(row)}, is_new);
+    write(entries[i].position, is_new ? decoded.Start(row) : decoded.Read(row), is_new);
+    decoded.Write(row);
     cached.MarkChanged(row);
   }
   made_.fetch_add(made, std::memory_order_relaxed);
@@ -312,7 +313,7 @@ void DiskStore::AddDistinct(const Shard& shard, std::vector<uint32_t>* rows,
 }
 
 size_t DiskStore::RecordBytes() const {
-  return RowBatch::kBytesBesideFloats + (dim_ + layout()->slot_floats()) * sizeof(float);
+  return RowBatch::kBytesBesideValues + layout()->value_bytes();
 }
 
 Result<DiskStore::Call> DiskStore::BeginCall(size_t rows) {
@@ -394,7 +395,7 @@ Status DiskStore::CollectRemovals(const ShardPartition& partition, const Paralle
         if (core_->journal == nullptr) return Status();
         RowBatch& of_shard = (*removals)[NumberOf(entries)];
         of_shard.Reserve((may_have_expired ? n : shard.found.size()) *
-                         RowBatch::kBytesBesideFloats);
+                         RowBatch::kBytesBesideValues);
         if (may_have_expired) {
           for (size_t i = 0; i < n; ++i) of_shard.Remove(RowKey(group_, entries[i].key));
         } else {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string_view>
 
 #include "core/base/status.h"
 #include "core/base/types.h"
@@ -27,9 +28,10 @@ class DurableStore : public RowStore {
 
   // Bytes of the dirty rows.
   virtual uint64_t DirtyBytes() const = 0;
-  // Calls fn for each of them, ascending by key: the embedding, then the slots. They stay dirty.
+  // Calls fn for each of them, ascending by key, with its values as the database has them. They
+  // stay dirty.
   using VisitDirty =
-      std::function<Status(Key key, const RowHeader& header, const float* floats, size_t n)>;
+      std::function<Status(Key key, const RowHeader& header, std::string_view values)>;
   virtual Status ForEachDirty(const VisitDirty& fn) const = 0;
   // Writes dirty rows that are cached to the spill, as dirty as they were, or, without room there,
   // to the database, pending: those of one of so many parts of the store. Returns how many there

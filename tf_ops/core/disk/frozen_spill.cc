@@ -27,18 +27,18 @@ void Prefetch(const char* record, size_t bytes) {
 // Passes records on as rows.
 class RowVisitor {
  public:
-  RowVisitor(size_t floats, const DurableStore::VisitDirty& fn) : fn_(fn), row_(floats) {}
+  RowVisitor(size_t record_bytes, const DurableStore::VisitDirty& fn)
+      : fn_(fn), record_bytes_(record_bytes) {}
 
   Status operator()(const char* record) {
     Spill::Head head;
     std::memcpy(&head, record, sizeof(head));
-    std::memcpy(row_.data(), record + sizeof(head), row_.size() * sizeof(float));
-    return fn_(head.key, head.header, row_.data(), row_.size());
+    return fn_(head.key, head.header, {record + sizeof(head), record_bytes_ - sizeof(head)});
   }
 
  private:
   const DurableStore::VisitDirty& fn_;
-  std::vector<float> row_;
+  const size_t record_bytes_;
 };
 
 // Calls fn(record) for the records of an array, in the order of their keys.
@@ -170,11 +170,8 @@ class FrozenSpill::SortedParts {
   std::vector<Run> runs_;
 };
 
-FrozenSpill::FrozenSpill(SpillFile* file, size_t floats, size_t memory)
-    : file_(*file),
-      floats_(floats),
-      record_bytes_(sizeof(Spill::Head) + floats * sizeof(float)),
-      memory_(memory) {}
+FrozenSpill::FrozenSpill(SpillFile* file, size_t row_bytes, size_t memory)
+    : file_(*file), record_bytes_(sizeof(Spill::Head) + row_bytes), memory_(memory) {}
 
 void FrozenSpill::Add(std::vector<Spill::FrozenPart> segments) {
   for (Spill::FrozenPart& segment : segments) {
@@ -204,7 +201,7 @@ Status FrozenSpill::SortInMemory(const DurableStore::VisitDirty& fn) const {
       return Status();
     }));
   }
-  return VisitSorted(records, record_bytes_, RowVisitor(floats_, fn));
+  return VisitSorted(records, record_bytes_, RowVisitor(record_bytes_, fn));
 }
 
 Status FrozenSpill::ForEach(const DurableStore::VisitDirty& fn) const {
@@ -247,7 +244,7 @@ Status FrozenSpill::Merge(const std::vector<Run>& runs, const DurableStore::Visi
     SOK_RETURN_IF_ERROR(readers[i].Next(&more));
     if (more) tree.Set(i, KeyOf(readers[i].record()));
   }
-  RowVisitor visit(floats_, fn);
+  RowVisitor visit(record_bytes_, fn);
   for (tree.Start(); !tree.ended();) {
     RunReader& reader = readers[tree.run()];
     SOK_RETURN_IF_ERROR(visit(reader.record()));

@@ -18,7 +18,7 @@ namespace sok {
 class FrozenSpill final : public DurableStore::FrozenRows {
  public:
   // ForEach takes about twice `memory` bytes, and the rows of the segments.
-  FrozenSpill(SpillFile* file, size_t floats, size_t memory = size_t{48} << 20);
+  FrozenSpill(SpillFile* file, size_t row_bytes, size_t memory = size_t{48} << 20);
 
   void Add(std::vector<Spill::FrozenPart> segments);
 
@@ -44,7 +44,6 @@ class FrozenSpill final : public DurableStore::FrozenRows {
   Status Merge(const std::vector<Run>& runs, const DurableStore::VisitDirty& fn) const;
 
   SpillFile& file_;
-  const size_t floats_;
   const size_t record_bytes_;
   const size_t memory_;
   std::vector<Spill::FrozenPart> segments_;

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <random>
 #include <string>
@@ -16,12 +17,13 @@ namespace sok {
 namespace {
 
 constexpr size_t kFloats = 20;  // 9,362 rows a segment
+constexpr size_t kRowBytes = kFloats * sizeof(float);
 
 // Appends rows, each of which has a number in its floats, to a spill and to a map of the dirty
 // ones.
 class Program {
  public:
-  Program(SpillFile* file, std::mt19937_64* rng) : spill(file, kFloats), rng_(*rng) {}
+  Program(SpillFile* file, std::mt19937_64* rng) : spill(file, kRowBytes), rng_(*rng) {}
 
   void Append(size_t rows, bool ordered) {
     std::map<Key, bool> keys;
@@ -32,7 +34,8 @@ class Program {
     for (const auto& [key, dirty] : keys) {
       const float value = static_cast<float>(++last_);
       floats.emplace_back(kFloats, value);
-      batch.push_back({{key, RowHeader{}, 0}, floats.back().data(), dirty});
+      batch.push_back(
+          {{key, RowHeader{}, 0}, reinterpret_cast<const char*>(floats.back().data()), dirty});
       if (dirty) {
         model[key] = value;
       } else {
@@ -65,13 +68,14 @@ class Program {
 std::map<Key, float> RowsOf(const FrozenSpill& frozen) {
   std::map<Key, float> rows;
   bool right = true;
-  const Status status =
-      frozen.ForEach([&](Key key, const RowHeader&, const float* floats, size_t n) {
-        right = right && (rows.empty() || key > rows.rbegin()->first) && n == kFloats &&
-                std::count(floats, floats + n, floats[0]) == kFloats;
-        rows.emplace_hint(rows.end(), key, floats[0]);
-        return Status();
-      });
+  const Status status = frozen.ForEach([&](Key key, const RowHeader&, std::string_view values) {
+    float floats[kFloats];
+    right = right && (rows.empty() || key > rows.rbegin()->first) && values.size() == kRowBytes;
+    std::memcpy(floats, values.data(), kRowBytes);
+    right = right && std::count(floats, floats + kFloats, floats[0]) == kFloats;
+    rows.emplace_hint(rows.end(), key, floats[0]);
+    return Status();
+  });
   REQUIRE(status.ok());
   REQUIRE(right);
   return rows;
@@ -93,7 +97,7 @@ TEST_CASE("frozen rows come in the order of their keys, whatever order they were
         if (rng() % 4 == 0) program.Remove(5'000);
       }
       const std::map<Key, float> expected = program.model;
-      FrozenSpill frozen(file.get(), kFloats, memory);
+      FrozenSpill frozen(file.get(), kRowBytes, memory);
       frozen.Add(program.spill.Freeze());
       const uint64_t bytes = file->bytes();
       REQUIRE(RowsOf(frozen) == expected);
@@ -116,12 +120,12 @@ TEST_CASE("a visitor's error ends the visit of frozen rows, and gives what was w
   const auto file = Value(SpillFile::Open(folder / ".", 1 << 20));
   Program program(file.get(), &rng);
   for (int i = 0; i < 8; ++i) program.Append(20'000, i % 2 == 0);
-  FrozenSpill frozen(file.get(), kFloats, size_t{1} << 20);
+  FrozenSpill frozen(file.get(), kRowBytes, size_t{1} << 20);
   frozen.Add(program.spill.Freeze());
   uint64_t bytes = 0;
   for (int i = 0; i < 3; ++i) {
     size_t left = 1'000;
-    const Status status = frozen.ForEach([&](Key, const RowHeader&, const float*, size_t) {
+    const Status status = frozen.ForEach([&](Key, const RowHeader&, std::string_view) {
       return left-- > 0 ? Status() : Status(Code::kInternal, "planted");
     });
     CHECK(status.message() == "planted");

@@ -9,6 +9,8 @@ namespace sok {
 namespace {
 
 constexpr int kFormat = 1;
+// Of a group whose rows are not float32, which versions that know only those must leave alone.
+constexpr int kFormatOfTypes = 2;
 
 // Adds the value's JSON, for which nlohmann makes a value without children: see FlatJson.
 template <typename T>
@@ -38,13 +40,18 @@ std::string Beginning(const std::string& text) {
 
 std::string GroupMeta::ToJson(std::optional<uint32_t> ttl) const {
   std::string text;
-  Add("{\"format\":", kFormat, &text);
+  Add("{\"format\":", form.plain() ? kFormat : kFormatOfTypes, &text);
   Add(",\"dim\":", dim, &text);
   Add(",\"initializer\":{\"kind\":", initializer, &text);
   Add(",\"a\":", initializer_a, &text);
   Add(",\"b\":", initializer_b, &text);
   Add(",\"seed\":", seed, &text);
-  Add("},\"rule\":", state.rule, &text);
+  text += '}';
+  if (!form.plain()) {
+    Add(",\"row_dtype\":", std::string(RowTypeName(form.row)), &text);
+    Add(",\"slot_dtype\":", std::string(RowTypeName(form.slots)), &text);
+  }
+  Add(",\"rule\":", state.rule, &text);
   text += ",\"slots\":[";
   const char* before = "{\"name\":";
   for (const Slot& slot : state.slots) {
@@ -72,9 +79,10 @@ Result<GroupMeta> GroupMeta::FromJson(const std::string& text) {
   const std::optional<FlatJson> json = FlatJson::Parse(text);
   int format = 0;
   if (!json.has_value() || !json->Get("/format", &format)) return damaged();
-  if (format != kFormat) {
-    return InvalidArgument("expected a group in format " + std::to_string(kFormat) + ", got " +
-                           std::to_string(format) + "; a newer sok-embed wrote it");
+  if (format != kFormat && format != kFormatOfTypes) {
+    return InvalidArgument("expected a group in format " + std::to_string(kFormat) + " or " +
+                           std::to_string(kFormatOfTypes) + ", got " + std::to_string(format) +
+                           "; a newer sok-embed wrote it");
   }
   GroupMeta meta;
   bool whole = json->Get("/dim", &meta.dim) && json->Get("/initializer/kind", &meta.initializer) &&
@@ -90,6 +98,13 @@ Result<GroupMeta> GroupMeta::FromJson(const std::string& text) {
     Slot& slot = meta.state.slots.emplace_back();
     whole = json->Get(path + "/name", &slot.name) && json->Get(path + "/width", &slot.width) &&
             json->Get(path + "/initial", &slot.initial);
+  }
+  if (whole && format == kFormatOfTypes) {
+    std::string row, slots;
+    whole = json->Get("/row_dtype", &row) && json->Get("/slot_dtype", &slots);
+    const auto form = RowForm::Make(row, slots);
+    if (!whole || !form.ok()) return damaged();
+    meta.form = form.value();
   }
   if (whole && json->has_container("/admission")) {
     AdmissionConfig& admission = meta.admission.emplace();

@@ -20,6 +20,7 @@ struct GroupMeta {
   double initializer_a = 0, initializer_b = 0;
   uint64_t seed = 0;
   TableState state;
+  RowForm form;  // of the rows, without its seed
   // Counts the changes of slots; rows written under another number have no slots.
   uint32_t layout = 0;
   uint64_t rows = 0;
@@ -32,6 +33,11 @@ struct GroupMeta {
   std::string ToJson(std::optional<uint32_t> ttl = std::nullopt) const;
   static Result<GroupMeta> FromJson(const std::string& json);
 };
+
+// Returns the layout of the group's rows.
+inline RowLayout LayoutOf(const GroupMeta& meta) {
+  return RowLayout(meta.dim, meta.state.slots, meta.form);
+}
 
 // An eviction as its group's description has it: its kind, and what that reads.
 std::string EvictionToJson(const EvictionConfig& eviction);

@@ -33,6 +33,10 @@ class RandomMetas {
     meta.rows = rng_() >> rng_() % 64;
     meta.counted_at = static_cast<uint32_t>(rng_());
     if (rng_() % 2 == 0) {
+      meta.form.row = static_cast<RowType>(rng_() % 4);
+      meta.form.slots = rng_() % 2 == 0 ? RowType::kBFloat16 : RowType::kFloat32;
+    }
+    if (rng_() % 2 == 0) {
       AdmissionConfig& admission = meta.admission.emplace();
       admission.kind = Text();
       admission.min_count = static_cast<uint32_t>(rng_());
@@ -65,19 +69,23 @@ nlohmann::ordered_json TreeOf(const GroupMeta& meta) {
   for (const Slot& slot : meta.state.slots) {
     slots.push_back({{"name", slot.name}, {"width", slot.width}, {"initial", slot.initial}});
   }
-  nlohmann::ordered_json tree = {{"format", 1},
+  nlohmann::ordered_json tree = {{"format", meta.form.plain() ? 1 : 2},
                                  {"dim", meta.dim},
                                  {"initializer",
                                   {{"kind", meta.initializer},
                                    {"a", meta.initializer_a},
                                    {"b", meta.initializer_b},
-                                   {"seed", meta.seed}}},
-                                 {"rule", meta.state.rule},
-                                 {"slots", slots},
-                                 {"steps", meta.state.steps},
-                                 {"layout", meta.layout},
-                                 {"rows", meta.rows},
-                                 {"counted_at", meta.counted_at}};
+                                   {"seed", meta.seed}}}};
+  if (!meta.form.plain()) {
+    tree["row_dtype"] = RowTypeName(meta.form.row);
+    tree["slot_dtype"] = RowTypeName(meta.form.slots);
+  }
+  tree["rule"] = meta.state.rule;
+  tree["slots"] = slots;
+  tree["steps"] = meta.state.steps;
+  tree["layout"] = meta.layout;
+  tree["rows"] = meta.rows;
+  tree["counted_at"] = meta.counted_at;
   if (meta.admission.has_value()) {
     const AdmissionConfig& admission = *meta.admission;
     tree["admission"] = {{"kind", admission.kind},
@@ -178,9 +186,15 @@ TEST_CASE("a damaged description of a group of a storage is an error that shows 
     CHECK(code_of(changed.dump()) == Code::kDataLoss);
   }
   nlohmann::json later = tree;
-  later["format"] = 2;
+  later["format"] = 3;
   CHECK(GroupMeta::FromJson(later.dump()).status().message() ==
-        "expected a group in format 1, got 2; a newer sok-embed wrote it");
+        "expected a group in format 1 or 2, got 3; a newer sok-embed wrote it");
+  later["format"] = 2;  // whose types must be known
+  later.erase("row_dtype");
+  CHECK(code_of(later.dump()) == Code::kDataLoss);
+  later["row_dtype"] = "int8";
+  later["slot_dtype"] = "int8";
+  CHECK(code_of(later.dump()) == Code::kDataLoss);
 }
 
 }  // namespace sok

@@ -49,12 +49,12 @@ __attribute__((noinline)) void DirtyStack(const Image& image, size_t phase) {
 
 // Appends a record with one row.
 void AppendRow(Journal* journal, Key key) {
-  const std::vector<float> row(64, 1.0f);
+  const std::string row(64 * sizeof(float), 'x');
   RowHeader header = {};
   header.version = RowHeader::kVersion;
   header.dim = 64;
   std::vector<RowBatch> rows(1);
-  rows[0].Put(RowKey(0, key), header, row.data(), row.size());
+  rows[0].Put(RowKey(0, key), header, row);
   Journal::Room room = Value(journal->Reserve(rows[0].bytes()));
   REQUIRE(journal->Append(std::move(room), {{"group/000", "text"}}, rows).ok());
 }
@@ -105,7 +105,7 @@ TEST_CASE("a whole record behind a torn one counts if that one was on the device
 }
 
 TEST_CASE("a record of a journal has a right checksum whatever the stack held before") {
-  const std::vector<float> row(64, 1.0f);
+  const std::string row(64 * sizeof(float), 'x');
   const Image image = StateOf(1);
   for (size_t phase = 0; phase < sizeof(XXH3_state_t) / alignof(XXH3_state_t); ++phase) {
     const TestFolder folder;
@@ -114,7 +114,7 @@ TEST_CASE("a record of a journal has a right checksum whatever the stack held be
     header.version = RowHeader::kVersion;
     header.dim = 64;
     std::vector<RowBatch> rows(1);
-    for (Key key = 0; key < 100; ++key) rows[0].Put(RowKey(0, key), header, row.data(), row.size());
+    for (Key key = 0; key < 100; ++key) rows[0].Put(RowKey(0, key), header, row);
     auto room = journal.Reserve(rows[0].bytes());
     REQUIRE(room.ok());
     const NamedValues named = {{"group/000", "text"}};

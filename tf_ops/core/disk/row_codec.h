@@ -2,6 +2,7 @@
 // programs.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -39,9 +40,15 @@ struct RowKey {
   char bytes[kBytes];
 };
 
-// Stands in front of a row's floats.
+// Stands in front of a row's values, which lie as its layout has them.
 struct RowHeader {
-  static constexpr uint32_t kVersion = 1;
+  static constexpr uint32_t kVersion = 1;  // of float32
+
+  // Returns the version that says the types of a row.
+  static uint32_t VersionOf(const RowForm& form) {
+    return kVersion + static_cast<uint32_t>(form.row) +
+           (form.slots == RowType::kFloat32 ? 0 : uint32_t{4});
+  }
 
   uint32_t version : 8;
   uint32_t dim : 24;
@@ -53,17 +60,29 @@ static_assert(sizeof(RowHeader) == 16);
 // A row's value, taken apart.
 struct RowValue {
   RowHeader header = {};
-  const char* floats = nullptr;  // not aligned
-  size_t count = 0;
+  std::string_view values;  // not aligned
 
-  // Takes a value apart. Returns false if it is not a row of this dim.
-  bool Parse(std::string_view value, int dim) {
+  // Takes a value apart. Returns false if it is not a row of the layout's dim and types.
+  bool Parse(std::string_view value, const RowLayout& layout) {
     if (value.size() < sizeof(RowHeader)) return false;
     std::memcpy(&header, value.data(), sizeof(header));
-    floats = value.data() + sizeof(header);
-    count = (value.size() - sizeof(header)) / sizeof(float);
-    return header.version == RowHeader::kVersion && header.dim == static_cast<uint32_t>(dim) &&
-           count >= header.dim && sizeof(header) + count * sizeof(float) == value.size();
+    values = value.substr(sizeof(header));
+    return header.version == RowHeader::VersionOf(layout.form()) &&
+           header.dim == static_cast<uint32_t>(layout.dim()) &&
+           values.size() >= layout.embedding_bytes() && values.size() % sizeof(float) == 0;
+  }
+  // Returns whether the row has the slots of the layout, which has this number.
+  bool HasSlots(const RowLayout& layout, uint32_t number) const {
+    return header.layout == number && values.size() == layout.value_bytes();
+  }
+  // Decodes the embedding and the slots, which are at their start where the row has none.
+  void Decode(const RowLayout& layout, uint32_t number, float* floats) const {
+    if (HasSlots(layout, number)) {
+      layout.Decode(values.data(), floats);
+      return;
+    }
+    layout.DecodeEmbedding(values.data(), floats);
+    std::copy(layout.slot_start().begin(), layout.slot_start().end(), floats + layout.dim());
   }
 };
 
@@ -73,23 +92,17 @@ using NamedValues = std::map<std::string, std::optional<std::string>>;
 // Rows on their way to the database.
 class RowBatch {
  public:
-  static constexpr size_t kBytesBesideFloats =
+  static constexpr size_t kBytesBesideValues =
       RowKey::kBytes + sizeof(uint32_t) + sizeof(RowHeader);
 
   // Makes room for rows of so many bytes in all.
   void Reserve(size_t bytes) { bytes_.reserve(bytes); }
-  void Put(const RowKey& key, const RowHeader& header, const float* floats, size_t count) {
-    Put(key, header, floats, count, nullptr, 0);
-  }
-  // The same of a row whose slots do not lie behind its embedding.
-  void Put(const RowKey& key, const RowHeader& header, const float* embedding, size_t dim,
-           const float* slots, size_t slot_floats) {
-    const auto size = static_cast<uint32_t>(sizeof(header) + (dim + slot_floats) * sizeof(float));
+  void Put(const RowKey& key, const RowHeader& header, std::string_view values) {
+    const auto size = static_cast<uint32_t>(sizeof(header) + values.size());
     Append(key.bytes, RowKey::kBytes);
     Append(&size, sizeof(size));
     Append(&header, sizeof(header));
-    Append(embedding, dim * sizeof(float));
-    Append(slots, slot_floats * sizeof(float));
+    Append(values.data(), values.size());
     ++rows_;
   }
   void Remove(const RowKey& key) {

@@ -14,12 +14,12 @@ constexpr size_t kAhead = 12;
 
 }  // namespace
 
-Spill::Spill(SpillFile* file, size_t floats) : file_(file) { Reset(floats); }
+Spill::Spill(SpillFile* file, size_t row_bytes) : file_(file) { Reset(row_bytes); }
 
-void Spill::Reset(size_t floats) {
+void Spill::Reset(size_t row_bytes) {
   Clear();
-  floats_ = floats;
-  record_bytes_ = sizeof(Head) + floats * sizeof(float);
+  row_bytes_ = row_bytes;
+  record_bytes_ = sizeof(Head) + row_bytes;
   shift_ = 0;
   rows_per_segment_ = static_cast<uint32_t>(SpillFile::kSegmentBytes / record_bytes_);
   while ((uint32_t{1} << shift_) < rows_per_segment_) ++shift_;
@@ -57,10 +57,10 @@ void Spill::FindAll(const std::vector<Key>& keys, std::vector<uint32_t>* places)
   }
 }
 
-Status Spill::Read(uint32_t place, Head* head, float* floats) const {
+Status Spill::Read(uint32_t place, Head* head, char* values) const {
   const size_t offset = (place & ((uint32_t{1} << shift_) - 1)) * record_bytes_;
   return file_->Read(segments_[place >> shift_].number, offset, reinterpret_cast<char*>(head),
-                     sizeof(*head), reinterpret_cast<char*>(floats), floats_ * sizeof(float));
+                     sizeof(*head), values, row_bytes_);
 }
 
 uint32_t Spill::Oldest() const {
@@ -140,7 +140,7 @@ Status Spill::WriteRows(const std::vector<Row>& rows) {
       const Row& row = rows[done + i];
       char* record = bytes.data() + i * record_bytes_;
       std::memcpy(record, &row.head, sizeof(Head));
-      std::memcpy(record + sizeof(Head), row.floats, floats_ * sizeof(float));
+      std::memcpy(record + sizeof(Head), row.values, row_bytes_);
     }
     status =
         file_->Write(segments_[s].number, first * record_bytes_, bytes.data(), n * record_bytes_);
@@ -180,16 +180,16 @@ Status Spill::Compact() {
   if (emptiest == kNone) return Status();
   struct Copy {
     Row row;
-    std::vector<float> floats;
+    std::vector<char> values;
   };
   std::vector<Copy> copies;
-  SOK_RETURN_IF_ERROR(ForEachOfSegment(emptiest, [&](const Head& head, const float* floats) {
-    copies.push_back({{head, nullptr, dirty(Find(head.key))}, {floats, floats + floats_}});
+  SOK_RETURN_IF_ERROR(ForEachOfSegment(emptiest, [&](const Head& head, const char* values) {
+    copies.push_back({{head, nullptr, dirty(Find(head.key))}, {values, values + row_bytes_}});
     return Status();
   }));
   std::vector<Row> rows;
   for (Copy& copy : copies) {
-    copy.row.floats = copy.floats.data();
+    copy.row.values = copy.values.data();
     rows.push_back(copy.row);
   }
   file_->ReserveAnyway(rows.size());  // they count twice until WriteRows removes the old ones

@@ -19,7 +19,7 @@ class Spill {
  public:
   static constexpr uint32_t kNone = HashIndex::kNone;
 
-  // The header in front of a row's floats in the file.
+  // The header in front of a row's values in the file.
   struct Head {
     Key key;
     RowHeader header;
@@ -29,13 +29,13 @@ class Spill {
   };
 
   // `file` is null if nothing can be spilled.
-  Spill(SpillFile* file, size_t floats);
+  Spill(SpillFile* file, size_t row_bytes);
   ~Spill();
   Spill(const Spill&) = delete;
 
   // Returns whether rows of this size can be spilled at all.
   bool enabled() const { return file_ != nullptr && rows_per_segment_ >= kFewestRows; }
-  size_t floats() const { return floats_; }
+  size_t row_bytes() const { return row_bytes_; }  // of its values
 
   // Returns the place of a row, or kNone.
   uint32_t Find(Key key) const {
@@ -43,8 +43,8 @@ class Spill {
   }
   // Finds the places of many keys, with reads of the index that overlap.
   void FindAll(const std::vector<Key>& keys, std::vector<uint32_t>* places) const;
-  Status Read(uint32_t place, Head* head, float* floats) const;
-  // Returns the bytes of a record: a Head, then the floats.
+  Status Read(uint32_t place, Head* head, char* values) const;
+  // Returns the bytes of a record: a Head, then the values.
   size_t record_bytes() const { return record_bytes_; }
   // Says where the row of a place lies in the file, for SpillFile::ReadRecords.
   SpillFile::Wanted Wanted(uint32_t place, uint32_t record) const {
@@ -57,7 +57,7 @@ class Spill {
   // A row to be written.
   struct Row {
     Head head;
-    const float* floats;
+    const char* values;
     bool dirty;  // this version is nowhere else
   };
   // Writes rows with distinct keys, in place of older versions. On an error some of them may be
@@ -69,7 +69,7 @@ class Spill {
   void Remove(Key key);
   void Clear();
   // Clears the spill, for rows of another size from then on.
-  void Reset(size_t floats);
+  void Reset(size_t row_bytes);
 
   // Calls fn(key, place) for every row, in no order.
   template <typename Fn>
@@ -96,7 +96,7 @@ class Spill {
   uint64_t index_bytes() const { return index_.bytes(); }
 
   // Empties the oldest segment, the one whose filling began first, of those without frozen rows.
-  // Calls fn(head, floats) for each of its dirty rows, then taken(), which must store what fn has
+  // Calls fn(head, values) for each of its dirty rows, then taken(), which must store what fn has
   // collected, and forgets all rows of the segment. Returns false without a segment but the
   // one that is being filled.
   template <typename Fn, typename Taken>
@@ -106,9 +106,9 @@ class Spill {
     // Collected here, so that nothing has to read the file again, and may fail, after taken().
     std::vector<Key> keys;
     keys.reserve(segments_[oldest].valid_rows);
-    Status status = ForEachOfSegment(oldest, [&](const Head& head, const float* floats) {
+    Status status = ForEachOfSegment(oldest, [&](const Head& head, const char* values) {
       keys.push_back(head.key);
-      return dirty(Find(head.key)) ? fn(head, floats) : Status();
+      return dirty(Find(head.key)) ? fn(head, values) : Status();
     });
     if (status.ok()) status = taken();
     if (!status.ok()) return status;
@@ -141,7 +141,7 @@ class Spill {
     (*bits)[i / 64] &= ~(uint64_t{1} << (i % 64));
   }
 
-  // Calls fn(head, floats) for the rows of a segment, until it returns an error. fn must not change
+  // Calls fn(head, values) for the rows of a segment, until it returns an error. fn must not change
   // the spill.
   template <typename Fn>
   Status ForEachOfSegment(uint32_t s, const Fn& fn) const {
@@ -149,15 +149,13 @@ class Spill {
     if (segment.number == kNone || segment.valid_rows == 0) return Status();
     std::vector<char> bytes(segment.rows * record_bytes_);
     Status status = file_->Read(segment.number, 0, bytes.data(), bytes.size());
-    std::vector<float> row(floats_);
     const uint32_t rows = segment.rows;
     for (uint32_t i = 0; i < rows && status.ok(); ++i) {
       if (!Bit(segment.valid, i)) continue;
       const char* record = bytes.data() + i * record_bytes_;
       Head head;
       std::memcpy(&head, record, sizeof(head));
-      std::memcpy(row.data(), record + sizeof(head), floats_ * sizeof(float));
-      status = fn(head, row.data());
+      status = fn(head, record + sizeof(head));
     }
     return status;
   }
@@ -181,7 +179,7 @@ class Spill {
   static constexpr size_t kMostRuns = 64;
 
   SpillFile* const file_;
-  size_t floats_ = 0;
+  size_t row_bytes_ = 0;
   size_t record_bytes_ = 0;
   uint32_t rows_per_segment_ = 0;
   int shift_ = 0;  // a place is the number of its segment << shift_, plus that of the row in there

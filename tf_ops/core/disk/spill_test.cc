@@ -37,8 +37,8 @@ void Check(const Spill& spill, const std::map<Key, Model>& model) {
     REQUIRE(place != Spill::kNone);
     REQUIRE(spill.dirty(place) == row.dirty);
     Spill::Head head;
-    std::vector<float> floats(spill.floats());
-    REQUIRE(spill.Read(place, &head, floats.data()).ok());
+    std::vector<float> floats(spill.row_bytes() / sizeof(float));
+    REQUIRE(spill.Read(place, &head, reinterpret_cast<char*>(floats.data())).ok());
     REQUIRE(head.key == key);
     REQUIRE(head.header.meta.update_num == row.update_num);
     REQUIRE(floats == row.floats);
@@ -57,7 +57,7 @@ TEST_CASE(
   constexpr size_t kFloats = 200;  // 1,200 rows a segment
   const TestFolder folder;
   const auto file = Value(SpillFile::Open(folder / ".", 1 << 20));
-  Spill spill(file.get(), kFloats);
+  Spill spill(file.get(), kFloats * sizeof(float));
   std::map<Key, Model> model;
   uint32_t number = 0;
   for (int step = 0; step < 120; ++step) {
@@ -71,7 +71,7 @@ TEST_CASE(
     for (const auto& [key, row] : batch) {
       Spill::Head head{key, {}, false};
       head.header.meta.update_num = row.update_num;
-      rows.push_back({head, row.floats.data(), row.dirty});
+      rows.push_back({head, reinterpret_cast<const char*>(row.floats.data()), row.dirty});
     }
     REQUIRE(spill.Reserve(rows.size()));
     REQUIRE(spill.Append(rows).ok());
@@ -100,12 +100,12 @@ TEST_CASE("the oldest segment of a spill goes with its rows, once the dirty ones
   constexpr size_t kFloats = 1000;  // about 260 rows a segment
   const TestFolder folder;
   const auto file = Value(SpillFile::Open(folder / ".", 1000));
-  Spill spill(file.get(), kFloats);
-  const std::vector<float> floats(kFloats, 0.5f);
+  Spill spill(file.get(), kFloats * sizeof(float));
+  const std::vector<char> values(kFloats * sizeof(float), 'x');
   const auto append = [&](Key first, size_t n) {
     std::vector<Spill::Row> rows;
     for (Key key = first; key < first + n; ++key) {
-      rows.push_back({{key, {}, true}, floats.data(), key % 2 == 0});
+      rows.push_back({{key, {}, true}, values.data(), key % 2 == 0});
     }
     REQUIRE(spill.Reserve(n));
     REQUIRE(spill.Append(rows).ok());
@@ -115,7 +115,7 @@ TEST_CASE("the oldest segment of a spill goes with its rows, once the dirty ones
   CHECK(file->rows() == 900);
 
   std::vector<Key> taken;
-  const auto take = [&](const Spill::Head& head, const float*) {
+  const auto take = [&](const Spill::Head& head, const char*) {
     taken.push_back(head.key);
     return Status();
   };
@@ -140,9 +140,9 @@ TEST_CASE("the oldest segment of a spill goes with its rows, once the dirty ones
 TEST_CASE("rows too long for a segment are not spilled") {
   const TestFolder folder;
   const auto file = Value(SpillFile::Open(folder / ".", 1000));
-  CHECK(Spill(file.get(), 1000).enabled());
-  CHECK_FALSE(Spill(file.get(), 100000).enabled());
-  CHECK_FALSE(Spill(nullptr, 1000).enabled());
+  CHECK(Spill(file.get(), 4000).enabled());
+  CHECK_FALSE(Spill(file.get(), 400000).enabled());
+  CHECK_FALSE(Spill(nullptr, 4000).enabled());
 }
 
 }  // namespace sok

@@ -137,8 +137,8 @@ class FailingDatabase final : public Database {
    public:
     FailingPublication(FailingDatabase* database, std::unique_ptr<Publication> inner)
         : database_(*database), inner_(std::move(inner)) {}
-    Status Add(const RowKey& key, const RowHeader& header, const float* floats, size_t n) override {
-      return Take([&] { return inner_->Add(key, header, floats, n); });
+    Status Add(const RowKey& key, const RowHeader& header, std::string_view values) override {
+      return Take([&] { return inner_->Add(key, header, values); });
     }
     Status AddValue(const RowKey& key, std::string_view value) override {
       return Take([&] { return inner_->AddValue(key, value); });

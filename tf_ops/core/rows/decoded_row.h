@@ -5,16 +5,18 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/rows/row_slabs.h"
+#include "core/rows/row_coding.h"
 #include "core/rows/row_store.h"
 
 namespace sok {
 
 // Hands out the row itself where the layout has no coding, and else floats of its own, which Write
-// encodes. The shard's lock must be held; a RowRef is good until the next call.
+// encodes. The shard's lock must be held; a RowRef is good until the next call. Rows is RowSlabs or
+// CacheRows.
+template <typename Rows>
 class DecodedRow {
  public:
-  explicit DecodedRow(const RowSlabs& rows) : rows_(rows), coding_(rows.layout().coding()) {
+  explicit DecodedRow(const Rows& rows) : rows_(rows), coding_(rows.layout().coding()) {
     if (coding_ != nullptr) floats_.resize(coding_->floats());
   }
 
@@ -38,7 +40,7 @@ class DecodedRow {
   }
 
  private:
-  const RowSlabs& rows_;
+  const Rows& rows_;
   const RowCoding* const coding_;
   std::vector<float> floats_;
 };

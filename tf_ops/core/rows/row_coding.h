@@ -23,23 +23,29 @@ namespace sok {
 
 namespace row_coding_internal {
 
+// Returns the value at place j of an array that need not be aligned.
+template <typename From>
+From ValueAt(const char* from, int j) {
+  From value;
+  std::memcpy(&value, from + static_cast<size_t>(j) * sizeof(From), sizeof(value));
+  return value;
+}
+
 template <typename From, typename T>
 void DecodeEach(const char* from, int n, T* out) {
-  const auto* const values = reinterpret_cast<const From*>(from);
 #pragma GCC ivdep
-  for (int j = 0; j < n; ++j) out[j] = FromFloat<T>(ToFloat(values[j]));
+  for (int j = 0; j < n; ++j) out[j] = FromFloat<T>(ToFloat(ValueAt<From>(from, j)));
 }
 
 #if defined(__F16C__)
 template <>
 inline void DecodeEach<Float16, float>(const char* from, int n, float* out) {
-  const auto* const values = reinterpret_cast<const Float16*>(from);
   int j = 0;
   for (; j + 8 <= n; j += 8) {
-    const auto halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(values + j));
+    const auto halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from) + j / 8);
     _mm256_storeu_ps(out + j, _mm256_cvtph_ps(halves));
   }
-  for (; j < n; ++j) out[j] = ToFloat(values[j]);
+  for (; j < n; ++j) out[j] = ToFloat(ValueAt<Float16>(from, j));
 }
 #endif
 
@@ -67,7 +73,7 @@ inline size_t CodedBytes(RowType type, int n) {
   }
 }
 
-// Decodes n values, to T: float or BFloat16.
+// Decodes n values, to T: float or BFloat16. `from` need not be aligned.
 template <typename T>
 inline void DecodeValues(RowType type, const char* from, int n, T* out) {
   using namespace row_coding_internal;
@@ -104,7 +110,7 @@ class RowCoding {
   void DecodeSlots(const char* row, float* slots) const {
     DecodeValues(form_.slots, row + slots_at_, slot_floats_, slots);
   }
-  // Decodes the embedding and, behind it, the slots.
+  // Decodes the embedding and, behind it, the slots. Here and above a row need not be aligned.
   void Decode(const char* row, float* floats) const {
     DecodeEmbedding(row, floats);
     DecodeSlots(row, floats + dim_);

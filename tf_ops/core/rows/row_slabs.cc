@@ -13,6 +13,21 @@ RowLayout::RowLayout(int dim, std::vector<Slot> slots, const RowForm& form)
   // A row takes whole 16-byte vectors.
   stride_ = (dim_ + slot_floats() + 3) / 4 * 4;
   if (!form.plain()) coding_.emplace(form, dim_, slot_floats());
+  slot_bytes_.resize(CodedBytes(form.slots, slot_floats()));
+  std::vector<float> row(dim_, 0.0f);
+  row.insert(row.end(), slot_start_.begin(), slot_start_.end());
+  std::vector<char> values(value_bytes());
+  EncodeNearest(row.data(), values.data());
+  std::copy(values.begin() + static_cast<std::ptrdiff_t>(embedding_bytes()), values.end(),
+            slot_bytes_.begin());
+}
+
+void RowLayout::EncodeNearest(const float* floats, char* values) const {
+  if (coding_) {
+    coding_->EncodeNearest(floats, values);
+  } else {
+    std::memcpy(values, floats, value_bytes());
+  }
 }
 
 bool RowLayout::SameShape(const RowLayout& other) const {
@@ -106,15 +121,8 @@ Result<RowSlabs> RowSlabs::WithLayout(std::shared_ptr<const RowLayout> layout,
   relaid.uses_.resize(slabs_.size());
   relaid.vacant_ = vacant_;
   relaid.with_free_.resize(with_free_.size());
-  const int dim = layout->dim();
-  const std::vector<float>& start = layout->slot_start();
-  const RowCoding* const coding = layout->coding();
-  std::vector<char> coded_start(layout->row_bytes());  // of a row: its slots count
-  if (coding != nullptr) {
-    std::vector<float> row(dim, 0.0f);
-    row.insert(row.end(), start.begin(), start.end());
-    coding->EncodeNearest(row.data(), coded_start.data());
-  }
+  const size_t embedding = layout->embedding_bytes();
+  const std::vector<char>& slots = layout->slot_bytes();
   for (uint32_t slab = 0; slab < slabs_.size(); ++slab) {
     if (slabs_[slab] == nullptr) continue;
     Status status = relaid.AddSlab(slab);
@@ -125,16 +133,8 @@ Result<RowSlabs> RowSlabs::WithLayout(std::shared_ptr<const RowLayout> layout,
       return status;
     }
     for (uint32_t r = slab << kShift; r < (slab << kShift) + uses_[slab].touched; ++r) {
-      if (coding != nullptr) {
-        const size_t embedding = coding->embedding_bytes();
-        std::memcpy(relaid.place(r), place(r), embedding);
-        std::memcpy(relaid.place(r) + embedding, coded_start.data() + embedding,
-                    coding->bytes() - embedding);
-      } else {
-        float* to = relaid.row(r);
-        std::memcpy(to, row(r), dim * sizeof(float));
-        std::copy(start.begin(), start.end(), to + dim);
-      }
+      std::memcpy(relaid.place(r), place(r), embedding);
+      std::copy(slots.begin(), slots.end(), relaid.place(r) + embedding);
       *relaid.meta(r) = *meta(r);
     }
     relaid.uses_[slab] = uses_[slab];

@@ -37,18 +37,37 @@ class RowLayout {
   int stride() const { return stride_; }  // floats from one row to the next, without a coding
   // Returns the bytes from one row in memory to the next.
   size_t row_bytes() const { return coding_ ? coding_->bytes() : stride_ * sizeof(float); }
+  // Returns the bytes of a row's values, without those that align the next row.
+  size_t value_bytes() const { return embedding_bytes() + slot_bytes_.size(); }
+  size_t embedding_bytes() const { return CodedBytes(form_.row, dim_); }
+  const RowForm& form() const { return form_; }
   // Returns the way to the floats of a row and back; null: the row is the floats.
   const RowCoding* coding() const { return coding_ ? &*coding_ : nullptr; }
   const std::vector<Slot>& slots() const { return slots_; }
   // Returns what the slots of a new row hold.
   const std::vector<float>& slot_start() const { return slot_start_; }
+  // Returns the same as the bytes that lie behind a row's embedding.
+  const std::vector<char>& slot_bytes() const { return slot_bytes_; }
   bool SameShape(const RowLayout& other) const;
+
+  // Turns the values of a row into floats: the embedding alone, or with the slots behind it. The
+  // values need not be aligned.
+  void DecodeEmbedding(const char* values, float* embedding) const {
+    DecodeValues(form_.row, values, dim_, embedding);
+  }
+  void Decode(const char* values, float* floats) const {
+    DecodeEmbedding(values, floats);
+    DecodeValues(form_.slots, values + embedding_bytes(), slot_floats(), floats + dim_);
+  }
+  // Turns such floats into values of value_bytes(), each rounded to nearest.
+  void EncodeNearest(const float* floats, char* values) const;
 
  private:
   int dim_;
   int stride_;
   std::vector<Slot> slots_;
   std::vector<float> slot_start_;
+  std::vector<char> slot_bytes_;
   RowForm form_;
   std::optional<RowCoding> coding_;
 };

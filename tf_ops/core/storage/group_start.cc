@@ -56,4 +56,16 @@ Status AgreeOnStart(const std::string& group, int number, const GroupMeta& meta,
   return Status();
 }
 
+Status AgreeOnTypes(const std::string& group, const RowForm& own, const RowForm& given) {
+  if (own.row == given.row && own.slots == given.slots) return Status();
+  const auto text = [](const RowForm& form) {
+    return std::string("row_dtype='") + RowTypeName(form.row) + "' and slot_dtype='" +
+           RowTypeName(form.slots) + "'";
+  };
+  return InvalidArgument(
+      group + " has " + text(own) + ", got " + text(given) +
+      "; give the types that it has; for the others dump the group, and load the file into another "
+      "storage, in which the group was opened with them before");
+}
+
 }  // namespace sok

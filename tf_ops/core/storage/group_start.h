@@ -23,4 +23,8 @@ std::string StartText(const TableConfig& config);
 Status AgreeOnStart(const std::string& group, int number, const GroupMeta& meta, bool may_reset,
                     TableConfig* config);
 
+// Checks that a group that is there has rows of the types that it is opened with. `group` names it.
+// Error: kInvalidArgument, naming both.
+Status AgreeOnTypes(const std::string& group, const RowForm& own, const RowForm& given);
+
 }  // namespace sok

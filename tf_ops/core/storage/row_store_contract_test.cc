@@ -29,7 +29,7 @@ using Rows = std::map<Key, std::vector<float>>;
 
 template <typename Kind>
 std::shared_ptr<const RowLayout> LayoutWith(std::vector<Slot> slots = {}) {
-  return std::make_shared<const RowLayout>(Kind::kDim, std::move(slots));
+  return std::make_shared<const RowLayout>(Kind::kDim, std::move(slots), Kind::kForm);
 }
 
 template <typename Kind>

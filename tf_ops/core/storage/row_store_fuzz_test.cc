@@ -32,7 +32,7 @@ template <typename Kind>
 class Fuzz {
  public:
   Fuzz(ParallelFor parallel_for, uint64_t seed)
-      : store_(Kind::Make(std::make_shared<const RowLayout>(kDim, std::vector<Slot>{}), kKeys)),
+      : store_(Kind::Make(LayoutWith({}), kKeys)),
         parallel_for_(std::move(parallel_for)),
         rng_(seed),
         sgd_(std::move(MakeRowOptimizer("sgd", {{"learning_rate", 1.0}}).value())) {}
@@ -70,6 +70,10 @@ class Fuzz {
   // Long rows take their time.
   static constexpr uint64_t kKeys = kDim < 100 ? 3000 : 400;
   static constexpr uint64_t kMostKeys = kDim < 100 ? 400 : 100;
+
+  static std::shared_ptr<const RowLayout> LayoutWith(std::vector<Slot> slots) {
+    return std::make_shared<const RowLayout>(kDim, std::move(slots), Kind::kForm);
+  }
 
   // Up to kMostKeys keys, of few or of many, so that some batches are full of duplicates.
   std::vector<Key> Batch() {
@@ -150,7 +154,7 @@ class Fuzz {
   void Relayout() {
     std::vector<Slot> slots;
     if (rng_() % 2 == 0) slots.push_back({"slot", 1 + static_cast<int>(rng_() % 9), 0.5f});
-    const auto layout = std::make_shared<const RowLayout>(kDim, slots);
+    const auto layout = LayoutWith(slots);
     const bool differs = !layout->SameShape(*store_->layout());
     const auto relaid = store_->Relayout(layout, {"", slots, 0}, parallel_for_);
     REQUIRE(relaid.ok());

@@ -64,14 +64,14 @@ Status Storage::ResetSlots(int group, const GroupMeta& meta) {
 
 Status Storage::PublishWithoutSlots(int group, const GroupMeta& meta) {
   const auto publication = core_->database->StartPublication();
-  std::vector<float> embedding(meta.dim);
+  const RowLayout layout = LayoutOf(meta);
   SOK_RETURN_IF_ERROR(core_->database->ForEach(group, [&](int, Key key, std::string_view bytes) {
     RowValue value;
-    if (!value.Parse(bytes, meta.dim)) return DamagedRow(group, key, path());
-    std::memcpy(embedding.data(), value.floats, embedding.size() * sizeof(float));
+    if (!value.Parse(bytes, layout)) return DamagedRow(group, key, path());
     // Rules that count the updates of each row begin at its first.
     value.header.meta.update_num = 0;
-    return publication->Add(RowKey(group, key), value.header, embedding.data(), embedding.size());
+    return publication->Add(RowKey(group, key), value.header,
+                            value.values.substr(0, layout.embedding_bytes()));
   }));
   return publication->Finish({{GroupMetaName(group), meta.ToJson()}});
 }

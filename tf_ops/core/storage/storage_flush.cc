@@ -41,8 +41,8 @@ Status Storage::FlushOnce() {
     for (auto& [number, group] : groups_) {
       if (!status.ok()) break;
       status = group.store->ForEachDirty(
-          [&, number = number](Key key, const RowHeader& header, const float* floats, size_t n) {
-            batch.Put(RowKey(number, key), header, floats, n);
+          [&, number = number](Key key, const RowHeader& header, std::string_view values) {
+            batch.Put(RowKey(number, key), header, values);
             return Status();
           });
     }
@@ -52,8 +52,8 @@ Status Storage::FlushOnce() {
     for (auto& [number, group] : groups_) {
       if (!status.ok()) break;
       status = group.store->ForEachDirty(
-          [&, number = number](Key key, const RowHeader& header, const float* floats, size_t n) {
-            return publication->Add(RowKey(number, key), header, floats, n);
+          [&, number = number](Key key, const RowHeader& header, std::string_view values) {
+            return publication->Add(RowKey(number, key), header, values);
           });
     }
     if (status.ok()) status = publication->Finish(meta);
@@ -206,8 +206,8 @@ Status Storage::FreezeAndPublish(StorageCore::Alone* gate) {
     const auto publication = core_->database->StartPublicationOfSetApart();
     for (const Frozen& one : frozen) {
       SOK_RETURN_IF_ERROR(
-          one.rows->ForEach([&](Key key, const RowHeader& header, const float* floats, size_t n) {
-            return publication->Add(RowKey(one.number, key), header, floats, n);
+          one.rows->ForEach([&](Key key, const RowHeader& header, std::string_view values) {
+            return publication->Add(RowKey(one.number, key), header, values);
           }));
     }
     return publication->Finish(description.meta);

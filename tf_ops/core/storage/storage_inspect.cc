@@ -89,19 +89,20 @@ Result<std::optional<StoredRow>> Storage::Get(int group, Key key) {
   const auto found = groups.find(group);
   if (found == groups.end()) return row;
   SOK_RETURN_IF_ERROR(SettleAtRest());
+  const RowLayout layout = LayoutOf(found->second);
   const RowKey wanted(group, key);
   Status damaged;
   Status status = core_->database->Read(&wanted, 1, [&](size_t, std::string_view bytes) {
     RowValue value;
-    if (!value.Parse(bytes, found->second.dim)) {
+    if (!value.Parse(bytes, layout)) {
       damaged = DamagedRow(group, key, path());
       return;
     }
     if (core_->expiry->Expired(value.header.meta.update_time, core_->expiry->Now())) return;
-    const bool has_slots = value.header.layout == found->second.layout;
     row = StoredRow{value.header.meta, {}};
-    row->floats.resize(has_slots ? value.count : value.header.dim);
-    std::memcpy(row->floats.data(), value.floats, row->floats.size() * sizeof(float));
+    row->floats.resize(layout.dim() + layout.slot_start().size());
+    value.Decode(layout, found->second.layout, row->floats.data());
+    if (!value.HasSlots(layout, found->second.layout)) row->floats.resize(layout.dim());
   });
   if (status.ok()) status = damaged;
   if (!status.ok()) return status;

@@ -1,7 +1,6 @@
 // Moves rows between storages by way of files.
 #include <algorithm>
 #include <climits>
-#include <cstring>
 #include <string>
 #include <utility>
 
@@ -68,15 +67,14 @@ Result<uint64_t> Storage::DumpGroupTo(DumpWriter* writer, int number, const Grou
                                       const DumpFilter& filter,
                                       const std::function<Status()>& see) const {
   const uint32_t now = core_->expiry->Now();
-  const std::vector<float> start = RowLayout(meta.dim, meta.state.slots).slot_start();
-  const size_t dim = meta.dim, slot_floats = start.size();
-  // One row, copied: values in the database are not aligned.
-  std::vector<float> floats(dim + slot_floats);
+  const RowLayout layout = LayoutOf(meta);
+  const size_t dim = meta.dim;
+  std::vector<float> floats(dim + layout.slot_start().size());  // of one row
   Key key = 0;
   int64_t update_num = 0, update_time = 0;
   TableContents piece;
   piece.n = 1;
-  piece.slot_floats = static_cast<int>(slot_floats);
+  piece.slot_floats = layout.slot_floats();
   piece.rows = {&key, floats.data(), floats.data() + dim, &update_num, &update_time};
   uint64_t written = 0;
   SOK_RETURN_IF_ERROR(
@@ -85,15 +83,13 @@ Result<uint64_t> Storage::DumpGroupTo(DumpWriter* writer, int number, const Grou
       core_->database->ForEach(number, [&](int, Key of_row, std::string_view bytes) {
         SOK_RETURN_IF_ERROR(see());
         RowValue value;
-        if (!value.Parse(bytes, meta.dim)) return DamagedRow(number, of_row, this->path());
+        if (!value.Parse(bytes, layout)) return DamagedRow(number, of_row, this->path());
         const RowMeta& row = value.header.meta;
         if (core_->expiry->Expired(row.update_time, now) || row.update_num < filter.min_count ||
             (filter.newer.has_value() && row.update_time <= *filter.newer)) {
           return Status();
         }
-        const bool has_slots = value.header.layout == meta.layout && value.count == floats.size();
-        std::copy(start.begin(), start.end(), floats.begin() + dim);
-        std::memcpy(floats.data(), value.floats, (has_slots ? floats.size() : dim) * sizeof(float));
+        value.Decode(layout, meta.layout, floats.data());
         key = of_row;
         update_num = row.update_num;
         update_time = row.update_time;
@@ -311,18 +307,26 @@ Result<uint64_t> Storage::TakeInPieces(const std::vector<Arrival>& arrivals,
           const RowColumns& rows = piece.rows;
           const size_t dim = group.dim, slot_floats = piece.slot_floats;
           const bool has_slots = slot_floats > 0 || group.state.slots.empty();
+          const RowLayout layout = LayoutOf(group);
+          std::vector<float> floats(dim + layout.slot_start().size());
+          std::vector<char> values(layout.value_bytes());
+          const size_t bytes = has_slots ? values.size() : layout.embedding_bytes();
           for (size_t i = 0; i < piece.n; ++i) {
             // As Table::Restore does, a row is at most as young as now: clocks of machines differ.
             const auto num = rows.update_nums ? static_cast<uint32_t>(rows.update_nums[i]) : 0;
             const uint32_t time = TimeOf(rows, i, now);
             if (core_->expiry->Expired(time, now)) continue;
             ++taken;
-            const RowHeader header{RowHeader::kVersion,
+            std::copy_n(rows.embeddings + i * dim, dim, floats.begin());
+            if (slot_floats > 0) {
+              std::copy_n(rows.slots + i * slot_floats, slot_floats, floats.begin() + dim);
+            }
+            layout.EncodeNearest(floats.data(), values.data());
+            const RowHeader header{RowHeader::VersionOf(group.form),
                                    static_cast<uint32_t>(dim),
                                    has_slots ? group.layout : kNoLayout,
                                    {num, std::min(time, now)}};
-            batch.Put(RowKey(number, rows.keys[i]), header, rows.embeddings + i * dim, dim,
-                      slot_floats > 0 ? rows.slots + i * slot_floats : nullptr, slot_floats);
+            batch.Put(RowKey(number, rows.keys[i]), header, {values.data(), bytes});
           }
           return batch.bytes() < kBatchBytes ? Status() : write(&batch);
         },

@@ -125,6 +125,7 @@ void DescribeAs(const TableConfig& config, const std::optional<AdmissionConfig>&
   meta->initializer_a = config.initializer_a;
   meta->initializer_b = config.initializer_b;
   meta->seed = config.seed;
+  meta->form = config.form;
   if (admission.has_value()) meta->admission = admission;
   meta->eviction = eviction;
 }
@@ -339,17 +340,21 @@ Result<Storage::OpenGroup> Storage::MakeGroup(const TableConfig& config, const s
                                               const std::optional<AdmissionConfig>& admission,
                                               const std::optional<EvictionConfig>& eviction,
                                               const GroupMeta& meta) {
-  OpenGroup made{nullptr, nullptr, config, rule, nullptr, eviction};
+  TableConfig own = config;
+  own.form = SeededForm(config);
+  GroupMeta seeded = meta;
+  seeded.form = own.form;
+  OpenGroup made{nullptr, nullptr, own, rule, nullptr, eviction};
   if (admission.has_value()) {
     SOK_ASSIGN_OR_RETURN(made.admission, OpenAdmission(config.group, *admission));
   }
   SOK_ASSIGN_OR_RETURN(auto evicting, EvictionOf(eviction));
-  auto store = std::make_unique<DiskStore>(core_, config.group, meta);
+  auto store = std::make_unique<DiskStore>(core_, config.group, seeded);
   made.store = store.get();
   const std::string group = "group " + std::to_string(config.group) + " of '" + path() + "'";
-  SOK_ASSIGN_OR_RETURN(
-      made.table, Table::Over(std::move(store), config, meta.state, core_->expiry, made.admission,
-                              KeptSlots{group, reset_slots_}, std::move(evicting)));
+  SOK_ASSIGN_OR_RETURN(made.table,
+                       Table::Over(std::move(store), own, meta.state, core_->expiry, made.admission,
+                                   KeptSlots{group, reset_slots_}, std::move(evicting)));
   return made;
 }
 
@@ -372,6 +377,7 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& given, cons
     return InvalidArgument(group + " has dimension " + std::to_string(meta.dim) + ", got " +
                            std::to_string(config.dim) + "; give the other a group of its own");
   }
+  if (meta.dim != 0) SOK_RETURN_IF_ERROR(AgreeOnTypes(group, meta.form, config.form));
   // A reader needs no optimizer.
   const bool other_rule =
       !core_->read_only && !rule.empty() && !meta.state.rule.empty() && meta.state.rule != rule;

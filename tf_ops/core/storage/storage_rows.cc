@@ -1,6 +1,5 @@
 // Reads, removes and walks through the rows of a group for callers that do not train it.
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 #include <utility>
 
@@ -65,11 +64,12 @@ Status Storage::ReadClosed(
     begins.push_back(i);
   }
   begins.push_back(n);
+  const RowLayout layout = LayoutOf(meta);
   Status damaged;
   Status status =
       core_->database->Read(wanted.data(), wanted.size(), [&](size_t i, std::string_view bytes) {
         RowValue value;
-        if (!value.Parse(bytes, meta.dim)) {
+        if (!value.Parse(bytes, layout)) {
           damaged = DamagedRow(group, keys[order[begins[i]]], path());
           return;
         }
@@ -83,15 +83,21 @@ Status Storage::ReadRows(int group, const Key* keys, size_t n, float* embeddings
   const auto read = [&](const GroupMeta& meta) {
     SOK_ASSIGN_OR_RETURN(auto start, StartOf(meta, group));
     const size_t dim = meta.dim;
+    const RowLayout layout = LayoutOf(meta);
+    std::vector<char> coded(layout.row_bytes());
     const uint32_t now = core_->expiry->Now();
     std::fill(exists, exists + n, 0);
     Status status = ReadClosed(group, meta, keys, n, [&](size_t i, const RowValue& value) {
       if (core_->expiry->Expired(value.header.meta.update_time, now)) return;
       exists[i] = 1;
-      std::memcpy(embeddings + i * dim, value.floats, dim * sizeof(float));
+      layout.DecodeEmbedding(value.values.data(), embeddings + i * dim);
     });
     for (size_t i = 0; i < n && status.ok(); ++i) {
-      if (exists[i] == 0) start.Fill(keys[i], embeddings + i * dim, meta.dim);
+      if (exists[i] != 0) continue;
+      start.Fill(keys[i], embeddings + i * dim, meta.dim);
+      if (layout.coding() != nullptr) {
+        layout.coding()->RoundEmbedding(embeddings + i * dim, coded.data());
+      }
     }
     return status;
   };
@@ -184,8 +190,8 @@ Result<RowPage> Storage::ReadPage(int group, Key from, size_t most) {
   const auto gate = core_->TakeAlone();
   SOK_RETURN_IF_ERROR(Ready());
   SOK_ASSIGN_OR_RETURN(auto described, DescriptionOf(group));
-  const int dim = described.dim;
-  if (dim == 0) return NoGroup(group);
+  if (described.dim == 0) return NoGroup(group);
+  const RowLayout layout = LayoutOf(described);
   if (const auto open = groups_.find(group); open != groups_.end()) {
     SOK_RETURN_IF_ERROR(open->second.store->Settle());
   }
@@ -195,7 +201,7 @@ Result<RowPage> Storage::ReadPage(int group, Key from, size_t most) {
   page.last = true;
   Status status = view->ForEach([&](int, Key key, std::string_view bytes) {
     RowValue value;
-    if (!value.Parse(bytes, dim)) return DamagedRow(group, key, path());
+    if (!value.Parse(bytes, layout)) return DamagedRow(group, key, path());
     if (core_->expiry->Expired(value.header.meta.update_time, now)) return Status();
     if (page.keys.size() == most) {
       page.last = false;
@@ -203,8 +209,8 @@ Result<RowPage> Storage::ReadPage(int group, Key from, size_t most) {
     }
     page.keys.push_back(key);
     const size_t end = page.embeddings.size();
-    page.embeddings.resize(end + dim);
-    std::memcpy(page.embeddings.data() + end, value.floats, dim * sizeof(float));
+    page.embeddings.resize(end + described.dim);
+    layout.DecodeEmbedding(value.values.data(), page.embeddings.data() + end);
     return Status();
   });
   if (!status.ok() && page.last) return status;

@@ -22,11 +22,12 @@
 
 namespace sok {
 
-// A kind has Make(layout, keys), an empty store for so many keys; KeyAt(i), the i-th of them; and
-// the dim of its rows.
+// A kind has Make(layout, keys), an empty store for so many keys; KeyAt(i), the i-th of them; the
+// dim of its rows, and their types, which small integers must fit.
 
 struct HashKind {
   static constexpr int kDim = 6;
+  static constexpr RowForm kForm = {};
   static std::shared_ptr<RowStore> Make(std::shared_ptr<const RowLayout> layout, uint64_t) {
     return MakeHashStore(std::move(layout));
   }
@@ -36,6 +37,7 @@ struct HashKind {
 
 struct DirectKind {
   static constexpr int kDim = 6;
+  static constexpr RowForm kForm = {};
   static std::shared_ptr<RowStore> Make(std::shared_ptr<const RowLayout> layout, uint64_t keys) {
     IndexConfig config;
     config.capacity = keys;
@@ -49,6 +51,7 @@ struct DirectKind {
 // On the stand-in for a GPU.
 struct GpuKind {
   static constexpr int kDim = 6;
+  static constexpr RowForm kForm = {};
   static std::shared_ptr<RowStore> Make(std::shared_ptr<const RowLayout> layout, uint64_t) {
     gpu::StandIn();
     return Value(gpu::GpuStore::Make(std::move(layout),
@@ -72,6 +75,7 @@ class LoneGroup {
     GroupMeta meta;
     meta.dim = layout->dim();
     meta.state.slots = layout->slots();
+    meta.form = layout->form();
     store_ = std::make_unique<DiskStore>(core_, kGroup, meta);
   }
 
@@ -83,8 +87,8 @@ class LoneGroup {
   Status Flush() {
     const auto publication = core_->database->StartPublication();
     Status status =
-        store_->ForEachDirty([&](Key key, const RowHeader& header, const float* floats, size_t n) {
-          return publication->Add(RowKey(kGroup, key), header, floats, n);
+        store_->ForEachDirty([&](Key key, const RowHeader& header, std::string_view values) {
+          return publication->Add(RowKey(kGroup, key), header, values);
         });
     if (status.ok()) {
       status = publication->Finish({{GroupMetaName(kGroup), store_->meta().ToJson()}});
@@ -100,6 +104,7 @@ class LoneGroup {
 
 struct OnDisk {
   static constexpr int kDim = 6;
+  static constexpr RowForm kForm = {};
   static Key KeyAt(uint64_t i) { return HashKind::KeyAt(i); }
 
  protected:
@@ -148,6 +153,14 @@ struct OtherDatabaseKind : OnDisk {
   }
 };
 
+// With rows in fewer bytes.
+struct Float16DiskKind : JournaledDiskKind {
+  static constexpr RowForm kForm = {RowType::kFloat16, RowType::kBFloat16};
+};
+struct SpillingFloat16DiskKind : SpillingDiskKind {
+  static constexpr RowForm kForm = {RowType::kFloat16, RowType::kFloat32};
+};
+
 // clang-format off
 #define SOK_EVERY_STORE \
   HashKind,           \
@@ -157,7 +170,9 @@ struct OtherDatabaseKind : OnDisk {
   SpillingDiskKind,   \
   EvictingDiskKind,   \
   JournaledDiskKind,  \
-  OtherDatabaseKind
+  OtherDatabaseKind,  \
+  Float16DiskKind,    \
+  SpillingFloat16DiskKind
 // clang-format on
 
 }  // namespace sok

@@ -43,14 +43,20 @@ Result<std::unique_ptr<RowStore>> MakeOnGpu(const TableConfig& config,
 
 }  // namespace
 
+RowForm SeededForm(const TableConfig& config) {
+  RowForm form = config.form;
+  // No start vector draws from the same stream.
+  form.seed = Mix64(Mix64(config.seed + 2 * kGolden) + static_cast<uint64_t>(config.group));
+  return form;
+}
+
 Result<std::unique_ptr<Table>> Table::Make(const TableConfig& config,
                                            std::shared_ptr<Admission> admission,
                                            std::shared_ptr<const Expiry> clock,
                                            std::shared_ptr<Eviction> eviction) {
   SOK_RETURN_IF_ERROR(CheckDim(config.dim));
   TableConfig own = config;
-  // No start vector draws from the same stream.
-  own.form.seed = Mix64(Mix64(config.seed + 2 * kGolden) + static_cast<uint64_t>(config.group));
+  own.form = SeededForm(config);
   auto layout = std::make_shared<const RowLayout>(config.dim, std::vector<Slot>{}, own.form);
   std::unique_ptr<RowStore> store;
   if (config.gpu >= 0) {

@@ -52,9 +52,12 @@ struct TableConfig {
   // host's. Such a table is not direct, and has float32 rows.
   int gpu = -1;
   uint64_t max_bytes = 0;  // of the GPU's memory for rows and their index; 0: what the GPU has
-  // The types of rows in memory. Table::Make derives the seed of the form from the table's.
+  // The types of rows. The seed of the form comes from the table's: see SeededForm.
   RowForm form = {};
 };
+
+// Returns the form of a table's rows with its seed, by which steps are rounded.
+RowForm SeededForm(const TableConfig& config);
 
 // The gradient of an anchor, which a deposit adds to.
 struct AnchorGradient {

@@ -34,11 +34,16 @@ std::string CopyOf(const std::string& path, const std::string& to) {
   return to;
 }
 
+// Returns the values of a row of one float.
+std::string_view ValueBytes(const float& value) {
+  return {reinterpret_cast<const char*>(&value), sizeof(value)};
+}
+
 // The first float of each row of group 3, in memory and in a database.
 class Model {
  public:
   void Put(RowBatch* batch, Key key, float value) {
-    batch->Put(RowKey(3, key), {RowHeader::kVersion, 1, 0, {0, 0}}, &value, 1);
+    batch->Put(RowKey(3, key), {RowHeader::kVersion, 1, 0, {0, 0}}, ValueBytes(value));
     rows_[key] = value;
   }
   void Remove(RowBatch* batch, Key key) {
@@ -52,7 +57,7 @@ class Model {
       rows_[key] = value;
       // An error comes back from Finish.
       static_cast<void>(
-          publication->Add(RowKey(3, key), {RowHeader::kVersion, 1, 0, {0, 0}}, &value, 1));
+          publication->Add(RowKey(3, key), {RowHeader::kVersion, 1, 0, {0, 0}}, ValueBytes(value)));
     }
     REQUIRE(publication->Finish({}).ok());
   }
@@ -74,7 +79,9 @@ class Model {
                       [&](size_t i, std::string_view bytes) {
                         RowValue value;
                         float first = 0;
-                        if (value.Parse(bytes, 1)) std::memcpy(&first, value.floats, sizeof(first));
+                        if (value.Parse(bytes, RowLayout(1, {}))) {
+                          std::memcpy(&first, value.values.data(), sizeof(first));
+                        }
                         ++rows;
                         right += expected[i] != nullptr && *expected[i] == first;
                       })

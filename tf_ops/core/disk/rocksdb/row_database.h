@@ -134,7 +134,7 @@ class RowDatabase::RowPublication final : public Database::Publication {
   // `of_set_apart`: with those pending rows alone, beside other calls.
   RowPublication(RowDatabase* database, bool of_set_apart);
   ~RowPublication() override;
-  Status Add(const RowKey& key, const RowHeader& header, const float* floats, size_t n) override;
+  Status Add(const RowKey& key, const RowHeader& header, std::string_view values) override;
   Status AddValue(const RowKey& key, std::string_view value) override;
   Status Finish(Meta meta) override;
 

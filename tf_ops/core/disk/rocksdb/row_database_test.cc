@@ -20,18 +20,23 @@ std::unique_ptr<Database> OpenAt(const std::string& path, bool read_only = false
 
 RowHeader Header(uint32_t update_num = 0) { return {RowHeader::kVersion, 1, 0, {update_num, 0}}; }
 
+// Returns the values of a row of one float.
+std::string_view ValueBytes(const float& value) {
+  return {reinterpret_cast<const char*>(&value), sizeof(value)};
+}
+
 RowBatch Batch(const Rows& rows, const std::vector<Key>& removed = {}) {
   RowBatch batch;
-  for (const auto& [key, value] : rows) batch.Put(RowKey(3, key), Header(), &value, 1);
+  for (const auto& [key, value] : rows) batch.Put(RowKey(3, key), Header(), ValueBytes(value));
   for (Key key : removed) batch.Remove(RowKey(3, key));
   return batch;
 }
 
 float FirstFloat(std::string_view bytes) {
   RowValue value;
-  REQUIRE(value.Parse(bytes, 1));
+  REQUIRE(value.Parse(bytes, RowLayout(1, {})));
   float first;
-  std::memcpy(&first, value.floats, sizeof(first));
+  std::memcpy(&first, value.values.data(), sizeof(first));
   return first;
 }
 
@@ -109,7 +114,7 @@ TEST_CASE("pending rows hide published ones until they are dropped, published, o
     auto publication = database->StartPublication();
     const float value = 7.0f;
     for (Key key : {0, 2, 50}) {
-      REQUIRE(publication->Add(RowKey(3, key), Header(), &value, 1).ok());
+      REQUIRE(publication->Add(RowKey(3, key), Header(), ValueBytes(value)).ok());
     }
     REQUIRE(publication->Finish({}).ok());
     publication.reset();
@@ -133,7 +138,7 @@ TEST_CASE("pending rows hide published ones until they are dropped, published, o
   SUBCASE("a publication that is not finished changes nothing and leaves no file") {
     auto publication = database->StartPublication();
     const float value = 7.0f;
-    REQUIRE(publication->Add(RowKey(3, 90), Header(), &value, 1).ok());
+    REQUIRE(publication->Add(RowKey(3, 90), Header(), ValueBytes(value)).ok());
     const size_t files = std::distance(std::filesystem::directory_iterator(path), {});
     publication.reset();
     CHECK(std::distance(std::filesystem::directory_iterator(path), {}) == files - 1);

@@ -108,11 +108,11 @@ Status RowDatabase::RowPublication::PutPendingBefore(const RowKey* key) {
 }
 
 Status RowDatabase::RowPublication::Add(const RowKey& key, const RowHeader& header,
-                                        const float* floats, size_t n) {
+                                        std::string_view values) {
   if (!error_.ok() || !PutPendingBefore(&key).ok()) return error_;
   std::string& value = writing_->value;
   value.assign(reinterpret_cast<const char*>(&header), sizeof(header));
-  value.append(reinterpret_cast<const char*>(floats), n * sizeof(float));
+  value.append(values);
   return Put(key.view(), value);
 }
 

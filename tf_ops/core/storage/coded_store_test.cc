@@ -1,10 +1,11 @@
-// Runs random operations on stores whose rows lie in fewer bytes, and compares with a map of rows
-// in float32 that are rounded one by one, whatever threads and shards there are. See
-// row_coding_test.cc for the roundings themselves.
+// Runs random operations on stores whose rows lie in fewer bytes, in memory and on disk, and
+// compares with a map of rows in float32 that are rounded one by one, whatever threads, shards and
+// caches there are. See row_coding_test.cc for the roundings themselves.
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <random>
@@ -17,11 +18,11 @@
 #include "core/rows/row_coding.h"
 #include "core/rows/row_store.h"
 #include "core/rules/row_optimizer.h"
+#include "core/storage/test_row_stores.h"
 
 namespace sok {
 namespace {
 
-constexpr int kDim = 6;
 constexpr Key kKeys = 500;
 constexpr uint32_t kNow = 99;
 
@@ -35,9 +36,15 @@ struct Row {
 };
 using Rows = std::map<Key, Row>;
 
-std::unique_ptr<RowStore> Make(std::shared_ptr<const RowLayout> layout, bool direct,
-                               uint32_t shards) {
-  if (!direct) return MakeHashStore(std::move(layout), shards);
+using MakeStore = std::function<std::shared_ptr<RowStore>(std::shared_ptr<const RowLayout>)>;
+
+MakeStore InShards(uint32_t shards) {
+  return [shards](std::shared_ptr<const RowLayout> layout) -> std::shared_ptr<RowStore> {
+    return MakeHashStore(std::move(layout), shards);
+  };
+}
+
+std::shared_ptr<RowStore> WithoutHash(std::shared_ptr<const RowLayout> layout) {
   IndexConfig config;
   config.capacity = kKeys;
   return MakeDirectStore(std::move(layout), config);
@@ -45,11 +52,15 @@ std::unique_ptr<RowStore> Make(std::shared_ptr<const RowLayout> layout, bool dir
 
 class Program {
  public:
-  Program(const RowForm& form, bool direct, uint32_t shards, ParallelFor parallel_for,
-          uint64_t seed)
-      : form_(form), parallel_for_(std::move(parallel_for)), rng_(seed) {
+  Program(const RowForm& form, const MakeStore& make, ParallelFor parallel_for, uint64_t seed,
+          int dim = 6, bool captures = true)
+      : dim_(dim),
+        captures_(captures),
+        form_(form),
+        parallel_for_(std::move(parallel_for)),
+        rng_(seed) {
     SetRule("sgd");
-    store_ = Make(layout_, direct, shards);
+    store_ = make(layout_);
   }
 
   Rows Run(int operations) {
@@ -73,13 +84,13 @@ class Program {
       }
     }
     CHECK(Frozen() == rows_);
-    CHECK(Captured() == rows_);
+    if (captures_) CHECK(Captured() == rows_);
     return rows_;
   }
 
  private:
   std::vector<Key> Batch() {
-    std::vector<Key> keys(rng_() % 300);
+    std::vector<Key> keys(rng_() % (dim_ < 100 ? 300 : 60));
     const Key most = rng_() % 2 == 0 ? 20 : kKeys;
     for (Key& key : keys) key = rng_() % most;
     return keys;
@@ -104,7 +115,7 @@ class Program {
 
   void SetRule(const std::string& rule) {
     optimizer_ = Value(MakeRowOptimizer(rule, {}));
-    layout_ = std::make_shared<const RowLayout>(kDim, optimizer_->slots(kDim), form_);
+    layout_ = std::make_shared<const RowLayout>(dim_, optimizer_->slots(dim_), form_);
   }
 
   void ChangeRule() {
@@ -117,7 +128,7 @@ class Program {
     REQUIRE(reshaped == !before->SameShape(*layout_));
     if (!reshaped) return;
     for (auto& [key, row] : rows_) {
-      row.floats.resize(kDim);
+      row.floats.resize(dim_);
       row.floats.insert(row.floats.end(), layout_->slot_start().begin(),
                         layout_->slot_start().end());
       row.floats = Nearest(row.floats);
@@ -126,19 +137,19 @@ class Program {
 
   void Upsert() {
     const auto keys = Batch();
-    const auto values = Floats(keys.size() * kDim);
+    const auto values = Floats(keys.size() * dim_);
     const auto write = [&](size_t i, RowRef row, bool) {
-      std::copy_n(&values[i * kDim], kDim, row.embedding);
+      std::copy_n(&values[i * dim_], dim_, row.embedding);
     };
     REQUIRE(store_->Upsert(keys.data(), keys.size(), 0, kNow, write, parallel_for_).ok());
     for (size_t i = 0; i < keys.size(); ++i) {
       Row& row = rows_[keys[i]];
       if (row.floats.empty()) {
-        row.floats.resize(kDim);
+        row.floats.resize(dim_);
         row.floats.insert(row.floats.end(), layout_->slot_start().begin(),
                           layout_->slot_start().end());
       }
-      std::copy_n(&values[i * kDim], kDim, row.floats.begin());
+      std::copy_n(&values[i * dim_], dim_, row.floats.begin());
       row.floats = Nearest(row.floats);
     }
   }
@@ -150,7 +161,7 @@ class Program {
     if (step.number == 0) one.row_numbers = &number;
     float* const floats = row.floats.data();
     const float* const g = gradient.data();
-    optimizer_->Apply(one, &floats, &g, 1, kDim);
+    optimizer_->Apply(one, &floats, &g, 1, dim_);
     std::vector<char> coded(coding().bytes());
     coding().EncodeUpdated(floats, key, row.updates, coded.data());
     coding().Decode(coded.data(), floats);
@@ -158,27 +169,28 @@ class Program {
 
   void Apply() {
     const std::vector<Key> keys[2] = {Batch(), Batch()};
-    const std::vector<float> gradients[2] = {Floats(keys[0].size() * kDim),
-                                             Floats(keys[1].size() * kDim)};
+    const std::vector<float> gradients[2] = {Floats(keys[0].size() * dim_),
+                                             Floats(keys[1].size() * dim_)};
     CommitStep step;
     step.number = rng_() % 2 == 0 ? 0 : 7;
     step.scale = 0.5f;
     step.now = kNow;
     step.sequential = rng_() % 4 == 0;
+    step.state.slots = layout_->slots();
     std::vector<GradientBatch> batches;
     std::map<Key, std::vector<float>> sums;
     for (int b = 0; b < 2; ++b) {
       batches.push_back({keys[b].data(), gradients[b].data(), nullptr, keys[b].size()});
       for (size_t i = 0; i < keys[b].size(); ++i) {
         if (rows_.count(keys[b][i]) == 0) continue;
-        const float* const gradient = &gradients[b][i * kDim];
+        const float* const gradient = &gradients[b][i * dim_];
         if (step.sequential) {
-          Update(keys[b][i], {gradient, gradient + kDim}, step);
+          Update(keys[b][i], {gradient, gradient + dim_}, step);
           continue;
         }
         auto& sum = sums[keys[b][i]];
-        sum.resize(kDim, 0.0f);
-        for (int j = 0; j < kDim; ++j) sum[j] += gradient[j];
+        sum.resize(dim_, 0.0f);
+        for (int j = 0; j < dim_; ++j) sum[j] += gradient[j];
       }
     }
     for (const auto& [key, sum] : sums) Update(key, sum, step);
@@ -193,7 +205,8 @@ class Program {
 
   template <typename T>
   void GatherAs(const std::vector<Key>& keys) {
-    const std::vector<float> start = {0.3f, -0.1f, 0.01f, 1.0f, 1e-3f, -2.7f};
+    std::vector<float> start = {0.3f, -0.1f, 0.01f, 1.0f, 1e-3f, -2.7f};
+    start.resize(dim_, 0.7f);
     std::vector<float> rounded = start;
     std::vector<char> scratch(coding().bytes());
     coding().RoundEmbedding(rounded.data(), scratch.data());
@@ -202,7 +215,7 @@ class Program {
     for (const float*& row : given) row = rng_() % 8 == 0 ? start.data() : nullptr;
     GatherOptions options;
     if (rng_() % 2 == 0) options.given = given.data();
-    std::vector<T> out(keys.size() * kDim);
+    std::vector<T> out(keys.size() * dim_);
     const auto fill = [&](Key, float* row) { std::copy(start.begin(), start.end(), row); };
     REQUIRE(
         store_->Gather(keys.data(), keys.size(), out.data(), options, fill, nullptr, parallel_for_)
@@ -211,8 +224,8 @@ class Program {
       const auto row = rows_.find(keys[i]);
       const float* expected = row == rows_.end() ? rounded.data() : row->second.floats.data();
       if (options.given != nullptr && given[i] != nullptr) expected = given[i];
-      for (int j = 0; j < kDim; ++j) {
-        REQUIRE(ToFloat(out[i * kDim + j]) == ToFloat(FromFloat<T>(expected[j])));
+      for (int j = 0; j < dim_; ++j) {
+        REQUIRE(ToFloat(out[i * dim_ + j]) == ToFloat(FromFloat<T>(expected[j])));
       }
     }
   }
@@ -242,17 +255,17 @@ class Program {
     const auto change = [](size_t, RowRef row, bool) { row.embedding[0] = 77.0f; };
     const Rows before = Frozen();
     REQUIRE(store_->Upsert(some.data(), some.size(), 0, kNow, change, parallel_for_).ok());
-    const size_t n = rows_.size(), slots = coding().floats() - kDim;
+    const size_t n = rows_.size(), slots = coding().floats() - dim_;
     std::vector<Key> keys(n + 1);
     std::vector<uint32_t> nums(n + 1), times(n + 1);
-    std::vector<float> embeddings((n + 1) * kDim), slot_floats((n + 1) * slots);
+    std::vector<float> embeddings((n + 1) * dim_), slot_floats((n + 1) * slots);
     REQUIRE(Value(capture->Next(
                 {keys.data(), nums.data(), times.data(), embeddings.data(), slot_floats.data()},
                 n + 1)) == n);
     Rows found;
     for (size_t i = 0; i < n; ++i) {
       Row& row = found[keys[i]];
-      row.floats.assign(&embeddings[i * kDim], &embeddings[i * kDim] + kDim);
+      row.floats.assign(&embeddings[i * dim_], &embeddings[i * dim_] + dim_);
       row.floats.insert(row.floats.end(), slot_floats.begin() + i * slots,
                         slot_floats.begin() + (i + 1) * slots);
       row.updates = nums[i];
@@ -260,32 +273,53 @@ class Program {
     return found;
   }
 
+  const int dim_;
+  const bool captures_;
   const RowForm form_;
   const ParallelFor parallel_for_;
   std::mt19937_64 rng_;
   std::unique_ptr<RowOptimizer> optimizer_;
   std::shared_ptr<const RowLayout> layout_;
-  std::unique_ptr<RowStore> store_;
+  std::shared_ptr<RowStore> store_;
   Rows rows_;
 };
 
+constexpr RowType kF32 = RowType::kFloat32, kBf16 = RowType::kBFloat16;
+constexpr RowForm kForms[] = {{kBf16, kF32, 1},
+                              {kBf16, kBf16, 2},
+                              {RowType::kFloat16, kF32, 3},
+                              {RowType::kFloat16, kBf16, 4},
+                              {RowType::kInt8, kF32, 5},
+                              {RowType::kInt8, kBf16, 6},
+                              {kF32, kBf16, 7}};
+
 TEST_CASE("rows in fewer bytes are what rounding one by one makes, in every shard and thread") {
-  const RowType f32 = RowType::kFloat32, bf16 = RowType::kBFloat16;
-  const RowForm forms[] = {{bf16, f32, 1},
-                           {bf16, bf16, 2},
-                           {RowType::kFloat16, f32, 3},
-                           {RowType::kFloat16, bf16, 4},
-                           {RowType::kInt8, f32, 5},
-                           {RowType::kInt8, bf16, 6},
-                           {f32, bf16, 7}};
   uint64_t seed = TestSeed();
-  for (const RowForm& form : forms) {
+  for (const RowForm& form : kForms) {
     for (int round = 0; round < 3; ++round, ++seed) {
       CAPTURE(RowTypeName(form.row));
-      const Rows serial = Program(form, false, 1, SerialFor, seed).Run(60);
-      CHECK(Program(form, false, 64, ThreadedFor, seed).Run(60) == serial);
-      CHECK(Program(form, true, 0, ThreadedFor, seed).Run(60) == serial);
+      const Rows serial = Program(form, InShards(1), SerialFor, seed).Run(60);
+      CHECK(Program(form, InShards(64), ThreadedFor, seed).Run(60) == serial);
+      CHECK(Program(form, WithoutHash, ThreadedFor, seed).Run(60) == serial);
     }
+  }
+}
+
+TEST_CASE_TEMPLATE("rows on disk have the bits of rows in memory, whatever leaves the cache", Kind,
+                   DiskKind, SpillingDiskKind, EvictingDiskKind, JournaledDiskKind,
+                   OtherDatabaseKind) {
+  uint64_t seed = TestSeed();
+  const int operations = Kind::kDim < 100 ? 60 : 40;
+  for (const RowForm& form : kForms) {
+    CAPTURE(RowTypeName(form.row));
+    const auto on_disk = [](std::shared_ptr<const RowLayout> layout) {
+      return Kind::Make(std::move(layout), kKeys);
+    };
+    const Rows in_memory =
+        Program(form, InShards(4), SerialFor, ++seed, Kind::kDim).Run(operations);
+    CHECK(
+        Program(form, on_disk, ThreadedFor, seed, Kind::kDim, /*captures=*/false).Run(operations) ==
+        in_memory);
   }
 }
 
