@@ -171,6 +171,18 @@ def test_damos_files_bring_vectors(storage, tmp_path, clock):
     np.testing.assert_allclose(peek(embedding, 1), [[1 - 1e-3, 2 - 1e-3]], rtol=1e-6)
 
 
+def test_damos_files_bring_vectors_into_rows_of_fewer_bytes(storage, tmp_path):
+    vectors = [[1.0, -2.5], [0.3, 0.0]]
+    arguments = kv.Optimizer("adagrad"), kv.Initializer("zeros"), 2, 5
+    embedding = kv.Embedding(storage, *arguments, row_dtype="bfloat16", slot_dtype="bfloat16")
+    storage.load_damo(damo_file(tmp_path / "damo", {5: {1: vectors[0], 2: vectors[1]}}))
+    found = embedding.lookup(np.array([1, 2], np.uint64), train=False)
+    nearest = 154 * 2.0**-9  # of 0.3, with 8 bits of significand
+    np.testing.assert_array_equal(found, np.array([[1.0, -2.5], [nearest, 0.0]], np.float32))
+    embedding.apply_gradients(np.array([1], np.uint64), np.ones([1, 2], np.float32))
+    assert np.isfinite(embedding.lookup(np.array([1], np.uint64))).all()
+
+
 def test_damos_files_fit_the_groups_that_are_there(storage, tmp_path):
     embedding = adam(storage, 2)
     embedding.apply_gradients(keys(1), ones(1))
