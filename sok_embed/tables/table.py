@@ -195,11 +195,18 @@ class Table(BaseTable):
         self._attributes["gpu"] = number
         try:
             self._make_now()
-        except RuntimeError:
+        except (RuntimeError, ValueError, tf.errors.OpError) as error:
             if not optional:
                 raise
             self._attributes["gpu"] = -1
             self._make_now()
+            # Without a GPU the host is what was asked for.
+            if tf.config.get_visible_devices("GPU"):
+                warnings.warn(
+                    f"Table '{self.name}': expected to lie on GPU {number}, which device='auto' "
+                    f"prefers. It lies on the host. Received: {error}",
+                    stacklevel=2,
+                )
             return
         self.device = f"gpu:{number}"
         if self.owners == 1 and not self.counts_keys and not self.evicts_rows:

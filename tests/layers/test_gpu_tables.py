@@ -214,7 +214,32 @@ def test_a_full_table_on_a_gpu_is_an_error_that_makes_no_row():
     with pytest.raises(ValueError, match="max_bytes"):
         table = layer("gpu", max_bytes=2**20).table
         table.assign(np.arange(200_000), np.zeros([200_000, DIM], np.float32))
-    assert table.size() < 200_000
+    assert table.size() == 0
+
+
+def test_what_does_not_fit_leaves_the_rows_of_a_gpu_as_they_were():
+    """The host's calls go to a GPU in pieces of 262,144 keys."""
+    table = layer("gpu", max_bytes=2**24).table
+    table.assign(np.arange(1000), np.full([1000, DIM], 7, np.float32))
+    before = contents(table)
+    many = np.arange(600_000), np.ones([600_000, DIM], np.float32)
+    on_host = layer("cpu").table
+    on_host.assign(*many)
+    for change in (lambda: table.assign(*many), lambda: table.restore(on_host.export(slots=True))):
+        with pytest.raises(ValueError, match="Raise max_bytes"):
+            change()
+        assert_same(contents(table), before, 0)
+        assert table.size() == 1000
+
+
+def test_keys_that_a_full_gpu_cannot_list_are_an_error(monkeypatch):
+    table = layer("gpu").table
+    table.assign(np.arange(1000), np.full([1000, DIM], 7, np.float32))
+    monkeypatch.setenv("SOK_STANDIN_BYTES", "1000")
+    with pytest.raises((ValueError, tf.errors.OpError), match="Leave more of the GPU's memory"):
+        list(table.batches(300))
+    monkeypatch.delenv("SOK_STANDIN_BYTES")
+    assert sum(len(keys) for keys, *_ in table.batches(300)) == 1000
 
 
 def test_what_a_gpu_cannot_hold_is_refused_and_auto_takes_the_host(tmp_path):
@@ -244,22 +269,25 @@ def test_what_a_gpu_cannot_hold_is_refused_and_auto_takes_the_host(tmp_path):
 
 WITHOUT_A_GPU = """
 import os
+import tensorflow as tf
 from sok_embed import DynamicEmbedding
 for name, value, part in [
     ("SOK_CUDA_DRIVER", "/none/libcuda.so.1", "NVIDIA's driver"),
     ("SOK_STANDIN_GPUS", "0", "Expected a GPU"),
     ("SOK_NVRTC", "/none/libnvrtc.so.12", "NVRTC"),
+    ("SOK_STANDIN_BYTES", "1000", "Leave more of the GPU's memory"),
 ]:
-    before = os.environ.get(name, "1")
+    before = os.environ.get(name)
     os.environ[name] = value
     assert DynamicEmbedding(4, device="auto").table.device == "cpu"
     try:
         DynamicEmbedding(4, device="gpu")
-    except RuntimeError as error:
+    except (RuntimeError, ValueError, tf.errors.OpError) as error:
         assert part in str(error), error
     else:
         raise AssertionError(f"a table was made without {part}")
-    os.environ[name] = before
+    del os.environ[name]
+    os.environ |= {} if before is None else {name: before}
 assert DynamicEmbedding(4, device="auto").table.device == "gpu:0"
 """
 

@@ -127,8 +127,13 @@ Status Buffer::Reserve(const std::shared_ptr<Device>& device, size_t bytes) {
   // A batch that varies a little fits again.
   const size_t wanted = bytes_ == 0 ? bytes : bytes + bytes / 8;
   DeviceAddress address = 0;
-  SOK_RETURN_IF_ERROR(
-      device->Call("cuMemAlloc", [&] { return driver.MemAlloc(&address, wanted); }));
+  const Status made = device->Call("cuMemAlloc", [&] { return driver.MemAlloc(&address, wanted); });
+  if (made.code() == Code::kResourceExhausted) {
+    return made.Within("", " for " + std::to_string(wanted) +
+                               " bytes. Leave more of the GPU's memory to tables, or limit their "
+                               "rows.");
+  }
+  SOK_RETURN_IF_ERROR(made);
   if (address_ != 0) {
     (void)device->Call("cuMemFree", [&] { return driver.MemFree(address_); });
   }

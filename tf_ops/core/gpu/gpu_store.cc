@@ -16,8 +16,11 @@
 namespace sok::gpu {
 namespace {
 
-// Calls from the host go through memory of the GPU for so many keys.
+// Calls from the host go through memory of the GPU for so many keys, or fewer whose rows are long:
+// a table that fills its GPU can be saved all the same.
 constexpr size_t kPiece = size_t{1} << 18;
+constexpr size_t kPieceBytes = size_t{32} << 20;
+size_t PieceOf(size_t floats) { return std::min(kPiece, 1 + kPieceBytes / sizeof(float) / floats); }
 
 // Parts of the keys, by bits of their hash.
 constexpr int kPartBits = 6;
@@ -28,11 +31,12 @@ constexpr Element ElementOf() {
   return std::is_same_v<T, float> ? Element::kFloat32 : Element::kBFloat16;
 }
 
-// Calls fn(begin, size) for [0, n) in pieces.
+// Calls fn(begin, size) for [0, n) in pieces, for each key of which so many floats are moved.
 template <typename Fn>
-Status InPieces(size_t n, const Fn& fn) {
-  for (size_t begin = 0; begin < n; begin += kPiece) {
-    SOK_RETURN_IF_ERROR(fn(begin, std::min(kPiece, n - begin)));
+Status InPieces(size_t n, size_t floats, const Fn& fn) {
+  const size_t piece = PieceOf(floats);
+  for (size_t begin = 0; begin < n; begin += piece) {
+    SOK_RETURN_IF_ERROR(fn(begin, std::min(piece, n - begin)));
   }
   return Status();
 }
@@ -82,7 +86,7 @@ class GpuStore::FrozenStore final : public Frozen {
     end = std::min<uint64_t>(end, size());
     if (begin >= end) return Status();
     const Key* const keys = keys_->data() + begin;
-    return InPieces(end - begin, [&](size_t at, size_t n) {
+    return InPieces(end - begin, store_.floats(), [&](size_t at, size_t n) {
       HostRows rows;
       SOK_RETURN_IF_ERROR(store_.Read(keys + at, n, store_.floats(), &rows));
       for (uint32_t i = 0; i < n; ++i) fn(keys[at + i], {rows.row(i), rows.meta(i)});
@@ -142,7 +146,7 @@ Status GpuStore::GatherAs(const Key* keys, size_t n, T* out, const GatherOptions
   std::vector<uint32_t> numbers;
   std::vector<T> vectors;
   std::vector<float> start(dim);
-  return InPieces(all ? n : asked.size(), [&](size_t begin, size_t m) {
+  return InPieces(all ? n : asked.size(), dim, [&](size_t begin, size_t m) {
     numbers.resize(m);
     if (!straight) vectors.resize(m * dim);
     T* const to = straight ? out + begin * dim : vectors.data();
@@ -192,7 +196,7 @@ Status GpuStore::Gather(const Key* keys, size_t n, BFloat16* out, const GatherOp
 }
 
 Status GpuStore::Find(const Key* keys, size_t n, uint32_t* numbers) const {
-  return InPieces(n, [&](size_t begin, size_t m) {
+  return InPieces(n, 1, [&](size_t begin, size_t m) {
     std::lock_guard<std::mutex> staging(staging_mu_);
     SOK_RETURN_IF_ERROR(staged_keys_.Reserve(device_, m * sizeof(Key)));
     SOK_RETURN_IF_ERROR(staged_numbers_.Reserve(device_, m * sizeof(uint32_t)));
@@ -246,7 +250,7 @@ Status GpuStore::Read(const Key* keys, size_t n, uint32_t floats, HostRows* rows
 Status GpuStore::ReadMeta(const Key* keys, size_t n, RowMeta* metas, uint8_t* exists,
                           const ParallelFor& /*parallel_for*/) {
   std::shared_lock<SharedMutex> lock(mu_);
-  return InPieces(n, [&](size_t begin, size_t m) {
+  return InPieces(n, 1, [&](size_t begin, size_t m) {
     HostRows rows;
     SOK_RETURN_IF_ERROR(Read(keys + begin, m, 1, &rows));
     for (size_t i = 0; i < m; ++i) {
@@ -264,11 +268,10 @@ Status GpuStore::UpsertPiece(const Key* keys, size_t n, uint32_t now, const Writ
   SOK_RETURN_IF_ERROR(Read(distinct.keys.data(), distinct.keys.size(), floats(), &rows));
   const auto layout = this->layout();
   std::vector<uint8_t> is_new(distinct.keys.size());
-  uint64_t added = 0;
   for (uint32_t u = 0; u < is_new.size(); ++u) {
     if (rows.numbers[u] != kNoRow) continue;
     is_new[u] = 1;
-    ++added;
+    listed_.reset();
     const std::vector<float>& start = layout->slot_start();
     std::copy(start.begin(), start.end(), rows.row(u) + layout->dim());
     *rows.meta(u) = RowMeta{0, now};
@@ -278,22 +281,24 @@ Status GpuStore::UpsertPiece(const Key* keys, size_t n, uint32_t now, const Writ
     write(first + i, {rows.row(u), rows.meta(u)}, is_new[u] != 0);
     is_new[u] = 0;
   }
-  if (added > 0) listed_.reset();
   SOK_RETURN_IF_ERROR(table_->Import(
       {std::move(distinct.keys), std::move(rows.values), std::move(rows.metas)}, nullptr));
-  size_ += added;
+  ++unseen_calls_;
   return Status();
 }
 
 Status GpuStore::UpsertAll(const Key* keys, size_t n, uint32_t now, const WriteRow& write) {
-  return InPieces(
-      n, [&](size_t begin, size_t m) { return UpsertPiece(keys + begin, m, now, write, begin); });
+  return InPieces(n, floats(), [&](size_t begin, size_t m) {
+    return UpsertPiece(keys + begin, m, now, write, begin);
+  });
 }
 
 Status GpuStore::Upsert(const Key* keys, size_t n, uint64_t max_rows, uint32_t now,
                         const WriteRow& write, const ParallelFor& /*parallel_for*/) {
   std::lock_guard<SharedMutex> lock(mu_);
-  if (max_rows > 0 && size() + n > max_rows) {
+  // Pieces find room for all of them, so that the last ones do not fail after the first.
+  const bool reserves = n > PieceOf(floats());
+  if (reserves || (max_rows > 0 && size() + n > max_rows)) {
     std::vector<uint32_t> numbers(n);
     SOK_RETURN_IF_ERROR(Find(keys, n, numbers.data()));
     std::vector<Key> absent;
@@ -301,7 +306,10 @@ Status GpuStore::Upsert(const Key* keys, size_t n, uint64_t max_rows, uint32_t n
       if (numbers[i] == kNoRow) absent.push_back(keys[i]);
     }
     const uint64_t added = Distinct(absent.data(), absent.size()).keys.size();
-    if (added > 0 && size() + added > max_rows) return TableFull(size(), max_rows, added);
+    if (max_rows > 0 && added > 0 && size() + added > max_rows) {
+      return TableFull(size(), max_rows, added);
+    }
+    if (reserves) SOK_RETURN_IF_ERROR(table_->Reserve(size() + added, nullptr));
   }
   return UpsertAll(keys, n, now, write);
 }
@@ -454,15 +462,15 @@ Result<uint64_t> GpuStore::Erase(const Key* keys, size_t n, const ParallelFor& /
   std::lock_guard<SharedMutex> lock(mu_);
   uint64_t erased = 0;
   listed_.reset();
-  const Status status = InPieces(n, [&](size_t begin, size_t m) {
+  const Status status = InPieces(n, 1, [&](size_t begin, size_t m) {
     std::lock_guard<std::mutex> staging(staging_mu_);
     SOK_RETURN_IF_ERROR(staged_keys_.Reserve(device_, m * sizeof(Key)));
     SOK_RETURN_IF_ERROR(
         device_->CopyToDevice(staged_keys_.address(), keys + begin, m * sizeof(Key), nullptr));
     SOK_ASSIGN_OR_RETURN(const uint64_t gone, table_->Erase(staged_keys_.address(), m, nullptr));
     erased += gone;
-    size_ -= gone;
     gone_ += gone;
+    ++unseen_calls_;
     return Status();
   });
   if (!status.ok()) return status;
@@ -475,6 +483,10 @@ Status GpuStore::Replace(std::shared_ptr<const RowLayout> layout, const TableSta
   std::lock_guard<SharedMutex> lock(mu_);
   SOK_ASSIGN_OR_RETURN(auto fresh, GpuTable::Make(device_, config_));
   SOK_RETURN_IF_ERROR(fresh->SetRule(state.rule, layout->slots(), nullptr));
+  SOK_RETURN_IF_ERROR(fresh->CheckFits(n));
+  // Where the GPU cannot hold the old rows and the new ones together, the old ones go first.
+  Status room = fresh->Reserve(n, nullptr);
+  if (!room.ok() && room.code() != Code::kResourceExhausted) return room;
   gone_ += size();
   listed_.reset();
   {
@@ -484,6 +496,8 @@ Status GpuStore::Replace(std::shared_ptr<const RowLayout> layout, const TableSta
     size_ = 0;
     seen_calls_ = unseen_calls_.load();
   }
+  if (!room.ok()) room = table_->Reserve(n, nullptr);
+  if (!room.ok()) return room.Within("", " The table is empty now: its rows had to make room.");
   return UpsertAll(keys, n, now, write);
 }
 
@@ -569,12 +583,12 @@ Result<std::unique_ptr<RowStore::Frozen>> GpuStore::Freeze() {
 
 uint32_t GpuStore::parts() const { return uint32_t{1} << kPartBits; }
 
-void GpuStore::ListKeys(uint32_t part, std::vector<Key>* keys) const {
+Status GpuStore::ListKeys(uint32_t part, std::vector<Key>* keys) const {
   std::shared_lock<SharedMutex> lock(mu_);
-  const auto all = AllKeys();
-  if (!all.ok()) return;  // a table that cannot be read says so at the next lookup
-  std::copy_if(all.value()->begin(), all.value()->end(), std::back_inserter(*keys),
+  SOK_ASSIGN_OR_RETURN(const auto all, AllKeys());
+  std::copy_if(all->begin(), all->end(), std::back_inserter(*keys),
                [part](Key key) { return PartOf(key) == part; });
+  return Status();
 }
 
 Result<std::unique_ptr<RowCapture>> GpuStore::BeginCapture(const CaptureOptions& options) {

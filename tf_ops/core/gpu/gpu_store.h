@@ -68,7 +68,7 @@ class GpuStore final : public RowStore {
   Result<std::unique_ptr<Frozen>> Freeze() override;
   gpu::GpuStore* on_gpu() override { return this; }
   uint32_t parts() const override;
-  void ListKeys(uint32_t part, std::vector<Key>* keys) const override;
+  Status ListKeys(uint32_t part, std::vector<Key>* keys) const override;
   // Copies all rows to the host at once. Changes are not noted: kFailedPrecondition where only
   // those since an earlier state are asked for.
   Result<std::unique_ptr<RowCapture>> BeginCapture(const CaptureOptions& options) override;

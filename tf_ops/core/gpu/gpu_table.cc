@@ -314,12 +314,22 @@ bool GpuTable::IsBeyondMost(uint64_t rows, uint64_t buckets) const {
   return max_bytes_ != 0 && rows * BytesOfRow() + buckets * sizeof(Bucket) > max_bytes_;
 }
 
+Status GpuTable::Reserve(uint64_t rows, Stream stream) {
+  SOK_ENTER(stream);
+  SOK_RETURN_IF_ERROR(GrowRows(rows));
+  return GrowIndex(rows);
+}
+
+Status GpuTable::CheckFits(uint64_t rows) const {
+  return IsBeyondMost(rows, BucketsFor(rows)) ? TooManyBytes(rows) : Status();
+}
+
 Status GpuTable::TooManyBytes(uint64_t rows) const {
   return Status(Code::kResourceExhausted,
                 "Expected a table of at most " + std::to_string(max_bytes_) +
                     " bytes (max_bytes) on the GPU. Received: keys that make it " +
                     std::to_string(rows) + " rows of " + std::to_string(BytesOfRow()) +
-                    " bytes, and an index.");
+                    " bytes, and an index. Raise max_bytes, or set max_rows and an eviction.");
 }
 
 Status GpuTable::GrowIndex(uint64_t rows) {

@@ -106,6 +106,11 @@ class GpuTable {
   Status ReadRows(DeviceAddress keys, uint64_t n, uint32_t floats, DeviceAddress out,
                   DeviceAddress metas, DeviceAddress rows, Stream stream);
 
+  // Makes room for so many rows, so that calls which make them find it. Errors: kResourceExhausted.
+  Status Reserve(uint64_t rows, Stream stream);
+  // Returns kResourceExhausted if so many rows take more than max_bytes.
+  Status CheckFits(uint64_t rows) const;
+
   // Returns the keys of all rows, in no order.
   Result<std::vector<Key>> ListKeys(Stream stream);
 

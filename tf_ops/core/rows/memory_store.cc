@@ -385,11 +385,12 @@ Result<std::unique_ptr<RowStore::Frozen>> MemoryStore<Index>::Freeze() {
 }
 
 template <typename Index>
-void MemoryStore<Index>::ListKeys(uint32_t part, std::vector<Key>* keys) const {
+Status MemoryStore<Index>::ListKeys(uint32_t part, std::vector<Key>* keys) const {
   const Shard& shard = *shards_[part];
   std::shared_lock<SharedMutex> lock(shard.mu);
   keys->reserve(keys->size() + shard.index.size());
   shard.index.ForEach([&](Key key, uint32_t) { keys->push_back(key); });
+  return Status();
 }
 
 template <typename Index>

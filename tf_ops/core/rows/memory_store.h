@@ -56,7 +56,7 @@ class MemoryStore final : public RowStore {
   uint64_t row_bytes() const override;
   Result<std::unique_ptr<Frozen>> Freeze() override;
   uint32_t parts() const override { return shard_count(); }
-  void ListKeys(uint32_t part, std::vector<Key>* keys) const override;
+  Status ListKeys(uint32_t part, std::vector<Key>* keys) const override;
   Result<std::unique_ptr<RowCapture>> BeginCapture(const CaptureOptions& options) override;
 
  private:

@@ -236,7 +236,7 @@ class RowStore {
   virtual uint32_t parts() const { return 0; }
   // Appends the keys of the rows of a part, in no order. A store on disk has none: see
   // Storage::ReadPage.
-  virtual void ListKeys(uint32_t /*part*/, std::vector<Key>* /*keys*/) const {}
+  virtual Status ListKeys(uint32_t /*part*/, std::vector<Key>* /*keys*/) const { return Status(); }
 
   // Begins a capture of the rows as they are now. Errors: kFailedPrecondition while there is
   // another one, or if the state to start from is not the last one that has a number; kUnavailable

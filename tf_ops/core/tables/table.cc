@@ -532,7 +532,7 @@ Result<std::vector<Key>> Table::ListKeys(int64_t part) const {
                                          std::to_string(part));
   }
   std::vector<Key> keys;
-  store_->ListKeys(static_cast<uint32_t>(part), &keys);
+  SOK_RETURN_IF_ERROR(store_->ListKeys(static_cast<uint32_t>(part), &keys));
   std::sort(keys.begin(), keys.end());
   return keys;
 }

@@ -456,8 +456,9 @@ class Table {
   Status WithEvictions(const Status& failed, uint64_t evicted) const;
   uint64_t evicted_for_room() const { return evictor_ == nullptr ? 0 : evictor_->evicted(); }
   using Deposits = std::vector<DepositQueue<LookupKeys>::Deposit>;
-  // Calls BringToHost for deposits, unless they can be applied where they are.
-  Status BringToHost(Deposits* deposits, bool lists_keys) const;
+  // Calls BringToHost for deposits, unless they can be applied where they are. removals: here and
+  // below what removals() was when the step began.
+  Status BringToHost(Deposits* deposits, uint64_t removals, bool lists_keys) const;
 
   Table(const TableConfig& config, const Initializer& initializer, std::unique_ptr<RowStore> store);
   static Status CheckDim(int dim);
@@ -495,8 +496,8 @@ class Table {
   }
   // Counts the keys of gradients that no lookup has counted, and makes the rows that are missing.
   // left_out: as MakeRowsThatFit has it.
-  Status MakeDepositedRows(const Deposits& deposits, uint32_t now, uint64_t* left_out,
-                           const ParallelFor& parallel_for);
+  Status MakeDepositedRows(const Deposits& deposits, uint64_t removals, uint32_t now,
+                           uint64_t* left_out, const ParallelFor& parallel_for);
   // Returns the gradients for the store to apply. If gradients of one deposit are summed by key,
   // all must be.
   std::vector<GradientBatch> BatchesOf(Deposits& deposits, const ParallelFor& parallel_for);

@@ -120,13 +120,13 @@ Status Table::BringToHost(LookupKeys* keys, std::shared_ptr<const void>* hold,
   return Status();
 }
 
-Status Table::BringToHost(Deposits* deposits, bool lists_keys) const {
+Status Table::BringToHost(Deposits* deposits, uint64_t removals, bool lists_keys) const {
   const auto stays = [&](const auto& deposit) {
     const LookupKeys& keys = deposit.keys;
     const double factor = std::abs(deposit.factor * keys.factor);
     // Rows that have gone since the lookup are made anew, and factors of little apply to each
     // gradient; both are work for the host.
-    return keys.on_gpu && keys.rows_made && keys.removals == removals() &&
+    return keys.on_gpu && keys.rows_made && keys.removals == removals &&
            (factor == 0.0 || !(factor < kLeastFactor));
   };
   if (!lists_keys && std::all_of(deposits->begin(), deposits->end(), stays)) return Status();
@@ -138,12 +138,12 @@ Status Table::BringToHost(Deposits* deposits, bool lists_keys) const {
   return Status();
 }
 
-Status Table::MakeDepositedRows(const Deposits& deposits, uint32_t now, uint64_t* left_out,
-                                const ParallelFor& parallel_for) {
+Status Table::MakeDepositedRows(const Deposits& deposits, uint64_t removals, uint32_t now,
+                                uint64_t* left_out, const ParallelFor& parallel_for) {
   std::vector<Key> absent;
   for (const auto& deposit : deposits) {
     const LookupKeys& keys = deposit.keys;
-    if (keys.leave_absent || (keys.rows_made && keys.removals == removals())) continue;
+    if (keys.leave_absent || (keys.rows_made && keys.removals == removals)) continue;
     // Keys that a lookup has counted and not admitted stay without a row, as do keys whose row has
     // gone since.
     if (keys.rows_made && admission_ != nullptr) continue;
@@ -206,15 +206,16 @@ Result<CommitOutcome> Table::CommitLocked(const CommitOptions& options,
   if (options.lists_keys) outcome.keys.resize(1);
   SOK_ASSIGN_OR_RETURN(auto optimizer, MakeRowOptimizer(options.rule, options.hypers));
   if (deposits.empty()) return outcome;
-  SOK_RETURN_IF_ERROR(BringToHost(&deposits, options.lists_keys));
+  // Rows that are removed from here on are left out.
+  const uint64_t removals = this->removals();
+  SOK_RETURN_IF_ERROR(BringToHost(&deposits, removals, options.lists_keys));
 
   if (ticks_ != nullptr) ++*ticks_;
   const uint32_t now = this->now();
   const uint64_t evicted = evicted_for_room();
-  SOK_RETURN_IF_ERROR(MakeDepositedRows(deposits, now, &outcome.left_out, parallel_for));
+  SOK_RETURN_IF_ERROR(MakeDepositedRows(deposits, removals, now, &outcome.left_out, parallel_for));
   outcome.first_left_out = outcome.left_out > 0 && left_out_ == 0;
   left_out_ += outcome.left_out;
-  // Rows that are removed from here on are left out.
 
   outcome.restarted = history_.StartsAnew(state_.rule, options.rule);
   outcome.previous = state_.rule;
