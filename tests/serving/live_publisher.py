@@ -19,7 +19,7 @@ import numpy as np  # noqa: E402
 
 from sok_embed.serving import Publisher, export, load  # noqa: E402
 
-# Whoever starts reads all deltas of the newest export, so that there are few.
+# A publisher that starts reads all deltas of the newest export, so that there are few.
 MOST_DELTAS = 25
 
 

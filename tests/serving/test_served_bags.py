@@ -1,4 +1,4 @@
-"""The op that pools served rows: the bits of sums in order, and errors for what is no bag."""
+"""The op that pools served rows: the bits of sums in order, and errors for damaged bags."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ namespace sok {
 namespace {
 
 constexpr int kFormat = 1;
-// Of a group whose rows are not float32, which versions that know only those must leave alone.
+// The format of a group whose rows are not float32. Versions that know float32 alone refuse it.
 constexpr int kFormatOfTypes = 2;
 
 // Adds the value's JSON, for which nlohmann makes a value without children: see FlatJson.

@@ -484,7 +484,7 @@ Status GpuStore::Replace(std::shared_ptr<const RowLayout> layout, const TableSta
   SOK_ASSIGN_OR_RETURN(auto fresh, GpuTable::Make(device_, config_));
   SOK_RETURN_IF_ERROR(fresh->SetRule(state.rule, layout->slots(), nullptr));
   SOK_RETURN_IF_ERROR(fresh->CheckFits(n));
-  // Where the GPU cannot hold the old rows and the new ones together, the old ones go first.
+  // The old rows go first if the GPU cannot hold them beside the new ones.
   Status room = fresh->Reserve(n, nullptr);
   if (!room.ok() && room.code() != Code::kResourceExhausted) return room;
   gone_ += size();
