@@ -28,6 +28,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 import keras
 import tensorflow as tf
+from fewer_traces import spare_traces
 from tiers import chosen_of
 
 import sok_embed
@@ -78,23 +79,19 @@ class _FirstOfTwo(sok_embed.communicators.LocalCommunicator):
         return 2
 
 
-# TensorFlow rewrites the graphs of traced functions before it runs them, which takes a third of the
-# time of a test that traces. In these files, of many such tests, `make test` runs graphs as they
-# were traced; `make test-all` has all of them rewritten.
-AS_TRACED = frozenset(
+# These files, which have each kind of layer and column, train as users do in `make test` as well.
+AS_USERS_TRAIN = frozenset(
     """
-    test_adaptive_inputs test_cast_ids test_clipped_gradients test_counted_keys test_dense_alone
-    test_export_forms test_hashed_layer_contract test_kept_moments test_loss_scales test_padding
-    test_pooled_training test_random_training
+    test_checkpoint test_dense_features test_distributed_embedding_training test_examples
+    test_export_models test_export_pooled test_layer_contract test_storage_training
+    test_training_equals_keras
     """.split()
 )
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _graphs_as_traced(request):
-    all_tests = os.environ.get("SOK_TEST_FRESH", "0") != "0"
-    as_traced = not all_tests and request.path.stem in AS_TRACED
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": as_traced})
+def _fewer_traces(request):
+    spare_traces(request.path.stem not in AS_USERS_TRAIN)
 
 
 @pytest.fixture(autouse=True)

@@ -66,9 +66,11 @@ def serve(path: str) -> None:
     import keras  # noqa: F401
     import numpy  # noqa: F401
     import tensorflow  # noqa: F401
+    from fewer_traces import spare_traces
 
     import sok_embed.checkpoint  # noqa: F401
 
+    spare_traces(True)
     gc.collect()
     gc.freeze()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

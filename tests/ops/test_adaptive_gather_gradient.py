@@ -145,11 +145,9 @@ def test_a_tf1_session_trains_both_kinds_of_rows():
         found = gather(table, static, keys, mask, anchor=anchor)
         loss = tf.reduce_sum(found * coefficients)
         optimizer = v1.train.GradientDescentOptimizer(RULES["sgd"][1]["learning_rate"])
-        slices, _ = (g for g, _ in optimizer.compute_gradients(loss, [static, anchor]))
-        assert isinstance(slices, tf.IndexedSlices)
-        train = optimizer.apply_gradients(
-            [(slices, static), *optimizer.compute_gradients(loss, [anchor])]
-        )
+        gradients_of_both = optimizer.compute_gradients(loss, [static, anchor])
+        assert isinstance(gradients_of_both[0][0], tf.IndexedSlices)
+        train = optimizer.apply_gradients(gradients_of_both)
         contents = tf_ops.export(table, DIM, with_slots=False)
         with v1.Session() as session:
             session.run(v1.global_variables_initializer())

@@ -53,8 +53,8 @@ def ran(*arguments: str, folder) -> list[str]:
 
 def test_the_first_tier_has_each_value_and_the_second_has_all_cases(pytestconfig, tmp_path):
     tests = pytestconfig.rootpath / "tests"
-    (tmp_path / "conftest.py").write_text((tests / "conftest.py").read_text())
-    (tmp_path / "tiers.py").write_text((tests / "tiers.py").read_text())
+    for name in ("conftest.py", "fewer_traces.py", "tiers.py"):
+        (tmp_path / name).write_text((tests / name).read_text())
     (tmp_path / "test_tiers.py").write_text(TESTS)
     options = ["-c", str(pytestconfig.rootpath / "pyproject.toml"), "--rootdir", str(tmp_path)]
     assert sorted(ran(*options, folder=tmp_path)) == sorted(
