@@ -13,6 +13,19 @@ from sok_embed import kv
 HEADER = struct.Struct("<IIII")  # version and dim, layout, update_num, update_time
 
 
+def read_by_rocksdict(path):
+    """Returns the value of each key, in the order of the database."""
+    rocksdict = pytest.importorskip("rocksdict")
+    database = rocksdict.Rdict(
+        str(path),
+        rocksdict.Options(raw_mode=True),
+        access_type=rocksdict.AccessType.read_only(),
+    )
+    found = dict(database.items())
+    database.close()
+    return found
+
+
 @pytest.fixture
 def folder(tmp_path, clock):
     """Two groups; of each row what Storage.get says."""
@@ -28,15 +41,8 @@ def folder(tmp_path, clock):
 
 
 def test_rocksdict_reads_the_rows(folder, clock):
-    rocksdict = pytest.importorskip("rocksdict")
     path, expected = folder
-    database = rocksdict.Rdict(
-        str(path),
-        rocksdict.Options(raw_mode=True),
-        access_type=rocksdict.AccessType.read_only(),
-    )
-    found = dict(database.items())
-    database.close()
+    found = read_by_rocksdict(path)
     assert [(key[0], int.from_bytes(key[1:], "big")) for key in found] == sorted(expected)
     for key, value in found.items():
         group, number = key[0], int.from_bytes(key[1:], "big")
@@ -65,3 +71,38 @@ def test_ldb_reads_the_rows(folder):
     assert found.keys() == expected.keys()
     for key, value in found.items():
         assert value[HEADER.size :] == expected[key]["floats"].tobytes()
+
+
+def numbers_of(part, dtype, n):
+    """Decodes n numbers from the beginning of a part of a row."""
+    if dtype == "float32":
+        return np.frombuffer(part, "<f4", n)
+    if dtype == "float16":
+        return np.frombuffer(part, "<f2", n).astype(np.float32)
+    if dtype == "bfloat16":
+        return (np.frombuffer(part, "<u2", n).astype(np.uint32) << 16).view(np.float32)
+    return np.frombuffer(part, "<f4", 1) * np.frombuffer(part, np.int8, n, offset=4)
+
+
+@pytest.mark.parametrize("slot_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("row_dtype", ["float32", "bfloat16", "float16", "int8"])
+def test_rows_in_fewer_bytes_lie_as_the_formats_say(tmp_path, row_dtype, slot_dtype):
+    dim = 5  # not a multiple of 4 bytes in any of the short types
+    random = np.random.default_rng(3)
+    with kv.Storage(tmp_path / "rows") as storage:
+        embedding = adam(storage, dim, row_dtype=row_dtype, slot_dtype=slot_dtype)
+        for _ in range(4):
+            embedding.apply_gradients(keys(1, 2), random.normal(size=[2, dim]).astype(np.float32))
+        expected = {key: row(storage, key)["floats"] for key in (1, 2)}
+    version = 1 + ("float32", "bfloat16", "float16", "int8").index(row_dtype)
+    version += 4 * (slot_dtype == "bfloat16")
+    values = list(read_by_rocksdict(tmp_path / "rows").values())
+    for value, floats in zip(values, expected.values(), strict=True):
+        assert value[0] == version
+        row_bytes = {"float32": 20, "bfloat16": 12, "float16": 12, "int8": 12}[row_dtype]
+        embedded, slots = value[16 : 16 + row_bytes], value[16 + row_bytes :]
+        np.testing.assert_array_equal(numbers_of(embedded, row_dtype, dim), floats[:dim])
+        np.testing.assert_array_equal(numbers_of(slots, slot_dtype, 2 * dim), floats[dim:])
+        assert len(slots) == {"float32": 40, "bfloat16": 20}[slot_dtype]
+        used = {"float32": 20, "bfloat16": 10, "float16": 10, "int8": 9}[row_dtype]
+        assert not any(embedded[used:])

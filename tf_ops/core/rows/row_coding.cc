@@ -100,6 +100,8 @@ void EncodeScaled(const Rounding& rounding, const float* values, int n, uint32_t
 template <typename Rounding>
 void Encode(const Rounding& rounding, RowType type, const float* values, int n, uint32_t place,
             char* to) {
+  // The bytes that fill up the last 4 go to files too: they must not be those of another row.
+  if (n > 0) std::memset(to + CodedBytes(type, n) - 4, 0, 4);
   switch (type) {
     case RowType::kFloat32:
       return EncodeEach<float>(rounding, values, n, place, to);

@@ -229,6 +229,23 @@ TEST_CASE("rows take the bytes of their types, in whole float32") {
   CHECK(RowCoding(FormOf(RowType::kFloat32, RowType::kBFloat16), 3, 3).bytes() == 20);
 }
 
+TEST_CASE("each byte of a row follows from its numbers, whatever was there before") {
+  for (const RowType type : kCoded) {
+    for (const int dim : {1, 2, 3, 4, 5}) {
+      const RowCoding coding(FormOf(type, RowType::kBFloat16), dim, dim);
+      const std::vector<float> floats(2 * dim, 0.7f);
+      std::vector<char> row(coding.bytes(), 0), other(coding.bytes(), 0x55);
+      coding.EncodeNearest(floats.data(), row.data());
+      coding.EncodeNearest(floats.data(), other.data());
+      CHECK(row == other);
+      std::fill(other.begin(), other.end(), 0x55);
+      coding.EncodeUpdated(floats.data(), 1, 1, row.data());
+      coding.EncodeUpdated(floats.data(), 1, 1, other.data());
+      CHECK(row == other);
+    }
+  }
+}
+
 TEST_CASE("bfloat16 comes out of rows as it does for a lookup in float32") {
   std::mt19937_64 rng(TestSeed());
   for (const RowType type : kCoded) {

@@ -20,6 +20,7 @@ RowLayout::RowLayout(int dim, std::vector<Slot> slots, const RowForm& form)
   EncodeNearest(row.data(), values.data());
   std::copy(values.begin() + static_cast<std::ptrdiff_t>(embedding_bytes()), values.end(),
             slot_bytes_.begin());
+  DecodeValues(form.slots, slot_bytes_.data(), slot_floats(), slot_start_.data());
 }
 
 void RowLayout::EncodeNearest(const float* floats, char* values) const {

@@ -44,7 +44,7 @@ class RowLayout {
   // Returns the way to the floats of a row and back; null: the row is the floats.
   const RowCoding* coding() const { return coding_ ? &*coding_ : nullptr; }
   const std::vector<Slot>& slots() const { return slots_; }
-  // Returns what the slots of a new row hold.
+  // Returns what the slots of a new row hold, rounded as they are.
   const std::vector<float>& slot_start() const { return slot_start_; }
   // Returns the same as the bytes that lie behind a row's embedding.
   const std::vector<char>& slot_bytes() const { return slot_bytes_; }

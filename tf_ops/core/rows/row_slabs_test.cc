@@ -57,6 +57,18 @@ TEST_CASE("a layout lines up the embedding and the slots, and rounds up to 16 by
   CHECK(RowLayout(1, {}).stride() == 4);
 }
 
+TEST_CASE("slots start with the numbers that a row in fewer bytes has") {
+  const RowForm form = {RowType::kInt8, RowType::kBFloat16};
+  const RowLayout layout(5, {{"accumulator", 3, 0.1f}}, form);
+  std::vector<float> row(8);
+  std::vector<char> values(layout.value_bytes());
+  std::copy(layout.slot_bytes().begin(), layout.slot_bytes().end(),
+            values.begin() + static_cast<std::ptrdiff_t>(layout.embedding_bytes()));
+  layout.Decode(values.data(), row.data());
+  CHECK(row[5] == 0.10009765625f);  // the bfloat16 next to 0.1
+  CHECK(layout.slot_start() == std::vector<float>(row.begin() + 5, row.end()));
+}
+
 TEST_CASE("layouts have the same shape if dim, names and widths of the slots agree") {
   const RowLayout layout(4, {{"accumulator", 4, 0.1f}});
   CHECK(layout.SameShape(RowLayout(4, {{"accumulator", 4, 0.7f}})));
