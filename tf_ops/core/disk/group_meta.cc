@@ -9,7 +9,8 @@ namespace sok {
 namespace {
 
 constexpr int kFormat = 1;
-// The format of a group whose rows are not float32. Versions that know float32 alone refuse it.
+// The format of a group whose rows are not float32. Versions that know float32 alone refuse it. A
+// dump has float32 rows of any group, so it has the first format, and they take its rows.
 constexpr int kFormatOfTypes = 2;
 
 // Adds the value's JSON, for which nlohmann makes a value without children: see FlatJson.
@@ -40,7 +41,8 @@ std::string Beginning(const std::string& text) {
 
 std::string GroupMeta::ToJson(std::optional<uint32_t> ttl) const {
   std::string text;
-  Add("{\"format\":", form.plain() ? kFormat : kFormatOfTypes, &text);
+  const bool is_plain = form.plain() || ttl.has_value();
+  Add("{\"format\":", is_plain ? kFormat : kFormatOfTypes, &text);
   Add(",\"dim\":", dim, &text);
   Add(",\"initializer\":{\"kind\":", initializer, &text);
   Add(",\"a\":", initializer_a, &text);
@@ -99,7 +101,7 @@ Result<GroupMeta> GroupMeta::FromJson(const std::string& text) {
     whole = json->Get(path + "/name", &slot.name) && json->Get(path + "/width", &slot.width) &&
             json->Get(path + "/initial", &slot.initial);
   }
-  if (whole && format == kFormatOfTypes) {
+  if (whole && (format == kFormatOfTypes || json->has("/row_dtype"))) {
     std::string row, slots;
     whole = json->Get("/row_dtype", &row) && json->Get("/slot_dtype", &slots);
     const auto form = RowForm::Make(row, slots);
