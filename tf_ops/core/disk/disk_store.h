@@ -24,6 +24,7 @@
 #include "core/disk/spill.h"
 #include "core/disk/storage_core.h"
 #include "core/rows/apply_rows.h"
+#include "core/rows/decoded_row.h"
 #include "core/rows/hash_index.h"
 #include "core/rows/shard_partition.h"
 
@@ -227,10 +228,10 @@ class DiskStore final : public DurableStore {
   void SetLayout(std::shared_ptr<const RowLayout> layout, std::vector<Slot> slots);
   // A part of Settle that may be made twice.
   Status SettleOnce();
-  // Calls `write` for entries whose rows are in the cache, making those that are kNone, for which
-  // there is room. Sets them.
+  // Calls `write` for entries whose rows are in the cache, by way of `decoded`, making those that
+  // are kNone, for which there is room. Sets them. Takes no memory.
   void WriteEntries(Shard& shard, const ShardEntry* entries, size_t n, uint32_t now,
-                    const WriteRow& write, uint32_t* rows);
+                    const WriteRow& write, DecodedRow<CacheRows>* decoded, uint32_t* rows);
   Status UpsertAll(const ShardPartition& partition, uint32_t now, const WriteRow& write,
                    const ParallelFor& parallel_for);
   // Called with the gate held exclusively.

@@ -32,24 +32,26 @@ Status DiskStore::LoadEntries(Shard& shard, const ShardEntry* entries, size_t n,
       shard.index, entries, n, [](Key key) { return Hash(key); }, rows);
   std::vector<Key> absent;
   std::vector<uint32_t> expired;
-  for (size_t i = 0; i < n; ++i) {
-    if (rows[i] == CacheRows::kNone) {
-      absent.push_back(entries[i].key);
-      continue;
+  // Where memory ends, no row may stay pinned.
+  Status status = OrNoMemory([&] {
+    for (size_t i = 0; i < n; ++i) {
+      if (rows[i] == CacheRows::kNone) {
+        absent.push_back(entries[i].key);
+        continue;
+      }
+      // Pinned even if it has expired: the room that LoadKeys makes would give its number to
+      // another.
+      cached.Mark(rows[i], kRowUsed | kRowPinned);
+      if (Expired(shard, rows[i], now)) {
+        expired.push_back(rows[i]);
+        rows[i] = CacheRows::kNone;
+      }
     }
-    // Pinned even if it has expired: the room that LoadKeys makes would give its number to another.
-    cached.Mark(rows[i], kRowUsed | kRowPinned);
-    if (Expired(shard, rows[i], now)) {
-      expired.push_back(rows[i]);
-      rows[i] = CacheRows::kNone;
-    }
-  }
-  Status status;
-  if (!absent.empty()) {
+    if (absent.empty()) return Status();
     std::sort(absent.begin(), absent.end());
     absent.erase(std::unique(absent.begin(), absent.end()), absent.end());
-    status = LoadKeys(shard, absent);
-    for (size_t i = 0; i < n && status.ok(); ++i) {
+    SOK_RETURN_IF_ERROR(LoadKeys(shard, absent));
+    for (size_t i = 0; i < n; ++i) {
       if (rows[i] != CacheRows::kNone) continue;
       const uint32_t row = shard.index.Find(entries[i].key, Hash(entries[i].key));
       if (row == CacheRows::kNone) continue;
@@ -59,14 +61,18 @@ Status DiskStore::LoadEntries(Shard& shard, const ShardEntry* entries, size_t n,
         rows[i] = row;
       }
     }
-  }
+    return Status();
+  });
   for (uint32_t row : expired) cached.Unmark(row, kRowPinned);
   if (status.ok() && !expired.empty()) {
-    const std::vector<uint32_t> left = RemoveExpired(shard, std::move(expired));
-    if (not_removed != nullptr) {
-      not_removed->insert(not_removed->end(), left.begin(), left.end());
-      for (uint32_t row : left) cached.Mark(row, keep);
-    }
+    status = OrNoMemory([&] {
+      const std::vector<uint32_t> left = RemoveExpired(shard, std::move(expired));
+      if (not_removed != nullptr) {
+        not_removed->insert(not_removed->end(), left.begin(), left.end());
+        for (uint32_t row : left) cached.Mark(row, keep);
+      }
+      return Status();
+    });
   }
   for (size_t i = 0; i < n; ++i) {
     cached.Unmark(rows[i], kRowPinned);

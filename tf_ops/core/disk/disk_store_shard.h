@@ -2,10 +2,12 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "core/disk/disk_store.h"
+#include "core/rows/decoded_row.h"
 
 namespace sok {
 
@@ -30,6 +32,7 @@ struct alignas(64) DiskStore::Shard final : CacheMemory::Holder {
     }
     found.clear();
     kept_besides.clear();
+    decoded.reset();
     keeps = false;
   }
   // Keeps rows that a lookup has made while a call keeps others: it did not find them, and must see
@@ -61,8 +64,9 @@ struct alignas(64) DiskStore::Shard final : CacheMemory::Holder {
   std::vector<uint32_t> found;
   // Rows that lookups have made meanwhile, and those that have expired and could not be removed.
   std::vector<uint32_t> kept_besides;
-  bool keeps = false;      // such a call is under way
-  uint64_t charged = 0;    // the bytes of the indexes that are counted
+  std::optional<DecodedRow<CacheRows>> decoded;  // by which that call writes rows
+  bool keeps = false;                            // such a call is under way
+  uint64_t charged = 0;                          // the bytes of the indexes that are counted
   uint32_t forgotten = 0;  // rows that were taken out since the index was last trimmed
 };
 

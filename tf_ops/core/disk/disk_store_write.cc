@@ -97,6 +97,7 @@ Status DiskStore::UpsertAll(const ShardPartition& partition, uint32_t now, const
   return ForEachShard(
       partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t m) {
         std::vector<uint32_t> rows(m), not_removed;
+        DecodedRow decoded(shard.rows);
         Status status = LoadEntries(shard, entries, m, now, kRowPinned, rows.data(), &not_removed);
         const auto absent =
             static_cast<uint32_t>(std::count(rows.begin(), rows.end(), CacheRows::kNone));
@@ -109,7 +110,7 @@ Status DiskStore::UpsertAll(const ShardPartition& partition, uint32_t now, const
           });
         }
         if (status.ok()) {
-          WriteEntries(shard, entries, m, now, write, rows.data());
+          WriteEntries(shard, entries, m, now, write, &decoded, rows.data());
           if (shard.keeps) shard.KeepMade(rows);
         }
         for (const auto* pinned : {&rows, &not_removed}) {
@@ -120,9 +121,9 @@ Status DiskStore::UpsertAll(const ShardPartition& partition, uint32_t now, const
 }
 
 void DiskStore::WriteEntries(Shard& shard, const ShardEntry* entries, size_t n, uint32_t now,
-                             const WriteRow& write, uint32_t* rows) {
+                             const WriteRow& write, DecodedRow<CacheRows>* decoded,
+                             uint32_t* rows) {
   CacheRows& cached = shard.rows;
-  DecodedRow decoded(cached);
   uint64_t made = 0;
   for (size_t i = 0; i < n; ++i) {
     const Key key = entries[i].key;
@@ -146,8 +147,8 @@ void DiskStore::WriteEntries(Shard& shard, const ShardEntry* entries, size_t n, 
       *cached.meta(row) = RowMeta{0, now};
       ++made;
     }
-    write(entries[i].position, is_new ? decoded.Start(row) : decoded.Read(row), is_new);
-    decoded.Write(row);
+    write(entries[i].position, is_new ? decoded->Start(row) : decoded->Read(row), is_new);
+    decoded->Write(row);
     cached.MarkChanged(row);
   }
   made_.fetch_add(made, std::memory_order_relaxed);
@@ -229,6 +230,7 @@ Status DiskStore::Set(const Key* keys, size_t n, uint64_t max_rows, uint32_t now
   // Memory for the new rows, of all shards before any row changes.
   const auto make_room = [this](Shard& shard) {
     const auto absent = std::count(shard.found.begin(), shard.found.end(), CacheRows::kNone);
+    if (!shard.decoded.has_value()) shard.decoded.emplace(shard.rows);
     Status made = MakeRoomBeyondBudget(shard, static_cast<size_t>(absent));
     return made.ok() ? shard.index.Reserve(static_cast<uint32_t>(absent)) : made;
   };
@@ -246,7 +248,7 @@ Status DiskStore::Set(const Key* keys, size_t n, uint64_t max_rows, uint32_t now
       partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t m) {
         const Status ready = make_room(shard);  // lookups may have taken it meanwhile
         if (ready.ok()) {
-          WriteEntries(shard, entries, m, now, write, shard.found.data());
+          WriteEntries(shard, entries, m, now, write, &*shard.decoded, shard.found.data());
           if (core_->journal != nullptr) {
             AddDistinct(shard, &shard.found, &changed[NumberOf(entries)]);
           }

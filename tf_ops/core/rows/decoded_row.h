@@ -16,6 +16,7 @@ namespace sok {
 template <typename Rows>
 class DecodedRow {
  public:
+  // This alone takes memory.
   explicit DecodedRow(const Rows& rows) : rows_(rows), coding_(rows.layout().coding()) {
     if (coding_ != nullptr) floats_.resize(coding_->floats());
   }
