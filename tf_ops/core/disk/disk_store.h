@@ -64,6 +64,7 @@ class DiskStore final : public DurableStore {
              const ParallelFor& parallel_for) override;
   Result<bool> Relayout(std::shared_ptr<const RowLayout> layout, const TableState& state,
                         const ParallelFor& parallel_for) override;
+  bool IsLaidOut(const std::vector<Slot>& slots) const override;
   std::shared_ptr<const RowLayout> layout() const override;
   // With a TTL, rows that have expired count until something comes upon them.
   uint64_t size() const override { return static_cast<uint64_t>(std::max<int64_t>(0, rows_)); }

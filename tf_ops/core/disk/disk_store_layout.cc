@@ -39,6 +39,11 @@ Result<bool> DiskStore::Relayout(std::shared_ptr<const RowLayout> layout, const 
   return true;
 }
 
+// Each commit asks: a Relayout would have it wait for all other calls, and for a flush beside them.
+bool DiskStore::IsLaidOut(const std::vector<Slot>& slots) const {
+  return layout()->slots() == slots;
+}
+
 void DiskStore::SetLayout(std::shared_ptr<const RowLayout> layout, std::vector<Slot> slots) {
   const bool reshape = !layout->SameShape(*this->layout());
   for (const auto& shard : shards_) {

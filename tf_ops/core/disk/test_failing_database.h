@@ -22,6 +22,7 @@ struct PlantedFaults {
   std::atomic<bool> hit{false};
   std::atomic<bool> mended{false};
   std::function<void(Database*)> before_look;  // called before all rows are read; null: nothing is
+  std::function<void()> before_finish;         // called before rows are published; null: nothing is
 
   bool Next() {
     const int64_t call = calls++;
@@ -67,6 +68,7 @@ class FailingDatabase final : public Database {
   }
 
   Status WritePending(const RowBatch& batch) override {
+    if (batch.rows() == 0) return Status();  // what leaves the cache is on disk already
     // Lookups write what leaves the cache, and nothing is mended for them: a real RocksDB is
     // resumed here.
     return faults_->Next() ? Fail() : inner_->WritePending(batch);
@@ -145,6 +147,7 @@ class FailingDatabase final : public Database {
     }
     Status Finish(Meta meta) override {
       if (!error_.ok()) return error_;
+      if (database_.faults_->before_finish) database_.faults_->before_finish();
       database_.last_finish_ = Outcome::kByInner;
       Status status =
           database_.Write([&] { return inner_->Finish(std::move(meta)); }, /*publishes=*/true);

@@ -483,6 +483,9 @@ TEST_CASE_TEMPLATE("another layout keeps embeddings and starts slots; the same s
   };
   CHECK(relay(0.5f));
   CHECK(Contents(*store) == expected);
+  CHECK(store->IsLaidOut({{"accumulator", 2, 0.5f}}));
+  CHECK_FALSE(store->IsLaidOut({{"accumulator", 2, 8.0f}}));
+  CHECK_FALSE(store->IsLaidOut({}));
   // Rows that do not change in the first layout may start from the slots of the second one.
   const auto changed = Keys<Kind>(0, 100);
   REQUIRE(Put(*store, changed, 2.5f).ok());

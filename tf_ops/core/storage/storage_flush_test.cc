@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <deque>
+#include <future>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -18,6 +19,8 @@
 #include "core/base/test_result.h"
 #include "core/base/test_threads.h"
 #include "core/base/thread_pool.h"
+#include "core/disk/rocksdb/row_database.h"
+#include "core/disk/test_failing_database.h"
 #include "core/storage/storage.h"
 #include "core/tables/test_contents.h"
 
@@ -326,6 +329,50 @@ TEST_CASE(
       }
     }
   }
+}
+
+TEST_CASE("a commit does not wait for a flush that is written beside it") {
+  const TestFolder folder;
+  const auto faults = std::make_shared<PlantedFaults>();  // none fails
+  std::promise<void> is_written, may_end;
+  std::atomic<int> publications{0};
+  faults->before_finish = [&] {
+    if (publications++ > 0) return;
+    is_written.set_value();
+    may_end.get_future().wait();
+  };
+  StorageOptions options;
+  options.path = folder / "storage";
+  options.batch_bytes = 0;
+  options.open_database = FailingDatabase::Over(RowDatabase::Open, faults);
+  const auto storage = Value(Storage::Open(options));
+  TableConfig config;
+  config.dim = 2;
+  config.initializer = "constant";
+  config.initializer_a = 5;
+  const auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+  const Key keys[] = {1, 2, 3};
+  const auto train = [&] {
+    const float ones[] = {1, 1, 1, 1, 1, 1};
+    LookupKeys looked_up;
+    looked_up.keys = keys;
+    looked_up.n = 3;
+    table->Deposit(looked_up, nullptr, ones, nullptr);
+    return table->Commit({"adagrad", {{"learning_rate", 1.0}}}, SerialFor).status();
+  };
+  REQUIRE(train().ok());
+  REQUIRE(storage->Flush(/*wait=*/false).ok());
+  is_written.get_future().wait();
+  auto trained = std::async(std::launch::async, train);
+  CHECK(trained.wait_for(std::chrono::seconds(60)) == std::future_status::ready);
+  CHECK(storage->flushing());
+  may_end.set_value();
+  REQUIRE(trained.get().ok());
+  REQUIRE(storage->Flush().ok());
+  std::vector<RowMeta> metas(3);
+  std::vector<uint8_t> exists(3);
+  REQUIRE(table->ReadMeta(keys, 3, metas.data(), exists.data(), SerialFor).ok());
+  for (const RowMeta& meta : metas) CHECK(meta.update_num == 2);
 }
 
 TEST_CASE("rows that cannot be spilled are flushed at rest") {
