@@ -178,11 +178,12 @@ class Storage:
 
         Args:
             wait: False: return at once. A thread writes the rows of one moment, at this call or a
-                little later, while training goes on. They survive once `flushing` is False, or a
-                `flush` that waits has returned. Where the thread has an earlier flush under way,
-                it begins another after that, one for all such calls. `checkpoint`, `compact`,
-                dumps, loads and `close` wait for the thread. If it fails, a line on stderr says
-                so, and the next flush writes the rows.
+                little later, while training goes on. They survive once `flushing` is False and
+                `failed_flushes` of `stats()` is 0, or a `flush` that waits has returned. Where the
+                thread has an earlier flush under way, it begins another after that, one for all
+                such calls. `checkpoint`, `compact`, dumps, loads and `close` wait for the thread.
+                If it fails, a line on stderr says so, and the next `flush` waits in either case:
+                it writes the rows, or raises an error.
 
         Raises:
             ValueError: If `wait` is neither True nor False.
@@ -330,6 +331,7 @@ class Storage:
         | `found_keys` | those of them that had a row |
         | `published_bytes` | bytes of rows that flushes have published |
         | `written_bytes` | bytes that these took with all merges of files |
+        | `failed_flushes` | flushes of `flush(wait=False)` that failed since one has succeeded |
 
         Counts begin when the storage is opened. `written_bytes / published_bytes` is how often a
         row was written.

@@ -198,6 +198,7 @@ nb::dict DiskUse(PyStorage& self) {
   dict["found_keys"] = use.found;
   dict["published_bytes"] = use.published_bytes;
   dict["written_bytes"] = use.written_bytes;
+  dict["failed_flushes"] = self.storage->failed_flushes();
   return dict;
 }
 

@@ -133,10 +133,12 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // does it: the call returns at once, and where that thread has an earlier flush under way,
   // another begins when that ends. Calls that need all rows at rest wait for the thread: a flush
   // that waits, a checkpoint, a dump, a load, a change of the layout, closing. Where it fails, a
-  // line on stderr says so, and the next flush has its rows too.
+  // line on stderr says so, and the next flush has its rows too: it waits, whatever `wait` is.
   Status Flush(bool wait = true);
   // Returns whether the thread is at work.
   bool flushing() const { return flusher_.busy(); }
+  // Returns how often the thread has failed since everything was flushed last.
+  uint64_t failed_flushes() const { return failed_flushes_; }
   // Flush, then RocksDB's checkpoint in a new folder, which can be opened like this one.
   Status Checkpoint(const std::string& path);
   // Flush, then rewrites the files without expired and superseded rows.
@@ -334,6 +336,7 @@ class Storage : public std::enable_shared_from_this<Storage> {
   std::mutex mu_;             // guards groups_; taken before the gate
   std::mutex open_mu_;        // held for a moment while a group is added, or groups_ copied
   OpenGroupMap groups_;
+  std::atomic<uint64_t> failed_flushes_{0};
   RepeatedJob flusher_{[this] { FlushOnThread(); }};
 };
 

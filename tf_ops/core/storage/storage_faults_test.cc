@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <functional>
 #include <iterator>
@@ -9,6 +10,7 @@
 #include <numeric>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -320,6 +322,41 @@ TEST_CASE(
   }
   MESSAGE(failed, " calls failed");
   CHECK(failed > 50 / step);
+}
+
+TEST_CASE("who never waits for a flush is told that one has failed") {
+  const TestFolder folder;
+  const auto faults = std::make_shared<PlantedFaults>();
+  StorageOptions options;
+  options.path = folder / "storage";
+  options.batch_bytes = 0;
+  options.open_database = FailingDatabase::Over(RowDatabase::Open, faults);
+  const auto storage = Value(Storage::Open(options));
+  TableConfig config;
+  config.dim = 1;
+  const auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+  const Key keys[] = {1, 2, 3};
+  const float rows[] = {1, 2, 3};
+  REQUIRE(table->Assign(keys, 3, rows, SerialFor).ok());
+  faults->first = faults->calls;
+  faults->last = true;
+  REQUIRE(storage->Flush(/*wait=*/false).ok());
+  while (storage->flushing()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  CHECK(storage->failed_flushes() == 1);
+  CHECK_FALSE(storage->Flush(/*wait=*/false).ok());
+  CHECK_FALSE(storage->flushing());
+  faults->Mend();
+  REQUIRE(storage->Flush(/*wait=*/false).ok());
+  CHECK_FALSE(storage->flushing());  // this call has waited
+  CHECK(storage->failed_flushes() == 0);
+  CopyOfOneMoment(options.path, folder / "killed");
+  options.path = folder / "killed";
+  const auto killed = Value(Storage::Open(options));
+  float found[3] = {};
+  REQUIRE(Value(killed->OpenTable(config, "", {}, std::nullopt))
+              ->Lookup(keys, 3, false, found, SerialFor)
+              .ok());
+  CHECK(std::equal(rows, rows + 3, found));
 }
 
 TEST_CASE("a storage whose database could not be opened again is mended by whatever comes next") {

@@ -26,7 +26,9 @@ constexpr uint64_t kFewRows = 1 << 15;
 Status Storage::FlushAtRest() {
   if (core_->database == nullptr) return core_->CheckOpen();
   if (core_->read_only) return Status();
-  return core_->WriteAtRest([this] { return FlushOnce(); });
+  SOK_RETURN_IF_ERROR(core_->WriteAtRest([this] { return FlushOnce(); }));
+  failed_flushes_ = 0;
+  return Status();
 }
 
 Status Storage::FlushOnce() {
@@ -95,7 +97,8 @@ Result<Storage::Description> Storage::DescribeAtRest() {
 
 Status Storage::Flush(bool wait) {
   const std::lock_guard<std::mutex> guard(mu_);
-  if (!wait && !core_->read_only) {
+  // A caller that never waits must learn of a thread that has failed.
+  if (!wait && !core_->read_only && failed_flushes_ == 0) {
     if (flusher_.AskIfBusy()) return Status();
     bool is_long = false;
     {
@@ -111,6 +114,7 @@ Status Storage::Flush(bool wait) {
 void Storage::FlushOnThread() {
   const Status status = OrNoMemory([&] { return FlushBeside().status(); });
   if (status.ok() || closed()) return;
+  ++failed_flushes_;
   {
     const auto gate = core_->TakeAlone();
     core_->PauseMending();
@@ -130,7 +134,10 @@ Result<StorageCore::Alone> Storage::FlushBeside() {
   }
   SOK_RETURN_IF_ERROR(Ready());
   const bool beside = MayFlushBeside(groups_) && SpillDirty(groups_).ok();
-  if (beside && core_->WriteAtRest([&] { return FreezeAndPublish(&gate); }).ok()) return gate;
+  if (beside && core_->WriteAtRest([&] { return FreezeAndPublish(&gate); }).ok()) {
+    failed_flushes_ = 0;
+    return gate;
+  }
   SOK_RETURN_IF_ERROR(FlushAtRest());  // which needs less room on the disk
   return gate;
 }
