@@ -109,7 +109,7 @@ class Attempt:
         self._seed = seed
         self._random = np.random.default_rng([seed, 2**32])
         self._worker = Worker(self._core, folder, durability, ttl, seed)
-        self.states = PossibleStates(Replay.of(self._core, ttl), durability)
+        self.states = PossibleStates(Replay.of(self._core, ttl, seed), durability)
         self._calls_left = 0  # until the disk is mended
         self.disk = FaultyDisk() if "LD_PRELOAD" in os.environ else FullDisk(folder)
 

@@ -1,10 +1,11 @@
 """Has memory end at any point of calls on a storage, each in a process of its own.
 
-    python tests/stores/ended_memory_worker.py CORE FOLDER DURABILITY KIND
+    python tests/stores/ended_memory_worker.py CORE FOLDER DURABILITY KIND TURN
 
-Needs the library of failing_memory.c. At each point one allocation fails, or all from there to the
-end of the call. Ends with an error where that ended a process, where a call raised when rows had
-changed and did not say so, or the other way round, or where a later flush did not make them last.
+TURN chooses the types of the rows. Needs the library of failing_memory.c. At each point one
+allocation fails, or all from there to the end of the call. Ends with an error where that ended a
+process, where a call raised when rows had changed and did not say so, or the other way round, or
+where a later flush did not make them last.
 """
 
 from __future__ import annotations
@@ -19,9 +20,8 @@ from typing import Any
 
 import numpy as np
 from bare_core import load_core
-from table_model import GroupConfig
+from equal_rows import EqualRows
 
-GROUP = GroupConfig(3, 8)
 KEYS = np.arange(500, dtype=np.uint64)
 BEFORE = 2.0  # what every element of every row is; 0: there is no row
 AFTER = {"update": 1.0, "assign": 5.0, "remove": 0.0, "flush": BEFORE, "dump": BEFORE}
@@ -29,35 +29,26 @@ SECONDS = 20  # a call that takes longer hangs
 NEVER = 1 << 40
 
 
-def value_of(table: Any) -> float:
-    rows = np.empty((KEYS.size, GROUP.dim), np.float32)
-    exists = np.empty(KEYS.size, np.uint8)
-    table.lookup(KEYS, rows.reshape(-1), False, exists)
-    rows[exists == 0] = 0
-    values = np.unique(rows)
-    assert values.size == 1, f"the rows are of {values}"
-    return float(values[0])
-
-
-def main(core_path: str, folder: str, durability: str, kind: str) -> None:
+def main(core_path: str, folder: str, durability: str, kind: str, turn: int) -> None:
     core = load_core(core_path)
     memory = ctypes.CDLL(os.environ["LD_PRELOAD"])
-    ones = np.ones(KEYS.size * GROUP.dim, np.float32)
-    rows = f"{folder}/rows"
+    rows = EqualRows(3, 8, KEYS, turn)
+    ones = rows.floats(1.0)
+    path = f"{folder}/rows"
 
     def stored() -> float:
-        storage = core.Storage(rows, None, 1 << 20, False, True)
-        return value_of(GROUP.open_table(storage))
+        storage = core.Storage(path, None, 1 << 20, False, True)
+        return rows.value_of(rows.config.open_table(storage))
 
     def life(end: Callable[[Any], object]) -> int:
         """Returns how many allocations there were."""
-        storage = core.Storage(rows, None, 1 << 20, durability == "update", False)
-        table = GROUP.open_table(storage)
+        storage = core.Storage(path, None, 1 << 20, durability == "update", False)
+        table = rows.config.open_table(storage)
         sgd = core.Optimizer("kv_sgd", [("gamma", 1.0)])
-        table.assign(KEYS, 3 * ones)
+        rows.assign(table, 3.0)
         storage.flush()
         table.update(KEYS, ones, sgd, False)
-        fives = AFTER["assign"] * ones
+        fives = rows.floats(AFTER["assign"])
         call = {
             "update": lambda: table.update(KEYS, ones, sgd, False),
             "assign": lambda: table.assign(KEYS, fives),
@@ -75,7 +66,7 @@ def main(core_path: str, folder: str, durability: str, kind: str) -> None:
         if "some of its rows are changed and others are not" in str(failed):
             os._exit(0)
         try:
-            there = value_of(table)
+            there = rows.value_of(table)
             if kind not in ("flush", "dump"):
                 changed = failed is None or "the rows are changed and kept" in str(failed)
                 assert there == (AFTER[kind] if changed else BEFORE), f"{there} after {failed!r}"
@@ -120,4 +111,4 @@ def main(core_path: str, folder: str, durability: str, kind: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:5])
+    main(*sys.argv[1:5], int(sys.argv[5]))

@@ -56,7 +56,8 @@ def main() -> int:
     total = wrong = 0
     for durability in options.durability or DURABILITIES:
         for kind in options.kind or KINDS:
-            given = (options.seed, options.first, options.runs, options.verbose)
+            seed = options.seed + KINDS.index(kind)  # the types of rows go round by it
+            given = (seed, options.first, options.runs, options.verbose)
             failed, error = one_kind(options.core, durability, kind, *given)
             total += failed
             print(f"{durability}, {kind}: {failed} system calls failed", flush=True)

@@ -17,25 +17,27 @@ from typing import Any
 
 import numpy as np
 from bare_core import load_core
+from coded_rows import PLAIN, TYPES
 from table_model import GroupConfig
 
-GROUP = GroupConfig(0, 64)
+DIM = 64
+GROUPS = [GroupConfig(number, DIM, types=types) for number, types in enumerate([PLAIN, TYPES[0]])]
 KEYS = np.arange(60_000, dtype=np.uint64)
 READ_KEYS = 100  # they lie in two to seven blocks of a file
 ONE_BYTE = ctypes.c_size_t(1)  # any allocation may fail
 UNKNOWN = np.uint64(1 << 40)  # added to a key that has a row, that of one without
 
 
-def rows_of(keys: np.ndarray) -> np.ndarray:
-    return np.repeat(keys.astype(np.float32)[:, None], GROUP.dim, 1)
+def rows_of(keys: np.ndarray, group: GroupConfig) -> np.ndarray:
+    return group.rounding.nearest(np.repeat(keys.astype(np.float32)[:, None], DIM, 1))
 
 
 class Reads:
     """Reads a table into arrays that are made before memory fails and compared after it."""
 
-    def __init__(self, table: Any, keys: np.ndarray) -> None:
-        self.table, self.keys = table, keys
-        self.rows = np.full((keys.size, GROUP.dim), np.nan, np.float32)
+    def __init__(self, table: Any, group: GroupConfig, keys: np.ndarray) -> None:
+        self.table, self.group, self.keys = table, group, keys
+        self.rows = np.full((keys.size, DIM), np.nan, np.float32)
         self.flat_rows = self.rows.reshape(-1)
         self.exists = np.full(keys.size, 2, np.uint8)
         self.counts, self.times = np.zeros((2, keys.size), np.int64)
@@ -50,7 +52,8 @@ class Reads:
         expected = self.keys < UNKNOWN
         assert (self.exists == expected).all(), f"{self.keys[self.exists != expected]} differ"
         if name == "look_up":
-            assert (self.rows[expected] == rows_of(self.keys[expected])).all(), "other rows"
+            wanted = rows_of(self.keys[expected], self.group)
+            assert (self.rows[expected] == wanted).all(), "other rows"
 
 
 def batches() -> Iterator[np.ndarray]:
@@ -63,16 +66,18 @@ def main(core_path: str, folder: str) -> None:
     core = load_core(core_path)
     memory = ctypes.CDLL(os.environ["LD_PRELOAD"])
     storage = core.Storage(folder, None, 1 << 20, False, False)
-    GROUP.open_table(storage).assign(KEYS, rows_of(KEYS).reshape(-1))
+    for group in GROUPS:
+        group.open_table(storage).assign(KEYS, rows_of(KEYS, group).reshape(-1))
     storage.close()
     rng = np.random.default_rng(7)
     raised = 0
     for name, read_only in itertools.product(("look_up", "metadata"), (False, True)):
         storage = core.Storage(folder, None, 1 << 20, False, read_only)
-        table = GROUP.open_table(storage)
+        group = GROUPS[int(read_only)]
+        table = group.open_table(storage)
         most = 1  # allocations of a read so far
         for keys in batches():
-            reads = Reads(table, keys)
+            reads = Reads(table, group, keys)
             read = getattr(reads, name)
             after = ctypes.c_long(rng.integers(most))
             failed = False
@@ -88,7 +93,7 @@ def main(core_path: str, folder: str) -> None:
                 read()
             reads.check(name)
         for keys in batches():
-            reads = Reads(table, keys)
+            reads = Reads(table, group, keys)
             reads.look_up()
             reads.check("look_up")
         storage.close()

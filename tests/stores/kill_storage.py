@@ -28,7 +28,17 @@ import numpy as np
 from bare_core import CORE_PATH, load_core
 from dump_rows import DumpedRows, read_dump
 from killed_process import kill_and_read
-from storage_work import CACHE_BYTES, FLUSHING, GROUPS, KEYS, KINDS, Call, Replay, call_at, time_at
+from storage_work import (
+    CACHE_BYTES,
+    FLUSHING,
+    KEYS,
+    KINDS,
+    Call,
+    Replay,
+    call_at,
+    groups_of,
+    time_at,
+)
 from table_model import Rows, TableModel, key_at
 
 WORKER = Path(__file__).with_name("killed_worker.py")
@@ -76,7 +86,7 @@ class Killer:
         self._seed = seed
         self._random = np.random.default_rng([seed, 0])
         self._first = 1  # the number of the next worker's first call
-        self._replay = Replay.of(core, ttl)
+        self._replay = Replay.of(core, ttl, seed)
         self._checkpoints: dict[int, Replay] = {}
         self._seconds = collections.defaultdict[str, float](lambda: 0.02)
 
@@ -208,7 +218,7 @@ class Killer:
     def _check_vectors(self, storage: Any, replay: Replay, now: int) -> None:
         everything = np.arange(KEYS)
         present = {number for number, _ in storage.groups()}
-        for group in GROUPS:
+        for group in groups_of(self._seed):
             if group.number not in present:
                 continue
             vectors = np.empty((KEYS, group.dim), np.float32)
@@ -225,7 +235,7 @@ class Killer:
         under_way = run.begun > run.done and call.kind == "dump"
         if under_way and (self._folder / f"dump-{call.file}").exists():
             # The file is of the worker's moment, which knows of all rows that it made.
-            rows = {g.number: self._replay.rows(g.number, call.now) for g in GROUPS}
+            rows = self._replay.rows(call.now)
             if self._dump_difference(call.file, rows) is None:
                 dumps[call.file] = rows
         for file, rows in dumps.items():
@@ -273,12 +283,12 @@ class Found:
 
     def difference(self, replay: Replay, now: int) -> str | None:
         """Returns in which way the storage is not as the replay; `None` if it is."""
+        wanted = replay.rows(now)
         for number, model in replay.models.items():
             steps, rows = self._steps.get(number, 0), self._rows.get(number)
             if steps != model.steps:
                 return f"group {number}: {steps} steps of {model.steps}"
-            wanted = replay.rows(number, now)
-            difference = rows_difference(rows, wanted, model, replay.unwritten[number])
+            difference = rows_difference(rows, wanted[number], model, replay.unwritten[number])
             if difference is not None:
                 return f"group {number}: {difference}"
             size = 0 if rows is None else rows.keys.size

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from bare_core import load_core
-from storage_work import CACHE_BYTES, GROUPS, Call, call_at, time_at
+from storage_work import CACHE_BYTES, Call, call_at, groups_of, time_at
 from table_model import key_at
 
 # A flush of less goes through RocksDB's log; a few calls change more.
@@ -22,7 +22,7 @@ BATCH_BYTES = 1 << 18
 
 
 class Worker:
-    """A storage and its tables. The seed decides how many rows may wait in the spill."""
+    """A storage and its tables. The seed decides their types, and how many rows may be spilled."""
 
     def __init__(
         self, core: ModuleType, folder: Path, durability: str, ttl: int, seed: int
@@ -32,7 +32,8 @@ class Worker:
         self._through = durability == "update"
         self._ttl = ttl
         self._spill_rows = (None, 0, 1_000)[seed // 4 % 3]
-        self._optimizers = {g: self._core.Optimizer(g.rule, g.hypers) for g in GROUPS}
+        self._groups = groups_of(seed)
+        self._optimizers = {g: self._core.Optimizer(g.rule, g.hypers) for g in self._groups}
         self.storage: Any = None
 
     def open(self, now: int) -> None:
@@ -48,7 +49,7 @@ class Worker:
             batch_bytes=BATCH_BYTES,
         )
         self.storage.set_now(now)
-        self._tables = {group: group.open_table(self.storage) for group in GROUPS}
+        self._tables = {group: group.open_table(self.storage) for group in self._groups}
 
     def make(self, call: Call) -> np.ndarray | None:
         """Makes a call. Returns the vectors of a lookup."""

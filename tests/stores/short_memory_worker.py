@@ -1,10 +1,11 @@
 """Has memory end in calls on a storage, each in a process of its own, and checks what is there.
 
-    python tests/stores/short_memory_worker.py CORE FOLDER DURABILITY KIND
+    python tests/stores/short_memory_worker.py CORE FOLDER DURABILITY KIND TURN
 
-KIND `load`: one allocation of any size fails, now and then and among the last ones; needs the
-library of failing_memory.c. KIND `assign`: the system has no more than some memory. Ends with an
-error where a call has happened in part, has not ended, or differs from what a kill leaves.
+TURN chooses the types of the rows. KIND `load`: one allocation of any size fails, now and then and
+among the last ones; needs the library of failing_memory.c. KIND `assign`: the system has no more
+than some memory. Ends with an error where a call has happened in part, has not ended, or differs
+from what a kill leaves.
 """
 
 from __future__ import annotations
@@ -20,27 +21,12 @@ from typing import Any
 
 import numpy as np
 from bare_core import load_core
-from table_model import GroupConfig
+from equal_rows import EqualRows
 
-GROUP = GroupConfig(0, 32)
 BEFORE, AFTER = 1.0, 3.0  # what every element of every row is; 0: there is no row
 SECONDS = 20  # a call that takes longer hangs
 NEVER = 1 << 40
 LIMIT_STEP = 1 << 20  # bytes
-
-
-def assign(table: Any, keys: np.ndarray, value: float) -> None:
-    table.assign(keys, np.full(keys.size * GROUP.dim, value, np.float32))
-
-
-def value_of(table: Any, keys: np.ndarray) -> float:
-    rows = np.empty((keys.size, GROUP.dim), np.float32)
-    exists = np.empty(keys.size, np.uint8)
-    table.lookup(keys, rows.reshape(-1), False, exists)
-    rows[exists == 0] = 0
-    values = np.unique(rows)
-    assert values.size == 1, f"the rows are of {values}"
-    return float(values[0])
 
 
 def in_child(call: Callable[[], float]) -> float | None:
@@ -67,37 +53,38 @@ def in_child(call: Callable[[], float]) -> float | None:
     return float(said)
 
 
-def main(core_path: str, folder: str, durability: str, kind: str) -> None:
+def main(core_path: str, folder: str, durability: str, kind: str, turn: int) -> None:
     core = load_core(core_path)
     through = durability == "update"
     keys = np.arange(3_000 if kind == "load" else 60_000, dtype=np.uint64)
-    rows = f"{folder}/rows"
+    rows = EqualRows(0, 32, keys, turn)
+    path = f"{folder}/rows"
     os.makedirs(folder)
 
     def life(call: Callable[[Any, Any], None], before: float) -> float:
         """Returns what the rows are after a call, and after a kill; -1: nothing can go on."""
-        storage = core.Storage(rows, None, 1 << 20, through, False)
-        table = GROUP.open_table(storage)
+        storage = core.Storage(path, None, 1 << 20, through, False)
+        table = rows.config.open_table(storage)
         if kind == "load":
-            assign(table, keys, AFTER)
+            rows.assign(table, AFTER)
             storage.dump(f"{folder}/dump")
         if before != 0:
-            assign(table, keys, before)
+            rows.assign(table, before)
         storage.flush()
-        value_of(table, keys)
+        rows.value_of(table)
         failed = None
         try:
             call(storage, table)
         except (core.StorageError, MemoryError) as error:
             failed = error
         try:
-            there = value_of(table, keys)
+            there = rows.value_of(table)
             assert there in {AFTER, before}, f"{there} after {failed!r}"
             assert (there == AFTER) == (failed is None), f"{there} after {failed!r}"
             if through or failed is not None:
-                shutil.copytree(rows, f"{folder}/killed")
+                shutil.copytree(path, f"{folder}/killed")
                 storage_then = core.Storage(f"{folder}/killed", None, 1 << 20, False, True)
-                then = value_of(GROUP.open_table(storage_then), keys)
+                then = rows.value_of(rows.config.open_table(storage_then))
                 storage_then.close()
                 assert then == there, f"{then} after a kill, {there} before it, after {failed!r}"
             storage.flush()
@@ -111,8 +98,8 @@ def main(core_path: str, folder: str, durability: str, kind: str) -> None:
         there = in_child(lambda: life(call, before))
 
         def found() -> float:
-            storage = core.Storage(rows, None, 1 << 20, False, True)
-            return value_of(GROUP.open_table(storage), keys)
+            storage = core.Storage(path, None, 1 << 20, False, True)
+            return rows.value_of(rows.config.open_table(storage))
 
         left = in_child(found)
         assert left in ({AFTER, before} if there in (None, -1) else {there}), f"{left}, {there}"
@@ -142,7 +129,7 @@ def main(core_path: str, folder: str, durability: str, kind: str) -> None:
     def short(table: Any, more: int) -> None:
         pages = int(open("/proc/self/statm").read().split()[0])
         limit = pages * resource.getpagesize() + more
-        values = np.full(keys.size * GROUP.dim, AFTER, np.float32)
+        values = rows.floats(AFTER)
         resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
         try:
             table.assign(keys, values)
@@ -156,4 +143,4 @@ def main(core_path: str, folder: str, durability: str, kind: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:5])
+    main(*sys.argv[1:5], int(sys.argv[5]))

@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 from bare_core import CORE_PATH, load_core
+from coded_rows import TYPES
 from dump_rows import DumpedRows, read_dump
 from table_model import GroupConfig, Rows, TableModel, gradients_of, key_at
 
@@ -42,6 +43,7 @@ START = 2_000_000_000
 TTLS = (0, 100, 1_000)
 SPILLS = (None, 0, 300, 3_000)  # rows that may wait in the spill; None: more than there are
 STEPS = 250
+BATCH_BYTES = 1 << 18  # a flush of more goes on beside other calls
 CACHE_MIB = 1  # the least there is, a third of one group and less than a large batch
 
 
@@ -83,7 +85,13 @@ class Side:
         self, now: int, ttl: int | None, cache: int, through: bool, read_only: bool = False
     ) -> None:
         self.storage = self._core.Storage(
-            str(self.folder), ttl, cache, through, read_only, spill_rows=self._spill_rows
+            str(self.folder),
+            ttl,
+            cache,
+            through,
+            read_only,
+            spill_rows=self._spill_rows,
+            batch_bytes=BATCH_BYTES,
         )
         self.storage.set_now(now)
         self.read_only = read_only
@@ -118,13 +126,20 @@ class Life:
         random = np.random.default_rng([self.seed, 0])
         self.now = START
         limit = int(random.integers(2_000, KEYS)) if random.random() < 0.25 else 0
-        groups = [
-            GroupConfig(0, 64, max_rows=limit),
-            GroupConfig(5, 24, momentum=True, min_count=1 + int(random.random() < 0.3)),
-        ]
+        min_count = 1 + int(random.random() < 0.3)
         ttl = int(random.choice(self.ttls))
         spill_rows = SPILLS[int(random.integers(len(SPILLS)))]
-        self.sides = [Side(self.core, self.folder / n, groups, spill_rows) for n in ("a", "b")]
+        # Both may have other types: rows that come from the other one are rounded anew.
+        turns = itertools.count(self.seed)
+        self.sides = []
+        for name in ("a", "b"):
+            groups = [
+                GroupConfig(0, 64, max_rows=limit, types=TYPES[next(turns) % len(TYPES)]),
+                GroupConfig(
+                    5, 23, momentum=True, min_count=min_count, types=TYPES[next(turns) % len(TYPES)]
+                ),
+            ]
+            self.sides.append(Side(self.core, self.folder / name, groups, spill_rows))
         for side in self.sides:
             side.open(self.now, ttl, self.cache, bool(random.random() < 0.4))
             side.open_tables()
@@ -279,8 +294,8 @@ def remove(life: Life, side: Side, random: np.random.Generator) -> str:
 
 
 def flush(life: Life, side: Side, random: np.random.Generator) -> None:
-    """Has everything so far survive."""
-    side.storage.flush()
+    """Has everything so far survive, in this call or beside those that follow."""
+    side.storage.flush(bool(random.random() < 0.5))
 
 
 def compact(life: Life, side: Side, random: np.random.Generator) -> None:

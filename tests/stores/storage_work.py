@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from types import ModuleType
 
 import numpy as np
+from coded_rows import TYPES
 from table_model import GroupConfig, Rows, TableModel, gradients_of
 
 KEYS = 7_000
 CACHE_BYTES = 1 << 20  # less than the rows of one large call
-GROUPS = (GroupConfig(0, 64), GroupConfig(5, 24, momentum=True))
 # The time is later than the present: what the library does before it is told the time, finds no row
 # expired.
 START = 2_000_000_000
@@ -65,6 +65,13 @@ class Call:
         return time_at(self.number)
 
 
+def groups_of(seed: int) -> tuple[GroupConfig, GroupConfig]:
+    """Returns the groups of a storage. The types of their rows go round."""
+    turn = seed + seed // len(TYPES)
+    types = [TYPES[(turn + more) % len(TYPES)] for more in (0, 3)]
+    return GroupConfig(0, 64, types=types[0]), GroupConfig(5, 23, momentum=True, types=types[1])
+
+
 def time_at(number: int) -> int:
     """Returns the time of a call, in seconds since 1970."""
     return START + SECONDS_A_CALL * number
@@ -74,7 +81,8 @@ def call_at(seed: int, number: int) -> Call:
     """Returns the call of a number."""
     random = np.random.default_rng([seed, number])
     kind = str(random.choice(KINDS, p=_CHANCES))
-    group = GROUPS[int(random.integers(len(GROUPS)))]
+    groups = groups_of(seed)
+    group = groups[int(random.integers(len(groups)))]
     # Now and then there are all keys: more than the cache holds.
     n = KEYS if random.random() < 0.2 else int(random.integers(1, 3_000))
     positions = random.integers(0, KEYS, n)
@@ -107,18 +115,18 @@ class Replay:
     dumps: dict[int, dict[int, Rows]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, core: ModuleType, ttl: int) -> Replay:
-        models = {g.number: TableModel(g, g.starts(core, KEYS)) for g in GROUPS}
-        return cls(ttl, models, {g.number: np.zeros(KEYS, bool) for g in GROUPS})
+    def of(cls, core: ModuleType, ttl: int, seed: int) -> Replay:
+        models = {g.number: TableModel(g, g.starts(core, KEYS)) for g in groups_of(seed)}
+        return cls(ttl, models, {number: np.zeros(KEYS, bool) for number in models})
 
     def copy(self) -> Replay:
         models = {number: model.copy() for number, model in self.models.items()}
         unwritten = {number: mask.copy() for number, mask in self.unwritten.items()}
         return Replay(self.ttl, models, unwritten, self.dumps)
 
-    def rows(self, group: int, now: int) -> Rows:
-        model = self.models[group]
-        return model.rows(model.live(now, self.ttl))
+    def rows(self, now: int) -> dict[int, Rows]:
+        """Returns the rows of each group that have not expired."""
+        return {n: model.rows(model.live(now, self.ttl)) for n, model in self.models.items()}
 
     def makes_rows(self, call: Call) -> bool:
         """Returns whether there are keys without a row among those of a call."""
@@ -149,7 +157,7 @@ class Replay:
             model.remove(call.positions, now, ttl)
             unwritten[call.positions] = False
         elif call.kind == "dump":
-            self.dumps[call.file] = {g.number: self.rows(g.number, now) for g in GROUPS}
+            self.dumps[call.file] = self.rows(now)
         elif call.kind == "load":
             for number, rows in self.dumps.get(call.file, {}).items():
                 self.models[number].take(rows, now, ttl)

@@ -2,7 +2,7 @@
 
 Rows are numbered by position; `key_at` spreads positions over all 64-bit keys. Gradients are small
 integers and learning rates are 1, so that each new number comes from one rounded float32 operation,
-which NumPy rounds like everybody else.
+which NumPy rounds like everybody else. Rows in fewer bytes are rounded once more: see coded_rows.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+from coded_rows import PLAIN, RowRounding
+
+SEED = 7  # of the initializer
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,7 @@ class GroupConfig:
         momentum: Whether it is trained with momentum 1/2, which keeps a slot; else plainly.
         min_count: How often a key is looked up until it has a row.
         max_rows: The most rows; 0: any number.
+        types: The types of its rows and of what its rule keeps.
     """
 
     number: int
@@ -32,6 +36,7 @@ class GroupConfig:
     momentum: bool = False
     min_count: int = 1
     max_rows: int = 0
+    types: tuple[str, str] = PLAIN
 
     @property
     def rule(self) -> str:
@@ -48,6 +53,15 @@ class GroupConfig:
         """The number of floats in a row, with those that the rule keeps."""
         return 2 * self.dim if self.momentum else self.dim
 
+    @property
+    def unit(self) -> float:
+        """A number whose small multiples are exact, as elements of a row that are all equal."""
+        return 127 / 128 if self.types[0] == "int8" else 1.0
+
+    @property
+    def rounding(self) -> RowRounding:
+        return RowRounding(*self.types, self.dim, SEED, self.number)
+
     def open_table(self, storage: Any) -> Any:
         """Opens the group's table in a storage of the native module."""
         return storage.open_table(
@@ -56,20 +70,22 @@ class GroupConfig:
             initializer="uniform",
             a=-1.0,
             b=1.0,
-            seed=7,
+            seed=SEED,
             rule=self.rule,
             hypers=self.hypers,
             admission=("frequency", self.min_count, 1, 0.01, 4) if self.min_count > 1 else None,
             max_rows=self.max_rows,
+            row_dtype=self.types[0],
+            slot_dtype=self.types[1],
         )
 
     def starts(self, core: ModuleType, rows: int) -> np.ndarray:
         """Returns what each row starts from: float32 [rows, dim]. No two are alike."""
-        initializer = core.Initializer("uniform", -1.0, 1.0, 7, self.number)
+        initializer = core.Initializer("uniform", -1.0, 1.0, SEED, self.number)
         starts = np.empty((rows, self.dim), np.float32)
         for start, key in zip(starts, key_at(np.arange(rows)).tolist(), strict=True):
             initializer.fill(key, start)
-        return starts
+        return self.rounding.nearest(starts)
 
 
 def key_at(positions: np.ndarray) -> np.ndarray:
@@ -207,13 +223,17 @@ class TableModel:
             self.floats[positions] -= gradients
         self.updates[positions] += 1
         self.times[positions] = now
+        self.floats[positions] = self.config.rounding.updated(
+            self.floats[positions], key_at(positions), self.updates[positions]
+        )
 
     def assign(self, positions: np.ndarray, vectors: np.ndarray, now: int, ttl: int) -> None:
         """Sets vectors. Of equal keys the last counts; slots, counts and times stay."""
         self.make(np.unique(positions[~self.live(now, ttl)[positions]]), now)
         self._seen[positions] = 0
         last = vectors.shape[0] - 1 - np.unique(positions[::-1], return_index=True)[1]
-        self.floats[positions[last], : self.config.dim] = vectors[last]
+        assigned = self.config.rounding.nearest(vectors[last])
+        self.floats[positions[last], : self.config.dim] = assigned
 
     def remove(self, positions: np.ndarray, now: int, ttl: int) -> int:
         """Removes rows, expired ones too. Returns how many of the others there were."""
@@ -230,7 +250,7 @@ class TableModel:
         self.there[positions] = True
         if is_open:
             self._seen[positions] = 0
-        self.floats[positions] = rows.floats[live]
+        self.floats[positions] = self.config.rounding.nearest(rows.floats[live])
         self.updates[positions] = rows.updates[live]
         self.times[positions] = rows.times[live]
         return int(live.sum())

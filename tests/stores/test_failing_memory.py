@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from failing_memory_worker import BEFORE, GROUP, KINDS, value_after, value_of
+from failing_memory_worker import BEFORE, KINDS, rows_of, value_after
 from kill_storage import DURABILITIES
 
 from sok_embed.binding import _core
@@ -19,7 +19,14 @@ ENDED_WORKER = Path(__file__).with_name("ended_memory_worker.py")
 READ_WORKER = Path(__file__).with_name("failing_read_worker.py")
 LIBRARY = Path(__file__).with_name("failing_memory.c")
 # `make test-all` has each allocation fail by itself, and `make test` each third one.
+SHORT_KINDS = ("load", "assign")
+ENDED_KINDS = ("update", "assign", "remove", "flush", "dump")
 STRIDE = 1 if os.environ.get("SOK_TEST_LONG") else 3
+
+
+def turn_of(kinds, kind, durability):
+    """Returns a number by which the types of rows go round."""
+    return len(DURABILITIES) * kinds.index(kind) + DURABILITIES.index(durability)
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +39,10 @@ def library(tmp_path_factory):
     return built
 
 
-def life(library, folder, durability, kind, after):
+def life(library, folder, durability, kind, turn, after):
     """Has one allocation fail. Returns how many there were, and what the process says of rows."""
     folder.mkdir()
-    command = [sys.executable, WORKER, _core.__file__, folder, durability, kind, after]
+    command = [sys.executable, WORKER, _core.__file__, folder, durability, kind, turn, after]
     done = subprocess.run(
         list(map(str, command)),
         env={**os.environ, "LD_PRELOAD": str(library)},
@@ -52,11 +59,13 @@ def life(library, folder, durability, kind, after):
 @pytest.mark.parametrize("durability", DURABILITIES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_are_those_of_before_or_of_after(library, tmp_path, durability, kind):
+    turn = turn_of(KINDS, kind, durability)
+    rows = rows_of(turn)
     for after in itertools.count(step=STRIDE):
         folder = tmp_path / str(after)
-        calls, there = life(library, folder, durability, kind, after)
+        calls, there = life(library, folder, durability, kind, turn, after)
         storage = _core.Storage(str(folder / "rows"), None, 1 << 20, False, True)
-        found = value_of(GROUP.open_table(storage))
+        found = rows.value_of(rows.config.open_table(storage))
         storage.close()
         if there == "stuck":  # only what was flushed need be there
             emptied = kind in ("survey", "flush") and durability == "checkpoint"
@@ -71,16 +80,18 @@ def test_rows_are_those_of_before_or_of_after(library, tmp_path, durability, kin
 
 @pytest.mark.cover("values")
 @pytest.mark.parametrize("durability", DURABILITIES)
-@pytest.mark.parametrize("kind", ["load", "assign"])
+@pytest.mark.parametrize("kind", SHORT_KINDS)
 def test_small_allocations_that_fail_leave_what_a_kill_would(library, tmp_path, durability, kind):
-    run_worker(library, SHORT_WORKER, tmp_path, durability, kind)
+    turn = turn_of(SHORT_KINDS, kind, durability)
+    run_worker(library, SHORT_WORKER, tmp_path, durability, kind, turn)
 
 
 @pytest.mark.cover("values")
 @pytest.mark.parametrize("durability", DURABILITIES)
-@pytest.mark.parametrize("kind", ["update", "assign", "remove", "flush", "dump"])
+@pytest.mark.parametrize("kind", ENDED_KINDS)
 def test_errors_of_ended_memory_say_whether_rows_changed(library, tmp_path, durability, kind):
-    run_worker(library, ENDED_WORKER, tmp_path, durability, kind)
+    turn = turn_of(ENDED_KINDS, kind, durability)
+    run_worker(library, ENDED_WORKER, tmp_path, durability, kind, turn)
 
 
 def test_reads_whose_allocations_fail_raise_or_read_what_is_there(library, tmp_path):

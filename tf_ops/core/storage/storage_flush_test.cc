@@ -32,10 +32,19 @@ constexpr int kGroups = 2;
 constexpr uint64_t kKeys = 9000;  // their rows take 2.6 MB a group, and the cache has one
 constexpr uint32_t kTtl = 40;
 
+constexpr RowForm kForms[] = {
+    {}, {RowType::kInt8, RowType::kBFloat16}, {RowType::kFloat16, RowType::kFloat32}};
+
 struct Mode {
   bool write_through;
   bool has_ttl;
   uint64_t spill_rows;
+  uint64_t turn;  // by which the types of rows go round
+  const RowForm& form(int group) const {
+    return kForms[(turn + static_cast<uint64_t>(group)) % std::size(kForms)];
+  }
+  // Returns a number whose multiples up to 1000 are exact in the rows of a group.
+  float unit(int group) const { return form(group).row == RowType::kInt8 ? 127.0f / 128 : 1.0f; }
 };
 
 // A row: the value of all of its elements, and when it was last changed.
@@ -78,13 +87,14 @@ class Program {
     options.now = [this] { return now_.load(); };
     return options;
   }
-  static Tables TablesOf(Storage& storage) {
+  Tables TablesOf(Storage& storage) const {
     Tables tables;
     TableConfig config;
     config.dim = kDim;
     config.initializer = "constant";
     config.initializer_a = 0;
     for (config.group = 0; config.group < kGroups; ++config.group) {
+      config.form = mode_.form(config.group);
       tables.push_back(Value(storage.OpenTable(config, "kv_sgd", {}, std::nullopt)));
     }
     return tables;
@@ -109,6 +119,7 @@ class Program {
 
   void Call() {
     const int group = static_cast<int>(rng_() % kGroups);
+    const float unit = mode_.unit(group);
     Table& table = *tables_[group];
     Rows& rows = rows_[group];
     const std::vector<Key> keys = Batch();
@@ -121,7 +132,7 @@ class Program {
       case 2:
       case 3: {
         const auto value = static_cast<float>(rng_() % 1000);
-        const std::vector<float> floats(n * kDim, value);
+        const std::vector<float> floats(n * kDim, value * unit);
         const Status status = table.Assign(keys.data(), n, floats.data(), ProcessPool());
         REQUIRE_MESSAGE(status.ok(), status.message());
         for (Key key : keys) {
@@ -138,7 +149,7 @@ class Program {
       case 7:
       case 8: {
         NoteMadeRows(group, keys);
-        const std::vector<float> ones(n * kDim, 1.0f);
+        const std::vector<float> ones(n * kDim, unit);
         const Status status =
             table.Update(keys.data(), n, ones.data(), "kv_sgd", *sgd_, {}, ProcessPool());
         REQUIRE_MESSAGE(status.ok(), status.message());
@@ -193,7 +204,7 @@ class Program {
         }
         break;
       default:
-        Check(table, rows, keys);
+        Check(group, table, rows, keys);
     }
   }
 
@@ -225,7 +236,7 @@ class Program {
     if (is_noted_) settled_.erase(settled_.begin(), settled_.begin() + asked_);
   }
 
-  void Check(Table& table, const Rows& rows, const std::vector<Key>& keys) {
+  void Check(int group, Table& table, const Rows& rows, const std::vector<Key>& keys) const {
     const size_t n = keys.size();
     std::vector<RowMeta> metas(n);
     std::vector<uint8_t> exists(n);
@@ -238,7 +249,8 @@ class Program {
       CAPTURE(keys[i]);
       REQUIRE((exists[i] != 0) == lives);
       const auto first = floats.begin() + static_cast<int64_t>(i * kDim);
-      REQUIRE(std::count(first, first + kDim, lives ? row->second.value : 0.0f) == kDim);
+      const float value = lives ? row->second.value * mode_.unit(group) : 0.0f;
+      REQUIRE(std::count(first, first + kDim, value) == kDim);
       if (lives) REQUIRE(metas[i].update_time == row->second.time);
     }
   }
@@ -246,7 +258,7 @@ class Program {
     std::vector<Key> keys(kKeys);
     std::iota(keys.begin(), keys.end(), Key{0});
     for (int group = 0; group < kGroups; ++group) {
-      Check(*tables[group], rows[group], keys);
+      Check(group, *tables[group], rows[group], keys);
       uint64_t living = 0;
       for (const auto& [key, row] : rows[group]) living += Lives(row) ? 1 : 0;
       CHECK(Value(tables[group]->Freeze()).size() == living);
@@ -268,7 +280,7 @@ class Program {
     for (int group = 0; group < kGroups; ++group) {
       const OwnedContents contents = Owned(Value(tables[group]->Freeze()), kDim);
       for (size_t i = 0; i < contents.keys.size(); ++i) {
-        stored[group][contents.keys[i]] = {contents.embeddings[i * kDim],
+        stored[group][contents.keys[i]] = {contents.embeddings[i * kDim] / mode_.unit(group),
                                            static_cast<uint32_t>(contents.update_times[i])};
       }
       CHECK(tables[group]->size() == stored[group].size());
@@ -325,7 +337,8 @@ TEST_CASE(
         CAPTURE(has_ttl);
         CAPTURE(spill_rows);
         CAPTURE(seed);
-        Program({write_through, has_ttl, spill_rows}, seed).Run(LongTests() ? 3000 : 250);
+        const Mode mode{write_through, has_ttl, spill_rows, round + round / 3};
+        Program(mode, seed).Run(LongTests() ? 3000 : 250);
       }
     }
   }

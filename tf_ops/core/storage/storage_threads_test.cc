@@ -85,6 +85,7 @@ TEST_CASE("eight threads that train two groups of a storage lose no update") {
     config.initializer_a = 0.0;
     const auto open = [&](Storage& storage, int group) {
       config.group = group;
+      config.form.row = group == 0 ? RowType::kFloat32 : RowType::kFloat16;
       return Value(storage.OpenTable(config, "kv_sgd", {}, std::nullopt));
     };
     {
@@ -134,6 +135,7 @@ TEST_CASE("rows that are set and removed beside lookups are all there, then all 
       const auto storage = Value(Storage::Open(options));
       TableConfig config;
       config.dim = dim;
+      config.form.row = lookups_make_rows ? RowType::kFloat16 : RowType::kFloat32;
       const auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
       std::vector<Key> keys(residents);
       for (size_t i = 0; i < residents; ++i) keys[i] = comers + i;
