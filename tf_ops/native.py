@@ -11,6 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok_embed.tf_ops.nvrtc import find_compiler
+
 _FOLDER = Path(__file__).parent
 
 _numbers = itertools.count(1)
@@ -75,4 +77,6 @@ def _load() -> Any:
         ) from error
 
 
+# Graphs that are loaded make tables without a call of Python.
+find_compiler()
 ops: Any = _load()

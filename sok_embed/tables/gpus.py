@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import glob
-import importlib.util
 import os
 import warnings
 from typing import Any
@@ -74,18 +72,6 @@ def warn_of_full_memory(number: int) -> None:
             "tf.config.set_logical_device_configuration, before anything runs on the GPU.",
             stacklevel=2,
         )
-
-
-def find_compiler() -> None:
-    """Sets SOK_NVRTC to NVIDIA's compiler among Python's packages, unless it is set."""
-    if os.environ.get("SOK_NVRTC"):
-        return
-    spec = importlib.util.find_spec("nvidia")
-    for folder in [] if spec is None else list(spec.submodule_search_locations or []):
-        for place in ("cu13/lib/libnvrtc.so.13", "cuda_nvrtc/lib/libnvrtc.so.1?"):
-            for library in sorted(glob.glob(os.path.join(glob.escape(folder), place))):
-                os.environ["SOK_NVRTC"] = library
-                return
 
 
 def _number_of(device: str) -> int:

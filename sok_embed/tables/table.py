@@ -21,12 +21,7 @@ from sok_embed.kv.storage import warn_of_another
 from sok_embed.tables import contents
 from sok_embed.tables.base_table import BaseTable, Part
 from sok_embed.tables.devices import AUTO, CPU, chosen_device
-from sok_embed.tables.gpus import (
-    find_compiler,
-    logical_device,
-    place_of_rows,
-    warn_of_full_memory,
-)
+from sok_embed.tables.gpus import logical_device, place_of_rows, warn_of_full_memory
 from sok_embed.tables.owners import ModuloRule, OwnerRule
 from sok_embed.tables.removed_keys import taken_keys
 from sok_embed.tables.row_batches import Batch, batches_in_memory
@@ -191,7 +186,6 @@ class Table(BaseTable):
                     f"Table '{self.name}': expected eager execution around a table on a GPU. "
                     "Received: a TF1 graph. Use device='cpu' there."
                 )
-        find_compiler()
         self._attributes["gpu"] = number
         try:
             self._make_now()

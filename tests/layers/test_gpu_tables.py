@@ -9,11 +9,21 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from gpu_tables import (
+    DIM,
+    KEYS,
+    OPTIMIZERS,
+    TARGETS,
+    assert_same,
+    contents,
+    fit,
+    layer,
+    model_with,
+)
 
 from sok_embed import (
     All2AllDenseEmbedding,
     DistributedEmbedding,
-    DynamicEmbedding,
     FeatureConfig,
     Table,
     TableConfig,
@@ -23,21 +33,9 @@ from sok_embed.admission import FrequencyAdmission
 from sok_embed.checkpoint import Checkpoint
 from sok_embed.eviction import LeastRecentlyUsed
 from sok_embed.initializers import RowInitializer
-from sok_embed.tables import gpus
+from sok_embed.tf_ops import nvrtc
 
 pytestmark = pytest.mark.skipif(not gpu_standin.is_built(), reason="needs `make test`'s libraries")
-
-DIM = 4
-KEYS = np.random.default_rng(5).integers(-40, 40, [96, 3])
-TARGETS = np.random.default_rng(6).normal(size=[96, 1]).astype(np.float32)
-OPTIMIZERS = {
-    "sgd": lambda: keras.optimizers.SGD(0.1),
-    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
-    "adam": lambda: keras.optimizers.Adam(0.01),
-    "accumulated": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
-    "clipnorm": lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.05),
-    "clipvalue": lambda: keras.optimizers.Adagrad(0.1, clipvalue=0.01),
-}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -47,44 +45,6 @@ def gpu(tmp_path_factory):
     yield
     os.environ.clear()
     os.environ.update(before)
-
-
-def layer(device, **arguments):
-    return DynamicEmbedding(DIM, seed=3, device=device, name="rows", **arguments)
-
-
-def model_with(embedding, optimizer):
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential(
-        [keras.Input((3,), dtype="int64"), embedding, keras.layers.Flatten(), keras.layers.Dense(1)]
-    )
-    model.compile(optimizer, "mse")
-    return model
-
-
-def fit(model, epochs=1):
-    model.fit(KEYS, TARGETS, batch_size=32, epochs=epochs, shuffle=False, verbose=0)
-    return model
-
-
-def contents(table):
-    """Returns everything that a table holds, its rows in the order of their keys."""
-    found = table.export(slots=True)
-    order = np.argsort(found.keys)
-    by_row = ("keys", "embeddings", "slots", "update_nums")
-    return {name: getattr(found, name)[order] for name in by_row} | {
-        "rule": bytes(found.rule),
-        "steps": int(found.steps),
-    }
-
-
-def assert_same(found, expected, tolerance=0.0):
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        if name in ("embeddings", "slots"):
-            np.testing.assert_allclose(found[name], value, rtol=tolerance, atol=tolerance)
-        else:
-            np.testing.assert_array_equal(found[name], value)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -131,6 +91,30 @@ def test_a_model_goes_to_the_host_and_back_by_keras_files(tmp_path, monkeypatch)
     # They train on alike: the slots and the step came along.
     of_host, of_gpu = [contents(fit(model).layers[0].table) for model in (second, third)]
     assert_same(of_gpu, of_host, 1e-6)
+
+
+def test_where_no_gpu_is_a_saved_model_asks_for_one_and_its_files_load_on_the_host(
+    tmp_path, monkeypatch
+):
+    first = fit(model_with(layer("gpu"), "adam"))
+    saved = contents(first.layers[0].table)
+    first.save(tmp_path / "gpu.keras")
+    first.save_weights(tmp_path / "gpu.weights.h5")
+    Checkpoint(first).save(tmp_path / "step")
+    monkeypatch.setenv("SOK_STANDIN_GPUS", "0")
+    # Keras makes a TypeError of all that a layer raises.
+    with pytest.raises(TypeError, match="Expected a GPU.*SOK_DEVICE=cpu"):
+        keras.models.load_model(tmp_path / "gpu.keras")
+    for load in (
+        lambda model: model.load_weights(tmp_path / "gpu.weights.h5"),
+        lambda model: Checkpoint(model).restore(tmp_path / "step"),
+    ):
+        model = model_with(layer("auto"), "adam")
+        load(model)
+        assert model.layers[0].table.device == "cpu"
+        assert_same(contents(model.layers[0].table), saved)
+    monkeypatch.setenv("SOK_DEVICE", "cpu")
+    assert_same(contents(keras.models.load_model(tmp_path / "gpu.keras").layers[0].table), saved)
 
 
 def test_tables_of_a_collection_train_on_a_gpu_as_on_the_host():
@@ -305,10 +289,10 @@ def test_the_compiler_is_found_among_python_packages(tmp_path, monkeypatch):
     library.touch()
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("SOK_NVRTC", "given")
-    gpus.find_compiler()
+    nvrtc.find_compiler()
     assert os.environ["SOK_NVRTC"] == "given"
     monkeypatch.delenv("SOK_NVRTC")
-    gpus.find_compiler()
+    nvrtc.find_compiler()
     found = os.environ.pop("SOK_NVRTC", "")
     monkeypatch.setenv("SOK_NVRTC", str(gpu_standin.COMPILER))
     assert "libnvrtc.so" in found

@@ -4,6 +4,7 @@
 
 #include "core/base/bfloat16.h"
 #include "core/tables/tickets.h"
+#include "kernels/gpu_copies.h"
 #include "kernels/receipt.h"
 #include "kernels/register_kernel.h"
 #include "kernels/table_resource.h"
@@ -55,18 +56,23 @@ class DepositOp : public tf::OpKernel {
     OP_REQUIRES(ctx, receipt != nullptr && receipt->deposit,
                 absl::InvalidArgumentError("expected the receipt of a lookup of this process, got "
                                            "another variant"));
-    OP_REQUIRES(ctx, receipt->on_gpu == kOnGpu,
+    OP_REQUIRES(ctx, kOnGpu || !receipt->on_gpu,
                 absl::InvalidArgumentError(
                     "table '" + receipt->table_name +
                     "': expected the gradients of a lookup on the device that looked up, got a "
                     "deposit on another one; take gradients under the scope of the same device"));
-    const tf::Tensor& gradients = ctx->input(1);
+    tf::Tensor gradients = ctx->input(1);
     const size_t expected = receipt->n * receipt->dim;
     OP_REQUIRES(ctx, static_cast<size_t>(gradients.NumElements()) == expected,
                 absl::InvalidArgumentError(
                     "table '" + receipt->table_name + "': expected gradients of " +
                     std::to_string(receipt->n) + " keys x " + std::to_string(receipt->dim) +
                     ", got shape " + gradients.shape().DebugString()));
+    if (kOnGpu && !receipt->on_gpu) {  // the lookup read rows of the host
+      tf::Tensor on_host;
+      OP_REQUIRES_OK(ctx, CopyFromGpu(ctx, gradients, &on_host));
+      gradients = on_host;
+    }
     const bool is_float = gradients.dtype() == tf::DT_FLOAT;
     tf::Tensor* anchor_gradient = nullptr;
     const tf::TensorShape shape = marks_ ? tf::TensorShape({kAnchorSize}) : tf::TensorShape();

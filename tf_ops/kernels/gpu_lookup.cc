@@ -1,10 +1,12 @@
 // SokEmbed>LookupOnGpu: a lookup whose keys and vectors are in the memory of the GPU that has the
-// table's rows. SokEmbed>TableToken says which table it is.
+// table's rows. SokEmbed>TableToken says which table it is. Where a saved model is loaded, its rows
+// may have come to lie elsewhere: keys and vectors are copied then.
 #include <memory>
 #include <string>
 #include <utility>
 
 #include "core/base/bfloat16.h"
+#include "kernels/gpu_copies.h"
 #include "kernels/host_variant.h"
 #include "kernels/lookup_kernel.h"
 #include "kernels/receipt.h"
@@ -87,6 +89,20 @@ Receipt ReceiptOnGpu(const std::shared_ptr<Table>& table, const std::string& nam
   return receipt;
 }
 
+// Tells, once for a table, of lookups on a GPU that cannot read its rows.
+void LogCopies(const tf::DeviceBase& device, OpenTable* resource) {
+  if (!resource->BeginsCopies()) return;
+  const int gpu = resource->table()->gpu();
+  const std::string got = gpu < 0 ? "rows in the memory of the host"
+                                  : "rows in the memory of GPU " + std::to_string(gpu) +
+                                        ", which only the host looks up";
+  LOG(WARNING) << "table '" << resource->name() << "': expected rows in the memory of "
+               << device.name() << ", on which the model looks keys up, got " << got
+               << ". Each lookup copies its keys to the host and its vectors back, and waits for "
+                  "that. Load the model where it has the GPUs, driver and NVRTC that it was saved "
+                  "with, or save it with device=\"cpu\"";
+}
+
 }  // namespace
 
 // With kOnGpu keys and vectors are in the memory of a GPU, else in the host's.
@@ -105,7 +121,7 @@ class LookupOnGpuOp : public tf::OpKernel {
     OP_REQUIRES(ctx, token != nullptr && token->table != nullptr,
                 absl::InvalidArgumentError("expected the token of a table of this process, got "
                                            "another variant"));
-    const OpenTable& resource = *token->table;
+    OpenTable& resource = *token->table;
     const tf::Tensor& keys = ctx->input(1);
     OP_REQUIRES(
         ctx, resource.table()->dim() == dim_ && keys.NumElements() < (int64_t{1} << 31) - 1,
@@ -119,43 +135,70 @@ class LookupOnGpuOp : public tf::OpKernel {
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &embeddings));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {}, &receipt));
     Receipt made;
-    const Status status = Run(ctx, resource, keys, embeddings, &made);
-    OP_REQUIRES_OK(ctx, ToAbsl(status, resource.name()));
+    OP_REQUIRES_OK(ctx, Run(ctx, &resource, keys, embeddings, &made));
     receipt->scalar<tf::Variant>()() = std::move(made);
   }
 
  private:
-  Status Run(tf::OpKernelContext* ctx, const OpenTable& resource, const tf::Tensor& keys,
-             tf::Tensor* embeddings, Receipt* receipt) const {
-    Table& table = *resource.table();
-    const bool is_float = embeddings->dtype() == tf::DT_FLOAT;
-    LookupKeys batch = KeysOf(keys);
-    batch.removals = table.removals();
-    batch.order = {number_, table.NextLookup()};
-    batch.rows_made = make_rows_;
-    Status status;
+  absl::Status Run(tf::OpKernelContext* ctx, OpenTable* resource, const tf::Tensor& keys,
+                   tf::Tensor* embeddings, Receipt* receipt) const {
     if constexpr (kOnGpu) {
-      if (!table.looks_up_on_gpu()) {
-        return InvalidArgument(
-            "expected a table whose rows lie on a GPU, without an admission or an eviction, got "
-            "another");
-      }
-      batch.on_gpu = true;
       // The one that TensorFlow puts the work of all ops of the device on.
-      batch.stream = ctx->op_device_context()->stream()->platform_specific_handle().stream;
-      status = table.LookupOnGpu(batch.keys, batch.n, make_rows_, embeddings->data(), !is_float,
-                                 batch.stream);
-      *receipt = ReceiptOnGpu(resource.table(), resource.name(), std::move(batch));
+      void* const stream = ctx->op_device_context()->stream()->platform_specific_handle().stream;
+      if (resource->table()->LooksUpOnGpu(stream)) {
+        return LookUpOnGpu(stream, *resource, keys, embeddings, receipt);
+      }
+      LogCopies(*ctx->device(), resource);
+      tf::Tensor keys_on_host, embeddings_on_host;
+      TF_RETURN_IF_ERROR(CopyFromGpu(ctx, keys, &keys_on_host));
+      TF_RETURN_IF_ERROR(
+          AllocatePinned(ctx, embeddings->dtype(), embeddings->shape(), &embeddings_on_host));
+      TF_RETURN_IF_ERROR(LookUpOnHost(ctx, *resource, keys_on_host, &embeddings_on_host, receipt));
+      return CopyToGpu(ctx, embeddings_on_host, embeddings);
     } else {
-      const auto pool = IntraOpPool(ctx);
-      status = is_float ? table.Lookup(batch.keys, batch.n, make_rows_,
-                                       static_cast<float*>(embeddings->data()), pool)
-                        : table.Lookup(batch.keys, batch.n, make_rows_,
-                                       static_cast<BFloat16*>(embeddings->data()), pool);
-      const size_t n = batch.n;
-      *receipt = ReceiptOf(resource.table(), resource.name(), n, std::move(batch));
+      return LookUpOnHost(ctx, *resource, keys, embeddings, receipt);
     }
-    return status;
+  }
+
+  LookupKeys BatchOf(Table* table, const tf::Tensor& keys) const {
+    LookupKeys batch = KeysOf(keys);
+    batch.removals = table->removals();
+    batch.order = {number_, table->NextLookup()};
+    batch.rows_made = make_rows_;
+    return batch;
+  }
+
+  absl::Status LookUpOnGpu(void* stream, const OpenTable& resource, const tf::Tensor& keys,
+                           tf::Tensor* embeddings, Receipt* receipt) const {
+    Table& table = *resource.table();
+    LookupKeys batch = BatchOf(&table, keys);
+    batch.on_gpu = true;
+    batch.stream = stream;
+    const Status status = table.LookupOnGpu(batch.keys, batch.n, make_rows_, embeddings->data(),
+                                            embeddings->dtype() == tf::DT_BFLOAT16, batch.stream);
+    *receipt = ReceiptOnGpu(resource.table(), resource.name(), std::move(batch));
+    return ToAbsl(status, resource.name());
+  }
+
+  absl::Status LookUpOnHost(tf::OpKernelContext* ctx, const OpenTable& resource,
+                            const tf::Tensor& keys, tf::Tensor* embeddings,
+                            Receipt* receipt) const {
+    Table& table = *resource.table();
+    LookupKeys batch = BatchOf(&table, keys);
+    if (make_rows_) {
+      batch.claim = table.Claim(batch);
+    } else {
+      batch.counted = table.CountOnce();
+    }
+    const auto look_up = [&](auto* out) {
+      return table.Lookup(batch.keys, batch.n, make_rows_, out, IntraOpPool(ctx));
+    };
+    const Status status = embeddings->dtype() == tf::DT_FLOAT
+                              ? look_up(static_cast<float*>(embeddings->data()))
+                              : look_up(static_cast<BFloat16*>(embeddings->data()));
+    const size_t n = batch.n;
+    *receipt = ReceiptOf(resource.table(), resource.name(), n, std::move(batch));
+    return ToAbsl(status, resource.name());
   }
 
   int dim_;

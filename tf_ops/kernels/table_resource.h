@@ -57,6 +57,9 @@ class OpenTable {
     return reported_uncounted_;
   }
 
+  // Returns true at the first call alone, before lookups whose keys a GPU has and whose rows not.
+  bool BeginsCopies() { return !copies_.exchange(true); }
+
   // Returns whether step number `step` is a multiple of `every` that this has not said yes to
   // before.
   bool BeginsStep(int64_t step, int64_t every) {
@@ -72,6 +75,7 @@ class OpenTable {
   std::shared_ptr<Table> table_;
   const std::shared_ptr<std::atomic<bool>> reported_uncounted_ =
       std::make_shared<std::atomic<bool>>(false);
+  std::atomic<bool> copies_{false};
   mutable std::mutex mu_;  // guards the two below
   int64_t begun_ = 0;
   std::shared_ptr<const SlotSources> slot_sources_;

@@ -6,15 +6,19 @@
 #include <mutex>
 
 #include "core/base/status_macros.h"
+#include "core/gpu/driver.h"
 #include "core/gpu/shared_library.h"
 
 namespace sok::gpu {
 namespace {
 
-constexpr char kAdvice[] =
-    "A table on a GPU needs NVRTC, which compiles its kernels for the GPU at hand. Install it with "
-    "pip install nvidia-cuda-nvrtc-cu12, or set SOK_NVRTC to the path of libnvrtc.so.12 or of a "
-    "newer one.";
+std::string Advice() {
+  return std::string(
+             "A table on a GPU needs NVRTC, which compiles its kernels for the GPU at hand. "
+             "Install it with pip install nvidia-cuda-nvrtc-cu12, set SOK_NVRTC to the path of "
+             "libnvrtc.so.12 or of a newer one, ") +
+         kOrTheHost;
+}
 
 }  // namespace
 
@@ -31,7 +35,7 @@ Result<const Compiler*> Compiler::Get() {
 }
 
 Result<std::unique_ptr<Compiler>> Compiler::Open(const std::vector<std::string>& libraries) {
-  SOK_ASSIGN_OR_RETURN(const auto library, SharedLibrary::Open(libraries, kAdvice));
+  SOK_ASSIGN_OR_RETURN(const auto library, SharedLibrary::Open(libraries, Advice()));
   std::unique_ptr<Compiler> opened(new Compiler());
   Compiler& c = *opened;
 #define SOK_FIND(name) SOK_RETURN_IF_ERROR(library.Find("nvrtc" #name, &c.name))

@@ -20,13 +20,14 @@ Result<std::shared_ptr<Device>> Device::Open(int ordinal) {
   SOK_RETURN_IF_ERROR(driver->Check(driver->DeviceGetCount(&count), "cuDeviceGetCount"));
   if (count == 0) {
     return Status(Code::kUnavailable,
-                  "Expected a GPU. Received: a process that sees none. CUDA_VISIBLE_DEVICES says "
-                  "which GPUs a process sees.");
+                  std::string("Expected a GPU. Received: a process that sees none. Let "
+                              "CUDA_VISIBLE_DEVICES name one, ") +
+                      kOrTheHost);
   }
   if (ordinal < 0 || ordinal >= count) {
     return InvalidArgument("Expected a GPU of 0 to " + std::to_string(count - 1) +
                            ". Received: " + std::to_string(ordinal) +
-                           ". CUDA_VISIBLE_DEVICES says which GPUs a process sees.");
+                           ". Let CUDA_VISIBLE_DEVICES name that one, " + kOrTheHost);
   }
   std::shared_ptr<Device> device(new Device(*driver, ordinal));
   SOK_RETURN_IF_ERROR(driver->Check(driver->DeviceGet(&device->handle_, ordinal), "cuDeviceGet"));
@@ -78,6 +79,12 @@ Status Device::Fill(DeviceAddress to, unsigned char value, size_t bytes, Stream 
 
 Status Device::Synchronize(Stream stream) const {
   return Call("cuStreamSynchronize", [&] { return driver_.StreamSynchronize(stream); });
+}
+
+bool Device::HasStream(Stream stream) const {
+  void* of = nullptr;
+  const Status found = Call("cuStreamGetCtx", [&] { return driver_.StreamGetCtx(stream, &of); });
+  return found.ok() && of == context_;
 }
 
 Result<size_t> Device::TotalBytes() const {

@@ -47,6 +47,8 @@ class Device : public std::enable_shared_from_this<Device> {
   Status CopyWithin(DeviceAddress to, DeviceAddress from, size_t bytes, Stream stream) const;
   Status Fill(DeviceAddress to, unsigned char value, size_t bytes, Stream stream) const;
   Status Synchronize(Stream stream) const;
+  // Returns whether a stream is one of this device. False for what the driver does not know.
+  bool HasStream(Stream stream) const;
   // Returns the bytes of the device's memory, whoever has them.
   Result<size_t> TotalBytes() const;
 

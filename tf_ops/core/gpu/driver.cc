@@ -13,14 +13,17 @@ namespace {
 
 constexpr int kOutOfMemory = 2;  // CUDA_ERROR_OUT_OF_MEMORY
 
-constexpr char kAdvice[] =
-    "A table on a GPU needs NVIDIA's driver, which brings libcuda.so.1. Install the driver, or use "
-    "device=\"cpu\".";
+std::string Advice() {
+  return std::string(
+             "A table on a GPU needs NVIDIA's driver, which brings libcuda.so.1. Install the "
+             "driver, ") +
+         kOrTheHost;
+}
 
 Status Load(Driver* driver) {
   const char* const given = std::getenv("SOK_CUDA_DRIVER");
   SOK_ASSIGN_OR_RETURN(const auto library,
-                       SharedLibrary::Open({given == nullptr ? "libcuda.so.1" : given}, kAdvice));
+                       SharedLibrary::Open({given == nullptr ? "libcuda.so.1" : given}, Advice()));
   // A number behind a name is the version of its arguments.
 #define SOK_FIND(name, version) SOK_RETURN_IF_ERROR(library.Find("cu" #name version, &driver->name))
   SOK_FIND(Init, "");
@@ -56,6 +59,7 @@ Status Load(Driver* driver) {
   SOK_FIND(ModuleGetFunction, "");
   SOK_FIND(LaunchKernel, "");
   SOK_FIND(StreamSynchronize, "");
+  SOK_FIND(StreamGetCtx, "");
   SOK_FIND(StreamWaitEvent, "");
   SOK_FIND(EventCreate, "");
   SOK_FIND(EventSynchronize, "");
@@ -63,7 +67,7 @@ Status Load(Driver* driver) {
   SOK_FIND(EventDestroy, "_v2");
 #undef SOK_FIND
   const Status started = driver->Check(driver->Init(0), "cuInit");
-  return started.ok() ? started : Status(Code::kUnavailable, started.message() + " " + kAdvice);
+  return started.ok() ? started : Status(Code::kUnavailable, started.message() + " " + Advice());
 }
 
 }  // namespace

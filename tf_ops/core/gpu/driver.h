@@ -14,6 +14,10 @@ using DeviceAddress = uint64_t;
 // A CUstream. Null is the default stream.
 using Stream = void*;
 
+// The end of messages about what a GPU table misses.
+inline constexpr char kOrTheHost[] =
+    "or use device=\"cpu\", which the variable SOK_DEVICE=cpu has saved models use too.";
+
 // The place of memory, and who may use it: the driver's structures, as cuda.h lays them out.
 struct MemoryLocation {
   int type = 1;  // a device
@@ -82,6 +86,7 @@ struct Driver {
                       unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                       Stream stream, void** arguments, void** extra);
   int (*StreamSynchronize)(Stream stream);
+  int (*StreamGetCtx)(Stream stream, void** context);
   int (*StreamWaitEvent)(Stream stream, void* event, unsigned flags);
   int (*EventCreate)(void** event, unsigned flags);
   int (*EventSynchronize)(void* event);

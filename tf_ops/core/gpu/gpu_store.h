@@ -73,6 +73,8 @@ class GpuStore final : public RowStore {
   // those since an earlier state are asked for.
   Result<std::unique_ptr<RowCapture>> BeginCapture(const CaptureOptions& options) override;
 
+  // Returns whether a stream is one of the GPU that has the rows.
+  bool HasStream(Stream stream) const { return device_->HasStream(stream); }
   // Copies the embeddings of keys (n) to out (n, dim), all at addresses of the GPU, behind the work
   // on a stream. With make_rows, keys without a row get one at `now`; else they get the vector that
   // it would start from. Errors: see GpuTable::FindOrMake.

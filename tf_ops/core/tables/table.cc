@@ -268,8 +268,10 @@ template Status Table::Lookup(const Key*, size_t, bool, float*, const ParallelFo
 template Status Table::Lookup(const Key*, size_t, bool, BFloat16*, const ParallelFor&, uint8_t*,
                               const int64_t*, RowNumbers*);
 
-bool Table::looks_up_on_gpu() const {
-  return store_->on_gpu() != nullptr && admission_ == nullptr && eviction_ == nullptr;
+bool Table::LooksUpOnGpu(void* stream) const {
+  const gpu::GpuStore* const store = store_->on_gpu();
+  return store != nullptr && admission_ == nullptr && eviction_ == nullptr &&
+         store->HasStream(stream);
 }
 
 Status Table::LookupOnGpu(const Key* keys, size_t n, bool make_rows, void* out, bool is_bfloat16,

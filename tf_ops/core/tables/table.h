@@ -209,9 +209,12 @@ class Table {
   Status Lookup(const Key* keys, size_t n, bool make_rows, T* out, const ParallelFor& parallel_for,
                 uint8_t* exists = nullptr, const int64_t* counts = nullptr,
                 RowNumbers* found = nullptr);
-  // Returns whether LookupOnGpu takes keys of this table: its rows lie in the memory of a GPU, and
-  // neither an admission nor an eviction asks the host about each key.
-  bool looks_up_on_gpu() const;
+  // Returns the number of the GPU whose memory the rows lie in; -1: the host's.
+  int gpu() const { return config_.gpu; }
+  // Returns whether LookupOnGpu takes keys of this table behind work on a stream: its rows lie in
+  // the memory of the GPU of that stream, and neither an admission nor an eviction asks the host
+  // about each key.
+  bool LooksUpOnGpu(void* stream) const;
   // Does what Lookup does with keys (n) and vectors (n, dim) at addresses of the memory of the
   // table's GPU, behind earlier work on a stream, and does not wait for the GPU. Stats does not
   // count it among lookups. Errors: those of Lookup, and those of the GPU.

@@ -147,8 +147,8 @@ TEST_CASE("keys and gradients that stay on a GPU train the rows that those of th
     CAPTURE(halves);
     std::mt19937 random(23);
     const Pair tables = MakePair();
-    REQUIRE(tables.gpu->looks_up_on_gpu());
-    CHECK_FALSE(tables.host->looks_up_on_gpu());
+    REQUIRE(tables.gpu->LooksUpOnGpu(nullptr));
+    CHECK_FALSE(tables.host->LooksUpOnGpu(nullptr));
     for (int step = 0; step < 6; ++step) {
       CAPTURE(step);
       const std::vector<std::vector<Key>> calls{RandomKeys(200, 100, &random),

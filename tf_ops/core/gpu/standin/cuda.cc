@@ -4,7 +4,8 @@
 //
 // SOK_STANDIN_BYTES is the size of its memory, 4 GiB if it is not set. SOK_STANDIN_FAILS is the
 // name of a function and a number, "cuMemCreate 3": the call of that number, counted from 1, fails.
-// SOK_STANDIN_GPUS is the number of GPUs, 1 if it is not set.
+// SOK_STANDIN_GPUS is the number of GPUs, 1 if it is not set. All share one memory, and every
+// stream but the default one is of GPU 0.
 //
 // SokStandInTouches takes a function that is called around whatever touches the GPU's memory, with
 // 1 before and with 0 after it: a device of TensorFlow's whose memory nobody else may touch.
@@ -27,6 +28,7 @@ constexpr int kSuccess = 0;
 constexpr int kInvalidValue = 1;
 constexpr int kOutOfMemory = 2;
 constexpr int kInvalidImage = 200;
+constexpr int kInvalidHandle = 400;
 constexpr int kNotFound = 500;
 constexpr int kLaunchFailed = 719;
 
@@ -39,6 +41,10 @@ std::map<uint64_t, size_t> allocated;          // bytes by address
 std::map<unsigned long long, size_t> handles;  // bytes of memory that was created
 unsigned long long next_handle = 1;
 std::map<std::string, int> calls;
+
+// The contexts of GPUs, and those that each thread has pushed.
+char contexts[64];
+thread_local std::vector<void*> entered;
 
 std::atomic<void (*)(int)> touches{nullptr};
 
@@ -140,11 +146,12 @@ SOK_CALL(cuInit, unsigned /*flags*/)
 return kSuccess;
 }
 extern "C" int cuGetErrorName(int result, const char** name) {
-  *name = result == kOutOfMemory    ? "CUDA_ERROR_OUT_OF_MEMORY"
-          : result == kInvalidImage ? "CUDA_ERROR_INVALID_IMAGE"
-          : result == kNotFound     ? "CUDA_ERROR_NOT_FOUND"
-          : result == kLaunchFailed ? "CUDA_ERROR_LAUNCH_FAILED"
-                                    : "CUDA_ERROR_INVALID_VALUE";
+  *name = result == kOutOfMemory     ? "CUDA_ERROR_OUT_OF_MEMORY"
+          : result == kInvalidImage  ? "CUDA_ERROR_INVALID_IMAGE"
+          : result == kInvalidHandle ? "CUDA_ERROR_INVALID_HANDLE"
+          : result == kNotFound      ? "CUDA_ERROR_NOT_FOUND"
+          : result == kLaunchFailed  ? "CUDA_ERROR_LAUNCH_FAILED"
+                                     : "CUDA_ERROR_INVALID_VALUE";
   return kSuccess;
 }
 extern "C" int cuGetErrorString(int /*result*/, const char** text) {
@@ -168,18 +175,20 @@ SOK_CALL(cuDeviceGetAttribute, int* value, int attribute, int /*device*/)
 *value = attribute == 75 ? 9 : attribute == 76 ? 0 : 1;
 return kSuccess;
 }
-SOK_CALL(cuDevicePrimaryCtxRetain, void** context, int /*device*/)
-static int made;
-*context = &made;
+SOK_CALL(cuDevicePrimaryCtxRetain, void** context, int device)
+*context = &contexts[device];
 return kSuccess;
 }
 SOK_CALL(cuDevicePrimaryCtxRelease_v2, int /*device*/)
 return kSuccess;
 }
-SOK_CALL(cuCtxPushCurrent_v2, void* /*context*/)
+SOK_CALL(cuCtxPushCurrent_v2, void* context)
+entered.push_back(context);
 return kSuccess;
 }
-SOK_CALL(cuCtxPopCurrent_v2, void** /*context*/)
+SOK_CALL(cuCtxPopCurrent_v2, void** context)
+*context = entered.back();
+entered.pop_back();
 return kSuccess;
 }
 SOK_CALL(cuMemGetInfo_v2, size_t* free, size_t* total)
@@ -308,9 +317,9 @@ kept.push_back(new Function{of.kernels, found});
 return kSuccess;
 }
 SOK_CALL(cuLaunchKernel, void* function, unsigned grid, unsigned, unsigned, unsigned block,
-         unsigned, unsigned, unsigned /*shared*/, void* /*stream*/, void** arguments,
-         void** /*extra*/)
+         unsigned, unsigned, unsigned /*shared*/, void* stream, void** arguments, void** /*extra*/)
 if (grid == 0 || block != 256) return kInvalidValue;
+if (stream != nullptr && entered.back() != &contexts[0]) return kInvalidHandle;
 const Function& of = *static_cast<Function*>(function);
 const Touching touching;
 std::atomic<unsigned> next{0};
@@ -326,6 +335,10 @@ for (std::thread& thread : threads) thread.join();
 return kSuccess;
 }
 SOK_CALL(cuStreamSynchronize, void* /*stream*/)
+return kSuccess;
+}
+SOK_CALL(cuStreamGetCtx, void* stream, void** context)
+*context = stream == nullptr ? entered.back() : &contexts[0];
 return kSuccess;
 }
 SOK_CALL(cuStreamWaitEvent, void* /*stream*/, void* /*event*/, unsigned /*flags*/)
