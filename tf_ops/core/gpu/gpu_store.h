@@ -88,7 +88,6 @@ class GpuStore final : public RowStore {
   class FrozenStore;
   // Copies of whole rows in the host's memory.
   struct HostRows;
-  using Keys = std::vector<Key>;
 
   GpuStore(std::shared_ptr<Device> device, const GpuTableConfig& config,
            std::shared_ptr<const RowLayout> layout)
@@ -111,8 +110,6 @@ class GpuStore final : public RowStore {
                                const ParallelFor& parallel_for);
   // Copies a batch to the GPU, behind `at` gradients of others.
   Result<GpuGradients> Upload(const GradientBatch& batch, uint64_t at, Stream stream) const;
-  // Returns the keys of all rows, ascending.
-  Result<std::shared_ptr<const Keys>> AllKeys() const;
 
   const std::shared_ptr<Device> device_;
   const GpuTableConfig config_;
@@ -135,9 +132,6 @@ class GpuStore final : public RowStore {
   // Memory of the GPU through which calls go, one at a time.
   mutable std::mutex staging_mu_;
   mutable Buffer staged_keys_, staged_floats_, staged_metas_, staged_numbers_;
-
-  mutable std::mutex listed_mu_;
-  mutable std::shared_ptr<const Keys> listed_;  // null once keys have come or gone
 };
 
 }  // namespace sok::gpu

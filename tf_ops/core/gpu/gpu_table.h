@@ -111,8 +111,9 @@ class GpuTable {
   // Returns kResourceExhausted if so many rows take more than max_bytes.
   Status CheckFits(uint64_t rows) const;
 
-  // Returns the keys of all rows, in no order.
-  Result<std::vector<Key>> ListKeys(Stream stream);
+  // Returns the keys whose hash, Mix64, is in [first, last], in no order. It reads the part of the
+  // index that has them, and no more.
+  Result<std::vector<Key>> ListKeys(uint64_t first, uint64_t last, Stream stream);
 
   // A part of the rows, in the host's memory.
   struct RowsPart {

@@ -151,22 +151,49 @@ Status GpuTable::ReadRows(DeviceAddress keys, uint64_t n, uint32_t floats, Devic
   return Launch(kernels_->read_rows, n * floats, &read);
 }
 
-Result<std::vector<Key>> GpuTable::ListKeys(Stream stream) {
+Result<std::vector<Key>> GpuTable::ListKeys(uint64_t first, uint64_t last, Stream stream) {
   SOK_ENTER(stream);
   Scratch& s = *scratch_;
+  const auto home = [this](uint64_t hash) {
+    return static_cast<uint64_t>(static_cast<unsigned __int128>(hash) * buckets_ >> 64);
+  };
+  std::vector<Key> keys, listed;
+  const auto keep = [&](Key key) {
+    const uint64_t hash = Mix64(key);
+    if (first <= hash && hash <= last) keys.push_back(key);
+  };
+  const uint64_t begin = home(first), end = home(last) + 1;
   const uint64_t each = kRowsOfPart / kBucketKeys;
-  SOK_RETURN_IF_ERROR(s.listed_keys.Reserve(device_, kRowsOfPart * sizeof(uint64_t)));
-  SOK_RETURN_IF_ERROR(s.listed_rows.Reserve(device_, kRowsOfPart * sizeof(uint32_t)));
-  std::vector<Key> keys;
-  for (uint64_t begin = 0; begin < buckets_; begin += each) {
-    SOK_ASSIGN_OR_RETURN(const uint64_t n,
-                         ListInto(begin, std::min(begin + each, buckets_), s.listed_keys.address(),
-                                  s.listed_rows.address()));
-    const size_t before = keys.size();
-    keys.resize(before + n);
-    SOK_RETURN_IF_ERROR(device_->CopyToHost(keys.data() + before, s.listed_keys.address(),
-                                            n * sizeof(Key), stream_));
+  const uint64_t most = std::min(each, end - begin) * kBucketKeys;
+  SOK_RETURN_IF_ERROR(s.listed_keys.Reserve(device_, most * sizeof(uint64_t)));
+  SOK_RETURN_IF_ERROR(s.listed_rows.Reserve(device_, most * sizeof(uint32_t)));
+  for (uint64_t at = begin; at < end; at += each) {
+    SOK_ASSIGN_OR_RETURN(
+        const uint64_t n,
+        ListInto(at, std::min(at + each, end), s.listed_keys.address(), s.listed_rows.address()));
+    listed.resize(n);
+    SOK_RETURN_IF_ERROR(
+        device_->CopyToHost(listed.data(), s.listed_keys.address(), n * sizeof(Key), stream_));
     SOK_RETURN_IF_ERROR(device_->Synchronize(stream_));
+    std::for_each(listed.begin(), listed.end(), keep);
+  }
+  // Keys whose bucket was full lie in the next ones, up to the first that none has passed.
+  constexpr uint64_t kNext = 16;
+  std::vector<Bucket> next;
+  uint64_t at = end - 1;
+  for (uint64_t looked = end - begin - 1; looked < buckets_;) {
+    next.resize(std::min({kNext, buckets_ - at, buckets_ - looked}));
+    SOK_RETURN_IF_ERROR(device_->CopyToHost(next.data(), index_.address() + at * sizeof(Bucket),
+                                            next.size() * sizeof(Bucket), stream_));
+    SOK_RETURN_IF_ERROR(device_->Synchronize(stream_));
+    for (const Bucket& bucket : next) {
+      for (int i = 0; i < kBucketKeys && looked >= end - begin; ++i) {
+        if ((bucket.state >> i & 1u) != 0) keep(bucket.keys[i]);
+      }
+      ++looked;
+      if ((bucket.state & kPassed) == 0) return keys;
+    }
+    at = (at + next.size()) % buckets_;
   }
   return keys;
 }

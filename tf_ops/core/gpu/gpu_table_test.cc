@@ -264,6 +264,22 @@ TEST_CASE("a GPU's index whose buckets were all passed still makes and finds row
   CHECK(rows[0] != kNoRow);
   CHECK(rows[1] != kNoRow);
   CHECK(rows[2] == kNoRow);
+  // Keys lie far behind the bucket that they belong to, and are listed all the same, once.
+  std::vector<Key> expected = some(400, 680), listed;
+  expected.insert(expected.end(), others.begin(), others.end());
+  expected.push_back(of[5][7]);
+  std::sort(expected.begin(), expected.end());
+  for (const int bits : {6, 1, 0}) {
+    listed.clear();
+    for (uint64_t part = 0; part < uint64_t{1} << bits; ++part) {
+      const uint64_t first = bits == 0 ? 0 : part << (64 - bits);
+      const uint64_t last = bits == 0 ? UINT64_MAX : ((part + 1) << (64 - bits)) - 1;
+      const std::vector<Key> some_keys = Value(table->ListKeys(first, last, nullptr));
+      listed.insert(listed.end(), some_keys.begin(), some_keys.end());
+    }
+    std::sort(listed.begin(), listed.end());
+    CHECK(listed == expected);
+  }
 }
 
 TEST_CASE("a GPU's table at max_bytes takes as many new keys as were evicted") {

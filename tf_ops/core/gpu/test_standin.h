@@ -1,6 +1,8 @@
 // The stand-in for a GPU, for tests.
 #pragma once
 
+#include <dlfcn.h>
+
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -35,6 +37,13 @@ inline std::shared_ptr<Device> StandIn() {
     return Value(Device::Open(0));
   }();
   return device;
+}
+
+// Returns how many bytes the stand-in has copied to the host.
+inline uint64_t BytesToHost() {
+  void* const library =
+      dlopen((std::string(SOK_STANDIN_FOLDER) + "/libcuda.so.1").c_str(), RTLD_NOW);
+  return reinterpret_cast<uint64_t (*)()>(dlsym(library, "SokStandInBytesToHost"))();
 }
 
 }  // namespace sok::gpu

@@ -141,6 +141,31 @@ TEST_CASE("a table on a GPU trains, loses and gets rows as one in the host's mem
   }
 }
 
+TEST_CASE(
+    "keys of a GPU are copied to the host once for all parts, though rows are made meanwhile") {
+  constexpr size_t kKeys = 200000;
+  const Pair tables = MakePair();
+  Table& table = *tables.gpu;
+  std::vector<Key> keys(kKeys);
+  for (size_t i = 0; i < kKeys; ++i) keys[i] = static_cast<Key>(i * i);
+  std::vector<float> vectors(kKeys * kDim);
+  const auto make = [&](const std::vector<Key>& made) {
+    const Status status =
+        table.LookupOnGpu(made.data(), made.size(), true, vectors.data(), false, nullptr);
+    REQUIRE_MESSAGE(status.ok(), status.message());
+  };
+  make(keys);
+  const uint64_t before = gpu::BytesToHost();
+  std::map<Key, int> listed;
+  for (uint32_t part = 0; part < table.parts(); ++part) {
+    for (Key key : Value(table.ListKeys(part))) ++listed[key];
+    make({Key{3} + kKeys * kKeys + part});
+  }
+  CHECK(gpu::BytesToHost() - before < kKeys * sizeof(Key) * 5 / 4);
+  for (Key key : keys) REQUIRE(listed[key] == 1);
+  for (const auto& [key, times] : listed) REQUIRE(times == 1);
+}
+
 TEST_CASE("keys and gradients that stay on a GPU train the rows that those of the host do") {
   // The memory of the stand-in is the host's.
   for (const bool halves : {false, true}) {

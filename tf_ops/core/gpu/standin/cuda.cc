@@ -7,6 +7,7 @@
 // SOK_STANDIN_GPUS is the number of GPUs, 1 if it is not set. All share one memory, and every
 // stream but the default one is of GPU 0.
 //
+// SokStandInBytesToHost returns how many bytes were copied from the GPU to the host so far.
 // SokStandInTouches takes a function that is called around whatever touches the GPU's memory, with
 // 1 before and with 0 after it: a device of TensorFlow's whose memory nobody else may touch.
 #include <dlfcn.h>
@@ -46,6 +47,7 @@ std::map<std::string, int> calls;
 char contexts[64];
 thread_local std::vector<void*> entered;
 
+std::atomic<uint64_t> bytes_to_host{0};
 std::atomic<void (*)(int)> touches{nullptr};
 
 // Stands around what touches the GPU's memory.
@@ -129,6 +131,7 @@ std::string After(const std::string& image, const std::string& word) {
 
 }  // namespace
 
+extern "C" uint64_t SokStandInBytesToHost() { return bytes_to_host; }
 extern "C" void SokStandInTouches(void (*function)(int)) { touches = function; }
 
 #define SOK_CALL(name, ...)          \
@@ -230,6 +233,7 @@ std::memcpy(reinterpret_cast<void*>(to), from, bytes);
 return kSuccess;
 }
 SOK_CALL(cuMemcpyDtoHAsync_v2, void* to, uint64_t from, size_t bytes, void* /*stream*/)
+bytes_to_host += bytes;
 const Touching touching;
 std::memcpy(to, reinterpret_cast<void*>(from), bytes);
 return kSuccess;
