@@ -1,48 +1,63 @@
-"""The GPU whose memory the rows of a table lie in, as TensorFlow sees it."""
+"""Makes tables whose rows may lie in the memory of a GPU, as TensorFlow sees it."""
 
 from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from sok_embed.tables.devices import AUTO, CPU
+from sok_embed.tables.devices import AUTO, CPU, chosen_device
 from sok_embed.tables.row_dtypes import FLOAT32
 
 
-def place_of_rows(
-    what: str, device: str, *, stored: bool, direct: bool, dtypes: tuple[str, str]
-) -> int:
-    """Returns the number of the GPU whose memory rows are to lie in; -1 for the host's.
+def make_on(what: str, device: Any, attributes: dict[str, Any], make: Callable[[], None]) -> int:
+    """Makes a table on a device.
 
     Args:
-        what: The beginning of the message, such as `"Table 'a'"`.
-        device: A device, from `chosen_device`.
-        stored: True if the rows lie in a storage.
-        direct: True if keys are found by position.
-        dtypes: The types of rows and slots.
+        what: The beginning of messages, such as `"Table 'a'"`.
+        device: The device that the caller of the table asks for.
+        attributes: The attributes of the op that makes the table; they get its `gpu`.
+        make: The function that makes the table by them.
+
+    Returns:
+        The number of the GPU whose memory the rows lie in; -1 for the host's.
 
     Raises:
-        ValueError: For a table that a GPU cannot hold, unless the device is `"auto"`.
+        RuntimeError: For a GPU that cannot be used, unless the device is `"auto"`.
+        ValueError: For a table that a GPU cannot hold, likewise, and for a TF1 graph.
     """
-    if device == CPU:
+    wanted = chosen_device(what, device)
+    number = _place_of_rows(what, wanted, attributes)
+    if number < 0:
+        make()
         return -1
-    if stored:
-        reason = "rows in memory", "a storage, whose rows are on disk and in the host's memory"
-    elif direct:
-        reason = "a hash index", "keys that are found by position (use_hashtable=False)"
-    elif dtypes != (FLOAT32, FLOAT32):
-        reason = "row_dtype='float32' and slot_dtype='float32'", f"{dtypes[0]!r} and {dtypes[1]!r}"
-    else:
-        return _number_of(device)
-    if device == AUTO:
+    with tf.init_scope():
+        if not tf.executing_eagerly():
+            raise ValueError(
+                f"{what}: expected eager execution around a table on a GPU. Received: a TF1 "
+                "graph. Use device='cpu' there."
+            )
+    attributes["gpu"] = number
+    try:
+        make()
+    except (RuntimeError, ValueError, tf.errors.OpError) as error:
+        if wanted != AUTO:
+            raise
+        attributes["gpu"] = -1
+        make()
+        # Without a GPU the host is what was asked for.
+        if tf.config.get_visible_devices("GPU"):
+            warnings.warn(
+                f"{what}: expected to lie on GPU {number}, which device='auto' prefers. It lies on "
+                f"the host. Received: {error}",
+                stacklevel=3,
+            )
         return -1
-    raise ValueError(
-        f"{what}: expected {reason[0]} with device={device!r}. Received: {reason[1]}. Use "
-        "device='cpu', or 'auto', which takes a GPU only where it can hold the table."
-    )
+    _warn_of_full_memory(number)
+    return number
 
 
 def logical_device(number: int) -> str | None:
@@ -56,7 +71,28 @@ def logical_device(number: int) -> str | None:
     return None
 
 
-def warn_of_full_memory(number: int) -> None:
+def _place_of_rows(what: str, device: str, attributes: dict[str, Any]) -> int:
+    """Returns the number of the GPU that is asked for, -1 for the host; checks the table."""
+    if device == CPU:
+        return -1
+    dtypes = attributes["row_dtype"], attributes["slot_dtype"]
+    if "storage" in attributes:
+        reason = "rows in memory", "a storage, whose rows are on disk and in the host's memory"
+    elif attributes["direct"]:
+        reason = "a hash index", "keys that are found by position (use_hashtable=False)"
+    elif dtypes != (FLOAT32, FLOAT32):
+        reason = "row_dtype='float32' and slot_dtype='float32'", f"{dtypes[0]!r} and {dtypes[1]!r}"
+    else:
+        return _number_of(device)
+    if device == AUTO:
+        return -1
+    raise ValueError(
+        f"{what}: expected {reason[0]} with device={device!r}. Received: {reason[1]}. Use "
+        "device='cpu', or 'auto', which takes a GPU only where it can hold the table."
+    )
+
+
+def _warn_of_full_memory(number: int) -> None:
     """Warns where TensorFlow takes all memory of a GPU, so that rows would find none."""
     for visible in tf.config.get_visible_devices("GPU"):
         if int(visible.name.rpartition(":")[2]) != number:
@@ -70,7 +106,7 @@ def warn_of_full_memory(number: int) -> None:
             "a TensorFlow that takes nearly all of it when it first uses the GPU. Call "
             "tf.config.experimental.set_memory_growth(gpu, True), or limit its memory by "
             "tf.config.set_logical_device_configuration, before anything runs on the GPU.",
-            stacklevel=2,
+            stacklevel=4,
         )
 
 

@@ -20,8 +20,8 @@ from sok_embed.kv import RemovedKeys
 from sok_embed.kv.storage import warn_of_another
 from sok_embed.tables import contents
 from sok_embed.tables.base_table import BaseTable, Part
-from sok_embed.tables.devices import AUTO, CPU, chosen_device
-from sok_embed.tables.gpus import logical_device, place_of_rows, warn_of_full_memory
+from sok_embed.tables.devices import CPU
+from sok_embed.tables.gpus import logical_device, make_on
 from sok_embed.tables.owners import ModuloRule, OwnerRule
 from sok_embed.tables.removed_keys import taken_keys
 from sok_embed.tables.row_batches import Batch, batches_in_memory
@@ -163,49 +163,11 @@ class Table(BaseTable):
             self._attributes["eviction"] = arguments.pop("kind")
             self._attributes |= {f"eviction_{key}": value for key, value in arguments.items()}
             self._attributes["step_clock"] = storage is None and not eviction.counts_seconds
-        wanted = chosen_device(f"Table '{name}'", device)
-        gpu = place_of_rows(
-            f"Table '{name}'",
-            wanted,
-            stored=storage is not None,
-            direct=direct,
-            dtypes=(row_dtype, slot_dtype),
-        )
-        self.device = CPU
+        gpu = make_on(f"Table '{name}'", device, self._attributes, self._make_now)
+        self.device = CPU if gpu < 0 else f"gpu:{gpu}"
         self.lookup_device: str | None = None
-        if gpu >= 0:
-            self._make_on_gpu(gpu, optional=wanted == AUTO)
-        else:
-            self._make_now()
-
-    def _make_on_gpu(self, number: int, *, optional: bool) -> None:
-        """Makes the table on a GPU, or on the host if it may and the GPU cannot be used."""
-        with tf.init_scope():
-            if not tf.executing_eagerly():
-                raise ValueError(
-                    f"Table '{self.name}': expected eager execution around a table on a GPU. "
-                    "Received: a TF1 graph. Use device='cpu' there."
-                )
-        self._attributes["gpu"] = number
-        try:
-            self._make_now()
-        except (RuntimeError, ValueError, tf.errors.OpError) as error:
-            if not optional:
-                raise
-            self._attributes["gpu"] = -1
-            self._make_now()
-            # Without a GPU the host is what was asked for.
-            if tf.config.get_visible_devices("GPU"):
-                warnings.warn(
-                    f"Table '{self.name}': expected to lie on GPU {number}, which device='auto' "
-                    f"prefers. It lies on the host. Received: {error}",
-                    stacklevel=2,
-                )
-            return
-        self.device = f"gpu:{number}"
-        if self.owners == 1 and not self.counts_keys and not self.evicts_rows:
-            self.lookup_device = logical_device(number)
-        warn_of_full_memory(number)
+        if gpu >= 0 and owners == 1 and not self.counts_keys and not self.evicts_rows:
+            self.lookup_device = logical_device(gpu)
 
     @property
     def resource_handle(self) -> tf.Tensor:
