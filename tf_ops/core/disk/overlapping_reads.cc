@@ -5,9 +5,19 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <vector>
 
 namespace sok {
+namespace {
+
+// So many bytes at once are part of a walk through the file, which would only fill the cache.
+constexpr size_t kDirectBytes = size_t{256} << 10;
+// Direct I/O needs memory, places and lengths that are multiples of a block of the device, which
+// has 512 bytes or 4 KiB.
+constexpr uint64_t kAlignment = 4096;
+
+}  // namespace
 
 std::unique_ptr<OverlappingReads> OverlappingReads::Open(const std::string& path) {
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -20,7 +30,9 @@ OverlappingReads::~OverlappingReads() { close(file_); }
 void OverlappingReads::Read(Request* requests, size_t n) const {
   std::vector<Request*> rest;
   for (size_t i = 0; i < n; ++i) {
-    if (n == 1 || !ReadCached(&requests[i])) rest.push_back(&requests[i]);
+    const bool is_long = requests[i].size >= kDirectBytes;
+    if ((n > 1 || is_long) && ReadCached(&requests[i])) continue;
+    if (!is_long || !ReadDirect(&requests[i])) rest.push_back(&requests[i]);
   }
   // These calls return once the device has been asked.
   for (size_t i = 1; i < rest.size(); ++i) {
@@ -39,6 +51,31 @@ bool OverlappingReads::ReadCached(Request* request) const {
   if (got != static_cast<ssize_t>(request->size)) return false;
   request->read = request->size;
   return true;
+}
+
+bool OverlappingReads::ReadDirect(Request* request) const {
+#ifdef O_DIRECT
+  const auto to = reinterpret_cast<uintptr_t>(request->to);
+  if (request->offset % kAlignment != 0 || request->size % kAlignment != 0 ||
+      to % kAlignment != 0) {
+    return false;
+  }
+  // The file of file_ by another descriptor: its path may be that of another file by now, and other
+  // threads read with file_.
+  char name[40];
+  std::snprintf(name, sizeof(name), "/proc/self/fd/%d", file_);
+  const int direct = open(name, O_RDONLY | O_DIRECT | O_CLOEXEC);
+  if (direct < 0) return false;
+  const ssize_t got =
+      pread(direct, request->to, request->size, static_cast<off_t>(request->offset));
+  if (got < 0 && errno != EINVAL && errno != EINTR) request->error = errno;
+  close(direct);
+  if (got > 0) request->read = static_cast<size_t>(got);
+  // The rest is read as other places are, if it is not behind the end of the file.
+  return request->error != 0 || request->read == request->size;
+#else
+  return false;
+#endif
 }
 
 void OverlappingReads::ReadWaiting(Request* request) const {

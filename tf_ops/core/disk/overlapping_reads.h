@@ -9,7 +9,9 @@
 namespace sok {
 
 // Reads of places that the system's cache does not have are asked for together before the first is
-// waited for. It takes no thread and no io_uring, which containers often forbid. Thread-safe.
+// waited for. It takes no thread and no io_uring, which containers often forbid. What that cache
+// does not have of a long piece is read past it, if the piece is whole pages of memory and of the
+// file. Thread-safe.
 class OverlappingReads {
  public:
   struct Request {
@@ -34,6 +36,8 @@ class OverlappingReads {
   explicit OverlappingReads(int file) : file_(file) {}
   // Reads what the system has in memory. Returns false if that is not all of it.
   bool ReadCached(Request* request) const;
+  // Reads past the system's cache. Returns false if some is left to be read otherwise.
+  bool ReadDirect(Request* request) const;
   void ReadWaiting(Request* request) const;
 
   const int file_;

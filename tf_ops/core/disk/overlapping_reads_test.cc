@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/page_memory.h"
 #include "core/base/test_folder.h"
 #include "core/base/test_threads.h"
 
@@ -61,6 +62,33 @@ TEST_CASE("many places of a file are read at once, from the system's cache and f
   OverlappingReads::Request behind{bytes.size() + 5, sizeof(rest), rest};
   file->Read(&behind, 1);
   CHECK((behind.read == 0 && behind.error == 0));
+}
+
+TEST_CASE("long pieces of whole pages are read past the cache, and whole at the file's end") {
+  std::mt19937_64 rng(TestSeed());
+  const TestFolder folder;
+  const std::string path = folder / "file";
+  const std::string bytes = RandomBytes(3'000'003, &rng);
+  std::ofstream(path, std::ios::binary) << bytes;
+  const auto file = OverlappingReads::Open(path);
+  REQUIRE(file != nullptr);
+  const PageBuffer to(size_t{2} << 20, /*huge_pages=*/false);
+  for (int round = 0; round < 40; ++round) {
+    const int descriptor = open(path.c_str(), O_RDONLY);
+    fsync(descriptor);
+    // Every fourth time all of it is in the cache, else what the reads before have left there.
+    posix_fadvise(descriptor, 0, 0, round % 4 == 0 ? POSIX_FADV_WILLNEED : POSIX_FADV_DONTNEED);
+    close(descriptor);
+    const size_t page = 4096;
+    const size_t off_the_page = round % 5 == 0 ? 512 : 0;
+    const size_t offset = rng() % (bytes.size() / page) * page + off_the_page;
+    const size_t size = (size_t{64} + rng() % 400) * page;
+    OverlappingReads::Request requests[] = {{offset, size, to.data()}, {7, 5, to.data() + size}};
+    file->Read(requests, 1 + round % 2);
+    REQUIRE(requests[0].error == 0);
+    REQUIRE(std::string(to.data(), requests[0].read) == bytes.substr(offset, size));
+    if (round % 2 == 1) CHECK(std::string(to.data() + size, 5) == bytes.substr(7, 5));
+  }
 }
 
 TEST_CASE("a place that cannot be read has an error, and a file that is not there is not opened") {

@@ -2,10 +2,13 @@
 
 #include <fcntl.h>
 
+#include <cerrno>
+#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
 
+#include "core/base/file_stream.h"
 #include "core/disk/overlapping_reads.h"
 
 namespace sok {
@@ -79,7 +82,78 @@ class File final : public rocksdb::FSRandomAccessFile {
   const std::unique_ptr<OverlappingReads> reads_;
 };
 
+// A file of rows, which is written once, from its beginning to its end, past the system's cache.
+class TableFile final : public rocksdb::FSWritableFile {
+ public:
+  TableFile(int fd, const std::string& name) : stream_(fd, name) {}
+
+  using FSWritableFile::Append;
+  IOStatus Append(const rocksdb::Slice& bytes, const rocksdb::IOOptions& /*options*/,
+                  rocksdb::IODebugContext* /*debug*/) override {
+    if (ended_) return error_ = IOStatus::IOError("a file of rows was written behind its end");
+    return Keep(stream_.Write(bytes.data(), bytes.size()));
+  }
+  IOStatus Flush(const rocksdb::IOOptions& /*options*/,
+                 rocksdb::IODebugContext* /*debug*/) override {
+    return error_;
+  }
+  IOStatus Sync(const rocksdb::IOOptions& /*options*/,
+                rocksdb::IODebugContext* /*debug*/) override {
+    return End();
+  }
+  IOStatus Close(const rocksdb::IOOptions& /*options*/,
+                 rocksdb::IODebugContext* /*debug*/) override {
+    return End();
+  }
+  uint64_t GetFileSize(const rocksdb::IOOptions& /*options*/,
+                       rocksdb::IODebugContext* /*debug*/) override {
+    return stream_.bytes();
+  }
+
+ private:
+  IOStatus End() {
+    if (ended_ || !error_.ok()) return error_;
+    ended_ = true;
+    return Keep(stream_.Finish());
+  }
+  IOStatus Keep(const Status& status) {
+    if (status.ok()) return error_;
+    const std::string message(status.text());
+    // RocksDB goes on by itself after a full disk alone.
+    const std::string full = std::generic_category().message(ENOSPC);
+    error_ = message.find(full) != std::string::npos ? IOStatus::NoSpace(message)
+                                                     : IOStatus::IOError(message);
+    return error_;
+  }
+
+  FileStream stream_;
+  IOStatus error_;
+  bool ended_ = false;
+};
+
+bool IsTable(std::string_view name) {
+  constexpr std::string_view kEnd = ".sst";
+  return name.size() > kEnd.size() && name.substr(name.size() - kEnd.size()) == kEnd;
+}
+
 }  // namespace
+
+std::unique_ptr<rocksdb::FSWritableFile> NewTableFile(const std::string& path) {
+  const int fd = open(path.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0644);
+  if (fd < 0) return nullptr;
+  return std::make_unique<TableFile>(fd, path);
+}
+
+IOStatus DatabaseFiles::NewWritableFile(const std::string& name,
+                                        const rocksdb::FileOptions& options,
+                                        std::unique_ptr<rocksdb::FSWritableFile>* result,
+                                        rocksdb::IODebugContext* debug) {
+  auto table = IsTable(name) ? NewTableFile(name) : nullptr;
+  // RocksDB's own files say what is wrong with a path.
+  if (table == nullptr) return target()->NewWritableFile(name, options, result, debug);
+  *result = std::move(table);
+  return IOStatus::OK();
+}
 
 IOStatus DatabaseFiles::NewRandomAccessFile(const std::string& name,
                                             const rocksdb::FileOptions& options,

@@ -48,7 +48,7 @@ IOStatus OwnedFiles::NewWritableFile(const std::string& name, const rocksdb::Fil
                                      std::unique_ptr<rocksdb::FSWritableFile>* result,
                                      rocksdb::IODebugContext* debug) {
   const IOStatus status = Checked();
-  return status.ok() ? target()->NewWritableFile(name, options, result, debug) : status;
+  return status.ok() ? DatabaseFiles::NewWritableFile(name, options, result, debug) : status;
 }
 
 IOStatus OwnedFiles::ReopenWritableFile(const std::string& name,
