@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <utility>
 
 #include "core/base/merge_tree.h"
+#include "core/base/page_memory.h"
 #include "core/base/status_macros.h"
 
 namespace sok {
@@ -41,6 +43,34 @@ class RowVisitor {
   const size_t record_bytes_;
 };
 
+// Holds records back for a moment in which the processor fetches them, and passes them on in order:
+// those of a merge come from as many places as there are runs, and each alone would be waited for.
+class RecordsAhead {
+ public:
+  explicit RecordsAhead(size_t record_bytes) : record_bytes_(record_bytes) {}
+
+  Status Add(const char* record, RowVisitor& visit) {
+    Prefetch(record, record_bytes_);
+    const char*& place = records_[added_++ % kMost];
+    const char* const oldest = std::exchange(place, record);
+    return oldest == nullptr ? Status() : visit(oldest);
+  }
+  Status VisitAll(RowVisitor& visit) {
+    for (size_t i = 0; i < kMost; ++i) {
+      const char* const record = std::exchange(records_[(added_ + i) % kMost], nullptr);
+      if (record != nullptr) SOK_RETURN_IF_ERROR(visit(record));
+    }
+    added_ = 0;
+    return Status();
+  }
+
+ private:
+  static constexpr size_t kMost = 16;
+  const size_t record_bytes_;
+  const char* records_[kMost] = {};
+  size_t added_ = 0;
+};
+
 // Calls fn(record) for the records of an array, in the order of their keys.
 template <typename Fn>
 Status VisitSorted(const std::vector<char>& records, size_t record_bytes, Fn&& fn) {
@@ -63,32 +93,33 @@ Status VisitSorted(const std::vector<char>& records, size_t record_bytes, Fn&& f
 // Reads a run through a window.
 class FrozenSpill::RunReader {
  public:
-  RunReader(const FrozenSpill& frozen, const Run& run, size_t window)
-      : frozen_(frozen), run_(&run), most_(std::max<size_t>(window / frozen.record_bytes_, 1)) {}
+  // The window is at least a record long.
+  RunReader(const FrozenSpill& frozen, const Run& run, char* window, size_t window_bytes)
+      : frozen_(frozen), run_(&run), window_(window), most_(window_bytes / frozen.record_bytes_) {}
 
   // Goes to the next record, the first one at first. Sets *more to whether there was one.
   Status Next(bool* more) {
     for (;;) {
-      for (; row_ < filled_; ++row_) {
-        if (run_->rows != nullptr && ((*run_->rows)[row_ / 64] >> (row_ % 64) & 1) == 0) continue;
-        record_ = window_.data() + (row_++ - first_) * frozen_.record_bytes_;
+      for (; row_ < wanted_end_; ++row_) {
+        if (!Wanted(row_)) continue;
+        record_ = window_ + (row_++ - first_) * frozen_.record_bytes_;
         *more = true;
         return Status();
       }
+      row_ = filled_;
       if (begun_ && row_ == run_->extents[extent_].end) {
         ++extent_;
         begun_ = false;
       }
       *more = extent_ < run_->extents.size();
-      if (!*more) {
-        std::vector<char>().swap(window_);
-        return Status();
-      }
+      if (!*more) return Status();
       SOK_RETURN_IF_ERROR(Fill(run_->extents[extent_]));
     }
   }
-  // The record that Next has gone to, until it is called again.
+  // The record that Next has gone to. It stays where it is as long as Next reads nothing.
   const char* record() const { return record_; }
+  // Returns whether Next will read, or end: the records up to here are gone then.
+  bool ReadsNext() const { return row_ == wanted_end_; }
 
  private:
   Status Fill(const Extent& extent) {
@@ -96,19 +127,39 @@ class FrozenSpill::RunReader {
     begun_ = true;
     first_ = row_;
     filled_ = static_cast<uint32_t>(std::min<size_t>(extent.end, row_ + most_));
-    window_.resize((filled_ - first_) * frozen_.record_bytes_);
-    return frozen_.file_.Read(extent.segment, first_ * frozen_.record_bytes_, window_.data(),
-                              window_.size());
+    rows_ = HasAll(first_, filled_) ? nullptr : run_->rows->data();
+    wanted_end_ = filled_;
+    while (wanted_end_ > first_ && !Wanted(wanted_end_ - 1)) --wanted_end_;
+    return frozen_.file_.Read(extent.segment, first_ * frozen_.record_bytes_, window_,
+                              (filled_ - first_) * frozen_.record_bytes_);
+  }
+
+  bool Wanted(uint32_t row) const {
+    return rows_ == nullptr || (rows_[row / 64] >> (row % 64) & 1) != 0;
+  }
+  bool HasAll(uint32_t first, uint32_t end) const {
+    if (run_->rows == nullptr) return true;
+    for (uint32_t row = first; row < end;) {
+      const uint32_t next = std::min(end, (row / 64 + 1) * 64);
+      const uint64_t bits = ~uint64_t{0} >> (64 - (next - row)) << (row % 64);
+      if (((*run_->rows)[row / 64] & bits) != bits) return false;
+      row = next;
+    }
+    return true;
   }
 
   const FrozenSpill& frozen_;
   const Run* run_;
+  char* const window_;
   const size_t most_;  // rows of a window
-  std::vector<char> window_;
+  // A bit for each row says whether it belongs to the run; null: all of the window do. A merge
+  // comes to another run with each row, so its bit would be one more place in memory to wait for.
+  const uint64_t* rows_ = nullptr;
   const char* record_ = nullptr;
   size_t extent_ = 0;
   bool begun_ = false;               // the extent has been
   uint32_t first_ = 0, filled_ = 0;  // the rows of the window
+  uint32_t wanted_end_ = 0;          // behind the last one of them that belongs to the run
   uint32_t row_ = 0;                 // the next one
 };
 
@@ -184,7 +235,8 @@ void FrozenSpill::Add(std::vector<Spill::FrozenPart> segments) {
 template <typename Fn>
 Status FrozenSpill::ForEachRecord(const Spill::FrozenPart& segment, const Fn& fn) const {
   const Run run{{{segment.segment, 0, segment.end}}, &segment.rows};
-  RunReader reader(*this, run, SpillFile::kSegmentBytes);
+  std::vector<char> window(SpillFile::kSegmentBytes);
+  RunReader reader(*this, run, window.data(), window.size());
   for (bool more = true;;) {
     SOK_RETURN_IF_ERROR(reader.Next(&more));
     if (!more) return Status();
@@ -234,30 +286,37 @@ Status FrozenSpill::ForEach(const DurableStore::VisitDirty& fn) const {
 
 Status FrozenSpill::Merge(const std::vector<Run>& runs, const DurableStore::VisitDirty& fn) const {
   const size_t window =
-      std::clamp<size_t>(memory_ / runs.size(), kLeastWindow, SpillFile::kSegmentBytes);
+      std::max(std::clamp<size_t>(memory_ / runs.size(), kLeastWindow, SpillFile::kSegmentBytes),
+               record_bytes_);
+  // Each record comes from another window, so that most would miss the TLB with small pages.
+  const PageBuffer windows(runs.size() * window, /*huge_pages=*/true);
+  if (windows.data() == nullptr) throw std::bad_alloc();
   std::vector<RunReader> readers;
   readers.reserve(runs.size());
   MergeTree tree(runs.size());
   for (size_t i = 0; i < runs.size(); ++i) {
-    readers.emplace_back(*this, runs[i], window);
+    readers.emplace_back(*this, runs[i], windows.data() + i * window, window);
     bool more = false;
     SOK_RETURN_IF_ERROR(readers[i].Next(&more));
     if (more) tree.Set(i, KeyOf(readers[i].record()));
   }
   RowVisitor visit(record_bytes_, fn);
+  RecordsAhead ahead(record_bytes_);
   for (tree.Start(); !tree.ended();) {
     RunReader& reader = readers[tree.run()];
-    SOK_RETURN_IF_ERROR(visit(reader.record()));
+    SOK_RETURN_IF_ERROR(ahead.Add(reader.record(), visit));
+    if (reader.ReadsNext()) SOK_RETURN_IF_ERROR(ahead.VisitAll(visit));
     bool more = false;
     SOK_RETURN_IF_ERROR(reader.Next(&more));
     if (more) {
       // The one behind it, which nobody wants before all other runs have had a turn, or nearly.
-      Prefetch(reader.record() + record_bytes_, record_bytes_);
+      __builtin_prefetch(reader.record() + record_bytes_);
       tree.Next(KeyOf(reader.record()));
     } else {
       tree.End();
     }
   }
+  SOK_RETURN_IF_ERROR(ahead.VisitAll(visit));
   return Status();
 }
 
