@@ -1,6 +1,8 @@
 // The dirty rows of DiskStore at one moment, for a flush beside other calls.
+#include <chrono>
 #include <mutex>
 #include <shared_mutex>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -10,6 +12,12 @@
 #include "core/disk/frozen_spill.h"
 
 namespace sok {
+namespace {
+
+// Between two pieces of a shard that are spilled.
+constexpr std::chrono::microseconds kPause(200);
+
+}  // namespace
 
 bool DiskStore::can_spill() const {
   const std::shared_lock<SharedMutex> lock(shards_[0]->mu);
@@ -24,7 +32,9 @@ Result<uint64_t> DiskStore::SpillDirty(uint32_t part) {
     std::vector<uint32_t> dirty;
     std::vector<Spill::Row> rows;
     for (uint32_t block = 0;;) {
-      // About a segment at a time, so that other calls need not wait for all of them.
+      // About a segment at a time, so that other calls need not wait for all of them. A lock that
+      // is taken again at once would be gone before a thread that waits for it has woken up.
+      if (block > 0) std::this_thread::sleep_for(kPause);
       const std::lock_guard<SharedMutex> lock(shard.mu);
       dirty.clear();
       rows.clear();
