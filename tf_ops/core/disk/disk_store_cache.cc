@@ -32,7 +32,7 @@ Status DiskStore::LoadEntries(Shard& shard, const ShardEntry* entries, size_t n,
       shard.index, entries, n, [](Key key) { return Hash(key); }, rows);
   std::vector<Key> absent;
   std::vector<uint32_t> expired;
-  // Where memory ends, no row may stay pinned.
+  // No row may stay pinned if memory ends.
   Status status = OrNoMemory([&] {
     for (size_t i = 0; i < n; ++i) {
       if (rows[i] == CacheRows::kNone) {

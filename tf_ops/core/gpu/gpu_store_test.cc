@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "core/base/bfloat16.h"
+#include "core/base/test_batches.h"
 #include "core/base/test_result.h"
 #include "core/base/test_threads.h"
 #include "core/gpu/test_standin.h"
@@ -97,24 +98,13 @@ class Program {
   }
 
  private:
-  // Few keys most of the time, some of them equal; the ends of the range too.
+  // Few keys most of the time; the ends of the range too.
   std::vector<Key> Batch() {
-    const bool is_long = random_() % 64 == 0;
-    const uint64_t distinct = random_() % 2 == 0 ? 1 + random_() % 20 : kKeys;
-    const uint64_t first = random_() % (kKeys - distinct + 1);
-    std::vector<Key> keys(random_() % (is_long ? 300 : 8));
-    for (Key& key : keys) {
-      const uint64_t i = first + random_() % distinct;
-      key = i % 2 == 0 ? i / 2 * 0x1000193 : ~(i / 2);
-    }
-    return keys;
+    const auto key_at = [](uint64_t i) { return i % 2 == 0 ? i / 2 * 0x1000193 : ~(i / 2); };
+    const size_t most = random_() % 64 == 0 ? 300 : 8;
+    return RandomKeys(random_() % most, kKeys, key_at, &random_);
   }
-
-  std::vector<float> Integers(size_t n) {
-    std::vector<float> values(n);
-    for (float& x : values) x = static_cast<float>(static_cast<int>(random_() % 17) - 8);
-    return values;
-  }
+  std::vector<float> Integers(size_t n) { return RandomIntegers(n, &random_); }
 
   // Sums of equal gradients are exact; the rules of both sides round alike, but for the last bit.
   static bool IsNear(float found, float expected) {

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/test_batches.h"
 #include "core/base/test_result.h"
 #include "core/base/test_threads.h"
 #include "core/rows/row_store.h"
@@ -75,23 +76,8 @@ class Fuzz {
     return std::make_shared<const RowLayout>(kDim, std::move(slots), Kind::kForm);
   }
 
-  // Up to kMostKeys keys, of few or of many, so that some batches are full of duplicates.
-  std::vector<Key> Batch() {
-    const uint64_t distinct = rng_() % 2 == 0 ? 1 + rng_() % 20 : kKeys;
-    const uint64_t first = rng_() % (kKeys - distinct + 1);
-    std::vector<Key> keys(rng_() % kMostKeys);
-    for (Key& key : keys) {
-      const uint64_t i = first + rng_() % distinct;
-      key = Kind::KeyAt(i);
-    }
-    return keys;
-  }
-
-  std::vector<float> Integers(size_t n) {
-    std::vector<float> values(n);
-    for (float& x : values) x = static_cast<float>(static_cast<int>(rng_() % 17) - 8);
-    return values;
-  }
+  std::vector<Key> Batch() { return RandomKeys(rng_() % kMostKeys, kKeys, Kind::KeyAt, &rng_); }
+  std::vector<float> Integers(size_t n) { return RandomIntegers(n, &rng_); }
 
   void Upsert() {
     const auto keys = Batch();
