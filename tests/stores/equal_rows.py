@@ -10,7 +10,7 @@ from table_model import GroupConfig
 
 
 class EqualRows:
-    """Rows of some keys, every element of which is the same small number. 0: there is no row.
+    """Rows of some keys, every element of which is the same small number: 0 without a row.
 
     Attributes:
         keys: uint64 [n].
