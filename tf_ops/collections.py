@@ -403,21 +403,28 @@ def collection_pool(
     )
     widths = [sum(plan.feature_dims)] if concat else plan.feature_dims
     return [
-        ops.sok_embed_collection_output(vectors=vectors, dtype=dtype, index=index, width=width)
+        ops.sok_embed_collection_output(
+            vectors=vectors, asked=asked, dtype=dtype, index=index, width=width
+        )
         for index, width in enumerate(widths)
     ]
 
 
 @tf.RegisterGradient("SokEmbed>CollectionOutput")
-def _output_gradient(op: Any, upstream: tf.Tensor) -> tf.Tensor:
-    return ops.sok_embed_collection_output_gradient(
-        gradient=upstream, vectors=op.inputs[0], index=op.get_attr("index")
-    )
+def _output_gradient(op: Any, upstream: tf.Tensor) -> list[tf.Tensor | None]:
+    return [
+        ops.sok_embed_collection_output_gradient(
+            gradient=upstream, asked=op.inputs[1], index=op.get_attr("index")
+        ),
+        None,
+    ]
 
 
 @tf.RegisterGradient("SokEmbed>CollectionPool")
 def _pool_gradient(op: Any, upstream: tf.Tensor) -> list[tf.Tensor | None]:
     rows, row_splits, asked, *weights = op.inputs
+    if not weights and COMBINERS.index("max") not in op.get_attr("combiners"):
+        rows = tf.zeros([0])  # not needed: those of the forward pass may be freed
     of_rows, of_weights = ops.sok_embed_collection_pool_gradient(
         gradients=upstream,
         rows=rows,

@@ -206,7 +206,7 @@ def test_ops_of_tensorflow_for_variants_on_a_gpu_take_ours():
     upstream = {0: np.ones([2, 2]), 2: np.full([2, 3], 2.0)}
     of_outputs = [
         native.ops.sok_embed_collection_output_gradient(
-            gradient=tf.constant(gradient, tf.float32), vectors=vectors, index=index
+            gradient=tf.constant(gradient, tf.float32), asked=pooling["asked"], index=index
         )
         for index, gradient in upstream.items()
     ]

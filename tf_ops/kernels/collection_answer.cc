@@ -66,19 +66,20 @@ class CollectionAskedOp : public tf::OpKernel {
                                            "shapes " +
                                            message.shape().DebugString() + " and " +
                                            splits.shape().DebugString()));
-    const auto read = ReadKeys(
+    const auto found = FindKeys(
         served_, message.flat<int64_t>().data(), static_cast<size_t>(message.NumElements()),
         splits.flat<int32_t>().data(), static_cast<size_t>(splits.NumElements()), Hold(message));
-    OP_REQUIRES_OK(ctx, ToAbsl(read.status()));
-    const AskedKeys& asked = read.value();
+    OP_REQUIRES_OK(ctx, ToAbsl(found.status()));
+    const AskedKeys& asked = found.value();
     const size_t tables = served_.dims.size();
     for (size_t table = 0; table < tables; ++table) {
-      const auto* keys = reinterpret_cast<const int64_t*>(asked.keys);
-      OP_REQUIRES_OK(ctx, Put(ctx, table, asked, table, true, keys));
+      int64_t *keys, *counts, *said;
+      OP_REQUIRES_OK(ctx, Allocate(ctx, table, asked, table, true, &keys));
       OP_REQUIRES_OK(ctx,
-                     Put(ctx, tables + table, asked, table, served_.counts[table], asked.counts));
+                     Allocate(ctx, tables + table, asked, table, served_.counts[table], &counts));
       OP_REQUIRES_OK(ctx,
-                     Put(ctx, 2 * tables + table, asked, table, served_.says[table], asked.said));
+                     Allocate(ctx, 2 * tables + table, asked, table, served_.says[table], &said));
+      CopyKeys(served_, asked, table, reinterpret_cast<Key*>(keys), counts, said);
     }
     const RowSegments& rows = asked.answers;
     OP_REQUIRES_OK(ctx, ToAbsl(rows.Splits().status()));
@@ -93,14 +94,13 @@ class CollectionAskedOp : public tf::OpKernel {
   }
 
  private:
-  // Puts out what is asked of a table, or nothing.
-  static absl::Status Put(tf::OpKernelContext* ctx, size_t output, const AskedKeys& asked,
-                          size_t table, bool there, const int64_t* by_table) {
-    const size_t first = asked.starts[table];
-    const auto n = there ? static_cast<int64_t>(asked.starts[table + 1] - first) : 0;
+  // Makes an output for each key that is asked of a table, or an empty one.
+  static absl::Status Allocate(tf::OpKernelContext* ctx, size_t output, const AskedKeys& asked,
+                               size_t table, bool there, int64_t** place) {
+    const auto n = there ? static_cast<int64_t>(asked.segments.rows(table)) : 0;
     tf::Tensor* to = nullptr;
     TF_RETURN_IF_ERROR(ctx->allocate_output(static_cast<int>(output), {n}, &to));
-    if (n > 0) std::copy_n(by_table + first, n, to->flat<int64_t>().data());
+    *place = to->flat<int64_t>().data();
     return absl::OkStatus();
   }
 

@@ -1,6 +1,7 @@
 // SokEmbed>CollectionPool makes vectors of the rows that have come, SokEmbed>CollectionOutput takes
 // those of one feature, and the gradients of both go back. A feature whose output is not used has
 // no gradient at all, where an op with many outputs would be given zeros.
+#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,6 +49,7 @@ class PoolKernel : public tf::OpKernel {
                       "feature " +
                       std::to_string(feature)));
     }
+    has_max_ = std::find(combiners_.begin(), combiners_.end(), Combiner::kMax) != combiners_.end();
   }
 
  protected:
@@ -62,8 +64,9 @@ class PoolKernel : public tf::OpKernel {
     size_t width = 0;  // of a vector of all features, with concat
   };
 
-  // `first` is the input with the rows; their splits, the request and the weights follow.
-  absl::Status Read(tf::OpKernelContext* ctx, int first, Batch* batch) const {
+  // `first` is the input with the rows; their splits, the request and the weights follow. Without
+  // `with_rows` the rows are not looked at.
+  absl::Status Read(tf::OpKernelContext* ctx, int first, bool with_rows, Batch* batch) const {
     const AskedVariant* asked = nullptr;
     TF_RETURN_IF_ERROR(GetVariant(ctx, first + 2, "asked", &asked));
     if (asked->request == nullptr || asked->request->plan().features.size() != combiners_.size()) {
@@ -71,29 +74,7 @@ class PoolKernel : public tf::OpKernel {
     }
     batch->request = asked->request.get();
     batch->segments = SegmentsOf(*batch->request);
-    const tf::Tensor &rows = ctx->input(first), &arrived = ctx->input(first + 1);
-    const auto splits = packed_ ? PackedSplits(batch->segments) : batch->segments.Splits();
-    TF_RETURN_IF_ERROR(ToAbsl(splits.status()));
-    const auto of_workers = arrived.flat<int32_t>();
-    int64_t floats = 0;
-    bool fits = static_cast<size_t>(of_workers.size()) == splits.value().size();
-    for (int64_t worker = 0; worker < of_workers.size(); ++worker) {
-      fits = fits && of_workers(worker) >= 0;
-      floats += of_workers(worker);
-    }
-    if (!fits || floats != rows.NumElements()) {
-      return absl::InvalidArgumentError("expected rows, and splits of each worker that sum to " +
-                                        std::to_string(rows.NumElements()) + ", got splits " +
-                                        arrived.SummarizeValue(of_workers.size()));
-    }
-    const float* message = rows.flat<float>().data();
-    TF_RETURN_IF_ERROR(ToAbsl(CheckArrived(splits.value(), of_workers.data(), message)));
-    if (packed_) {
-      batch->unpacked.resize(batch->segments.floats());
-      UnpackRows(batch->segments, message, batch->unpacked.data(), IntraOpPool(ctx));
-      message = batch->unpacked.data();
-    }
-    batch->rows = message;
+    if (with_rows) TF_RETURN_IF_ERROR(ReadRows(ctx, first, batch));
     batch->places = batch->segments.Places();
     for (Combiner combiner : combiners_) batch->poolings.push_back({combiner, nullptr});
     for (size_t i = 0; i < weighted_.size(); ++i) {
@@ -133,10 +114,38 @@ class PoolKernel : public tf::OpKernel {
 
   std::vector<Combiner> combiners_;
   std::vector<int64_t> weighted_;
-  bool concat_, packed_;
+  bool concat_, packed_, has_max_;
   tf::DataType dtype_;
 
  private:
+  // Reads the message of rows, if it is not that of a worker that has failed.
+  absl::Status ReadRows(tf::OpKernelContext* ctx, int first, Batch* batch) const {
+    const tf::Tensor &rows = ctx->input(first), &arrived = ctx->input(first + 1);
+    const auto splits = packed_ ? PackedSplits(batch->segments) : batch->segments.Splits();
+    TF_RETURN_IF_ERROR(ToAbsl(splits.status()));
+    const auto of_workers = arrived.flat<int32_t>();
+    int64_t floats = 0;
+    bool fits = static_cast<size_t>(of_workers.size()) == splits.value().size();
+    for (int64_t worker = 0; worker < of_workers.size(); ++worker) {
+      fits = fits && of_workers(worker) >= 0;
+      floats += of_workers(worker);
+    }
+    if (!fits || floats != rows.NumElements()) {
+      return absl::InvalidArgumentError("expected rows, and splits of each worker that sum to " +
+                                        std::to_string(rows.NumElements()) + ", got splits " +
+                                        arrived.SummarizeValue(of_workers.size()));
+    }
+    const float* message = rows.flat<float>().data();
+    TF_RETURN_IF_ERROR(ToAbsl(CheckArrived(splits.value(), of_workers.data(), message)));
+    if (packed_) {
+      batch->unpacked.resize(batch->segments.floats());
+      UnpackRows(batch->segments, message, batch->unpacked.data(), IntraOpPool(ctx));
+      message = batch->unpacked.data();
+    }
+    batch->rows = message;
+    return absl::OkStatus();
+  }
+
   absl::Status ReadWidths(Batch* batch) const {
     batch->bags = batch->request->feature(0).bags;
     for (size_t feature = 0; feature < combiners_.size(); ++feature) {
@@ -180,7 +189,7 @@ class CollectionPoolOp : public PoolKernel {
 
   void Compute(tf::OpKernelContext* ctx) override {
     Batch batch;
-    OP_REQUIRES_OK(ctx, Read(ctx, 0, &batch));
+    OP_REQUIRES_OK(ctx, Read(ctx, 0, true, &batch));
     VectorsVariant vectors;
     if (concat_) {
       OP_REQUIRES_OK(ctx, Allocate(ctx, batch.bags, batch.width, &vectors));
@@ -220,6 +229,7 @@ SOK_REGISTER_KERNEL("CollectionPool", CollectionPoolOp);
 
 REGISTER_OP("SokEmbed>CollectionOutput")
     .Input("vectors: variant")
+    .Input("asked: variant")  // for the gradient
     .Output("output: dtype")
     .Attr("dtype: {float, bfloat16}")
     .Attr("index: int >= 0")
@@ -255,10 +265,10 @@ class CollectionOutputOp : public tf::OpKernel {
 
 SOK_REGISTER_KERNEL("CollectionOutput", CollectionOutputOp);
 
-// The vectors are there so that TensorFlow makes no constant of it where the gradient is one.
+// The request is there so that TensorFlow makes no constant of it where the gradient is one.
 REGISTER_OP("SokEmbed>CollectionOutputGradient")
     .Input("gradient: dtype")
-    .Input("vectors: variant")
+    .Input("asked: variant")
     .Output("gradients: variant")
     .Attr("dtype: {float, bfloat16}")
     .Attr("index: int >= 0")
@@ -274,12 +284,13 @@ class CollectionOutputGradientOp : public tf::OpKernel {
   }
 
   void Compute(tf::OpKernelContext* ctx) override {
-    const VectorsVariant* vectors = nullptr;
-    OP_REQUIRES_OK(ctx, GetVariant(ctx, 1, "vectors", &vectors));
-    OP_REQUIRES(ctx, index_ < static_cast<int64_t>(vectors->outputs.size()),
+    const AskedVariant* asked = nullptr;
+    OP_REQUIRES_OK(ctx, GetVariant(ctx, 1, "asked", &asked));
+    const size_t features = asked->request == nullptr ? 0 : asked->request->plan().features.size();
+    OP_REQUIRES(ctx, index_ < static_cast<int64_t>(features),
                 absl::InvalidArgumentError("expected the number of an output, got another"));
     VectorsVariant gradients;
-    gradients.outputs.resize(vectors->outputs.size(), tf::Tensor(tf::DT_INVALID));
+    gradients.outputs.resize(features, tf::Tensor(tf::DT_INVALID));
     gradients.outputs[static_cast<size_t>(index_)] = ctx->input(0);
     OP_REQUIRES_OK(ctx, PutVariant(ctx, 0, std::move(gradients)));
   }
@@ -306,7 +317,8 @@ class CollectionPoolGradientOp : public PoolKernel {
 
   void Compute(tf::OpKernelContext* ctx) override {
     Batch batch;
-    OP_REQUIRES_OK(ctx, Read(ctx, 1, &batch));
+    // Sums without weights have gradients that do not depend on the rows.
+    OP_REQUIRES_OK(ctx, Read(ctx, 1, has_max_ || !weighted_.empty(), &batch));
     const VectorsVariant* gradients = nullptr;
     OP_REQUIRES_OK(ctx, GetVariant(ctx, 0, "gradients", &gradients));
     tf::Tensor* rows = nullptr;

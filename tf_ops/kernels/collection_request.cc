@@ -2,6 +2,7 @@
 // and writes what this worker asks the others for.
 #include <algorithm>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -133,23 +134,29 @@ class CollectionRequestOp : public tf::OpKernel {
 
   void Compute(tf::OpKernelContext* ctx) override {
     std::shared_ptr<const CollectionRequest> request;
-    KeyMessage message;
-    std::vector<int32_t> gradients(plan_->workers, 0);
-    const Status status = OrNoMemory([&] { return Ask(ctx, &request, &message, &gradients); });
+    std::vector<int32_t> keys, gradients(plan_->workers, 0);
+    const Status status = OrNoMemory([&] { return Ask(ctx, &request, &keys, &gradients); });
+    KeyMessage failure;
     if (!status.ok()) {
       OP_REQUIRES(ctx, plan_->workers > 1, ToAbsl(status));
       // The other workers wait for this one, and receive the error.
       request = nullptr;
-      message = WriteFailure(*plan_, status);
+      failure = WriteFailure(*plan_, status);
+      keys = failure.splits;
     }
     tf::Tensor *words = nullptr, *splits = nullptr, *gradient_splits = nullptr;
-    const auto size = static_cast<int64_t>(message.words.size());
+    const int64_t size = std::accumulate(keys.begin(), keys.end(), int64_t{0});
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {size}, &words));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, {plan_->workers}, &splits));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(3, {plan_->workers}, &gradient_splits));
+    int64_t* const message = words->flat<int64_t>().data();
+    if (request != nullptr) {
+      PutKeys(*request, message);
+    } else {
+      std::copy(failure.words.begin(), failure.words.end(), message);
+    }
     std::copy(gradients.begin(), gradients.end(), gradient_splits->flat<int32_t>().data());
-    std::copy(message.words.begin(), message.words.end(), words->flat<int64_t>().data());
-    std::copy(message.splits.begin(), message.splits.end(), splits->flat<int32_t>().data());
+    std::copy(keys.begin(), keys.end(), splits->flat<int32_t>().data());
     AskedVariant asked;
     asked.request = std::move(request);
     OP_REQUIRES_OK(ctx, PutVariant(ctx, 2, std::move(asked)));
@@ -157,19 +164,19 @@ class CollectionRequestOp : public tf::OpKernel {
 
  private:
   Status Ask(tf::OpKernelContext* ctx, std::shared_ptr<const CollectionRequest>* request,
-             KeyMessage* message, std::vector<int32_t>* gradient_splits) {
+             std::vector<int32_t>* key_splits, std::vector<int32_t>* gradient_splits) {
     std::vector<FeatureBags> features;
     Status status = ReadFeatures(ctx, &features);
     if (!status.ok()) return status;
     auto made = CollectionRequest::Make(plan_, std::move(features), IntraOpPool(ctx));
     if (!made.ok()) return made.status();
-    auto written = WriteKeys(*made.value());
-    if (!written.ok()) return written.status();
-    auto splits = GradientSegmentsOf(*made.value()).Splits();
-    if (!splits.ok()) return splits.status();
-    *gradient_splits = std::move(splits.value());
+    auto of_keys = KeySplits(*made.value());
+    if (!of_keys.ok()) return of_keys.status();
+    auto of_gradients = GradientSegmentsOf(*made.value()).Splits();
+    if (!of_gradients.ok()) return of_gradients.status();
+    *key_splits = std::move(of_keys.value());
+    *gradient_splits = std::move(of_gradients.value());
     *request = std::move(made.value());
-    *message = std::move(written.value());
     return Status();
   }
 

@@ -260,8 +260,9 @@ TEST_CASE("steps beside calls on single tables do not wait for each other for go
         std::vector<size_t> starts;
         for (size_t t = 0; t <= kTables; ++t) starts.push_back(50 * t);
         const RowSegments segments(collection.served().dims, std::vector<uint32_t>(kTables, 50));
-        AskedKeys asked{segments, segments, keys,   keys->data(),
-                        nullptr,  nullptr,  starts, std::vector<std::vector<AskedBags>>(kTables)};
+        AskedKeys asked{segments, segments,     keys,
+                        {},       keys->data(), nullptr,
+                        nullptr,  starts,       std::vector<std::vector<AskedBags>>(kTables)};
         auto rows = std::make_shared<std::vector<float>>(asked.segments.floats_by_table());
         CollectionKeys looked_up;
         const std::vector<bool> trainable(kTables, true);
@@ -401,7 +402,7 @@ TEST_CASE("an owner hears how often each key stands in the batches of all worker
   for (int worker = 0; worker < 2; ++worker) {
     const auto request = Value(CollectionRequest::Make(
         plan, {bags(first), bags(second), bags(worker == 0 ? third : first)}, SerialFor));
-    KeyMessage message = Value(WriteKeys(*request));
+    KeyMessage message = (WriteKeys(*request));
     sent.emplace_back(std::move(message.words), std::move(message.splits));
   }
   const ServedTables served{{2, 3}, {{}, {}}, 0, {false, true}};
@@ -435,7 +436,7 @@ TEST_CASE("an owner hears the greatest number that is said of a key, behind its 
   const auto request = Value(CollectionRequest::Make(
       plan, {bags(plain, nullptr), bags(first, of_first.data()), bags(second, of_second.data())},
       SerialFor));
-  const KeyMessage sent = Value(WriteKeys(*request));
+  const KeyMessage sent = (WriteKeys(*request));
   const ServedTables served{{2, 3}, {{}, {}}, 0, {false, true}, {false, true}};
   const std::vector<std::map<Key, std::pair<int64_t, int64_t>>> expected{
       {{4, {3, -1}}}, {{5, {2, 9}}, {7, {1, -7}}}};
@@ -472,7 +473,7 @@ TEST_CASE("a failure of one worker reaches all of them, before and after keys we
   const std::vector<Key> keys{1, 2};
   const auto request =
       Value(CollectionRequest::Make(plan, {{nullptr, keys.data(), 2, 2, nullptr, 1}}, SerialFor));
-  KeyMessage sent = Value(WriteKeys(*request));
+  KeyMessage sent = (WriteKeys(*request));
   KeyMessage failed = WriteFailure(*plan, InvalidArgument("the batch is bad"));
   for (const auto& [words, splits] :
        AllToAll<int64_t>({{sent.words, sent.splits}, {failed.words, failed.splits}})) {
@@ -548,11 +549,11 @@ TEST_CASE("messages of another configuration, or that are damaged, are refused")
   const std::vector<Key> keys{1, 2};
   const FeatureBags bags{nullptr, keys.data(), 2, 2, nullptr, 1};
   const KeyMessage ours =
-      Value(WriteKeys(*Value(CollectionRequest::Make(plan, {bags, bags}, SerialFor))));
+      (WriteKeys(*Value(CollectionRequest::Make(plan, {bags, bags}, SerialFor))));
   auto other_plan = std::make_shared<CollectionPlan>(*plan);
   other_plan->fingerprint = 1;
   const KeyMessage other =
-      Value(WriteKeys(*Value(CollectionRequest::Make(other_plan, {bags, bags}, SerialFor))));
+      (WriteKeys(*Value(CollectionRequest::Make(other_plan, {bags, bags}, SerialFor))));
   const auto received =
       AllToAll<int64_t>({{ours.words, ours.splits}, {other.words, other.splits}})[0];
   const auto read = [](const std::vector<int64_t>& words, const std::vector<int32_t>& splits) {
@@ -575,7 +576,7 @@ TEST_CASE("bags that a worker is to pool arrive as they were sent, or are refuse
   const FeatureBags ragged{nullptr, keys.data(), 4, 3, splits.data(), 1};
   const FeatureBags even{nullptr, keys.data(), 4, 2, nullptr, 2};
   const KeyMessage sent =
-      Value(WriteKeys(*Value(CollectionRequest::Make(plan, {ragged, even, even}, SerialFor))));
+      (WriteKeys(*Value(CollectionRequest::Make(plan, {ragged, even, even}, SerialFor))));
   const auto received = AllToAll<int64_t>({{sent.words, sent.splits}, {sent.words, sent.splits}});
   const ServedTables served{{2, 3}, {plan->tables[0].placement, {}}, 1};
   const AskedKeys asked = Value(ReadKeys(served, received[1].first.data(), received[1].first.size(),

@@ -192,35 +192,30 @@ void ForEachPacked(const RowSegments& segments, const ParallelFor& parallel_for,
 
 }  // namespace
 
-Result<KeyMessage> WriteKeys(const CollectionRequest& request) {
+Result<std::vector<int32_t>> KeySplits(const CollectionRequest& request) {
   const CollectionPlan& plan = request.plan();
-  const size_t tables = plan.tables.size();
-  const size_t header = kKeyHeader + tables;
-  std::vector<size_t> sizes(plan.workers, header);
+  std::vector<size_t> sizes(plan.workers, kKeyHeader + plan.tables.size());
   for (uint32_t worker = 0; worker < plan.workers; ++worker) {
-    for (size_t table = 0; table < tables; ++table) {
+    for (size_t table = 0; table < plan.tables.size(); ++table) {
       sizes[worker] += Section(request, table, worker).words();
     }
   }
-  auto splits = AsSplits(sizes, "keys");
-  if (!splits.ok()) return splits.status();
-  KeyMessage message{{}, std::move(splits.value())};
-  size_t words = 0;
-  for (size_t size : sizes) words += size;
-  message.words.resize(words);
-  int64_t* segment = message.words.data();
+  return AsSplits(sizes, "keys");
+}
+
+void PutKeys(const CollectionRequest& request, int64_t* message) {
+  const CollectionPlan& plan = request.plan();
   for (uint32_t worker = 0; worker < plan.workers; ++worker) {
-    segment[0] = 0;
-    segment[1] = plan.fingerprint;
-    int64_t* to = segment + header;
-    for (size_t table = 0; table < tables; ++table) {
+    int64_t* const header = message;
+    header[0] = 0;
+    header[1] = plan.fingerprint;
+    message += kKeyHeader + plan.tables.size();
+    for (size_t table = 0; table < plan.tables.size(); ++table) {
       const Section section(request, table, worker);
-      segment[kKeyHeader + table] = static_cast<int64_t>(section.words());
-      to = section.Put(to);
+      header[kKeyHeader + table] = static_cast<int64_t>(section.words());
+      message = section.Put(message);
     }
-    segment = to;
   }
-  return message;
 }
 
 KeyMessage WriteFailure(const CollectionPlan& plan, const Status& failure) {
@@ -460,17 +455,10 @@ Status CheckArrived(const std::vector<int32_t>& expected, const int32_t* arrived
   return Status();
 }
 
-Result<AskedKeys> ReadKeys(const ServedTables& served, const int64_t* message, size_t words,
+Result<AskedKeys> FindKeys(const ServedTables& served, const int64_t* message, size_t words,
                            const int32_t* splits, size_t workers,
                            std::shared_ptr<const void> hold) {
   const size_t tables = served.dims.size();
-  const auto pools = [&](size_t table) { return served.placements[table].pools; };
-  const auto counts = [&](size_t table) { return !served.counts.empty() && served.counts[table]; };
-  const auto says = [&](size_t table) { return !served.says.empty() && served.says[table]; };
-  // Of each key that is asked for.
-  const auto words_of_key = [&](size_t table) -> uint64_t {
-    return 1 + counts(table) + says(table);
-  };
   const auto damaged = [](size_t worker) {
     return InvalidArgument("expected keys as this release writes them, got another message from " +
                            NameOf(worker) + "; install one release of sok-embed on all workers");
@@ -500,6 +488,7 @@ Result<AskedKeys> ReadKeys(const ServedTables& served, const int64_t* message, s
   std::vector<uint32_t> rows_asked(workers * tables);
   std::vector<size_t> asked_keys(tables, 0);
   std::vector<std::vector<AskedBags>> bags(tables);
+  std::vector<const int64_t*> sections;
   for (size_t worker = 0; worker < workers; ++worker) {
     uint64_t left = static_cast<uint64_t>(splits[worker]);
     if (left < kKeyHeader + tables) return damaged(worker);
@@ -508,10 +497,11 @@ Result<AskedKeys> ReadKeys(const ServedTables& served, const int64_t* message, s
     for (size_t table = 0; table < tables; ++table) {
       const auto count = static_cast<uint64_t>(segments[worker][kKeyHeader + table]);
       if (count > left) return damaged(worker);
+      sections.push_back(from);
       size_t rows = 0;
-      if (!pools(table)) {
-        if (count % words_of_key(table) != 0) return damaged(worker);
-        rows = count / words_of_key(table);
+      if (!served.placements[table].pools) {
+        if (count % served.words_of_key(table) != 0) return damaged(worker);
+        rows = count / served.words_of_key(table);
         asked_keys[table] += rows;
       } else if (!ReadBags(from, count, hold, &bags[table], &rows)) {
         return damaged(worker);
@@ -525,25 +515,50 @@ Result<AskedKeys> ReadKeys(const ServedTables& served, const int64_t* message, s
   std::vector<size_t> starts(1, 0);
   for (size_t keys : asked_keys) starts.push_back(starts.back() + keys);
   const RowSegments all(served.dims, rows_asked);
-  AskedKeys asked{all,
-                  all.OnlyOf(served.rank, OnAll(served.placements)),
-                  std::move(hold),
-                  nullptr,
-                  nullptr,
-                  nullptr,
-                  starts,
-                  std::move(bags)};
-  const size_t header = kKeyHeader + tables;
-  const auto& placements = served.placements;
-  const bool any_pools = std::any_of(placements.begin(), placements.end(),
-                                     [](const TablePlacement& each) { return each.pools; });
+  return AskedKeys{all,
+                   all.OnlyOf(served.rank, OnAll(served.placements)),
+                   std::move(hold),
+                   std::move(sections),
+                   nullptr,
+                   nullptr,
+                   nullptr,
+                   std::move(starts),
+                   std::move(bags)};
+}
+
+void CopyKeys(const ServedTables& served, const AskedKeys& asked, size_t table, Key* keys,
+              int64_t* counts, int64_t* said) {
+  if (served.placements[table].pools) return;
+  const size_t tables = served.dims.size();
+  for (size_t worker = 0; worker < asked.segments.workers(); ++worker) {
+    const int64_t* from = asked.sections[worker * tables + table];
+    const size_t n = asked.segments.count(worker, table);
+    if (n == 0) continue;
+    std::memcpy(keys, from, n * sizeof(Key));
+    keys += n;
+    if (served.has_counts(table)) counts = std::copy_n(from + n, n, counts);
+    if (served.has_said(table)) {
+      said = std::copy_n(from + (served.words_of_key(table) - 1) * n, n, said);
+    }
+  }
+}
+
+Result<AskedKeys> ReadKeys(const ServedTables& served, const int64_t* message, size_t words,
+                           const int32_t* splits, size_t workers,
+                           std::shared_ptr<const void> hold) {
+  auto found = FindKeys(served, message, words, splits, workers, std::move(hold));
+  if (!found.ok()) return found.status();
+  AskedKeys& asked = found.value();
+  const size_t tables = served.dims.size();
   const auto any = [](const std::vector<bool>& tables_that) {
     return std::find(tables_that.begin(), tables_that.end(), true) != tables_that.end();
   };
+  const bool any_pools = std::any_of(served.placements.begin(), served.placements.end(),
+                                     [](const TablePlacement& each) { return each.pools; });
   const bool any_counts = any(served.counts), any_says = any(served.says);
   if (workers == 1 && !any_pools && !any_counts && !any_says) {
-    asked.keys = reinterpret_cast<const Key*>(message + header);
-    return asked;
+    asked.keys = reinterpret_cast<const Key*>(message + kKeyHeader + tables);
+    return found;
   }
   struct Copied {
     std::vector<Key> keys;
@@ -553,28 +568,16 @@ Result<AskedKeys> ReadKeys(const ServedTables& served, const int64_t* message, s
   copied->keys.resize(asked.starts.back());
   if (any_counts) copied->counts.assign(asked.starts.back(), 1);
   if (any_says) copied->said.assign(asked.starts.back(), 0);
-  std::vector<size_t> next(asked.starts);
-  for (size_t worker = 0; worker < workers; ++worker) {
-    const int64_t* from = segments[worker] + header;
-    for (size_t table = 0; table < tables; ++table) {
-      const auto words_of_table = static_cast<size_t>(segments[worker][kKeyHeader + table]);
-      const size_t n = words_of_table / words_of_key(table);
-      if (n > 0 && !pools(table)) {
-        std::memcpy(copied->keys.data() + next[table], from, n * sizeof(Key));
-        if (counts(table)) std::copy_n(from + n, n, copied->counts.data() + next[table]);
-        if (says(table)) {
-          std::copy_n(from + words_of_table - n, n, copied->said.data() + next[table]);
-        }
-        next[table] += n;
-      }
-      from += words_of_table;
-    }
+  for (size_t table = 0; table < tables; ++table) {
+    const size_t first = asked.starts[table];
+    CopyKeys(served, asked, table, copied->keys.data() + first, copied->counts.data() + first,
+             copied->said.data() + first);
   }
   asked.keys = copied->keys.data();
   if (any_counts) asked.counts = copied->counts.data();
   if (any_says) asked.said = copied->said.data();
   asked.hold = std::move(copied);
-  return asked;
+  return found;
 }
 
 }  // namespace sok

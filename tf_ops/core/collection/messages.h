@@ -26,8 +26,11 @@ struct KeyMessage {
   std::vector<int32_t> splits;  // (workers) words of each segment
 };
 
-// Error: kInvalidArgument for a message whose splits int32 does not hold.
-Result<KeyMessage> WriteKeys(const CollectionRequest& request);
+// Words of each segment of the message of a request. Error: kInvalidArgument if int32 does not hold
+// them.
+Result<std::vector<int32_t>> KeySplits(const CollectionRequest& request);
+// Writes the message, which has as many words as these segments together.
+void PutKeys(const CollectionRequest& request, int64_t* message);
 // Tells all workers that this one has failed before it could ask for anything. Long texts are cut.
 KeyMessage WriteFailure(const CollectionPlan& plan, const Status& failure);
 
@@ -121,9 +124,10 @@ struct AskedBags {
 struct AskedKeys {
   // Of everything that is looked up, by table; in a message it is the layout of the gradients.
   RowSegments segments;
-  RowSegments answers;               // of the rows that go back
-  std::shared_ptr<const void> hold;  // keeps the keys alive
-  const Key* keys = nullptr;         // by table
+  RowSegments answers;                   // of the rows that go back
+  std::shared_ptr<const void> hold;      // keeps the keys alive
+  std::vector<const int64_t*> sections;  // (workers, tables) of the message
+  const Key* keys = nullptr;             // by table
   // By table, like the keys: how often each stands in a batch, 1 in tables that do not count. Null:
   // no table counts.
   const int64_t* counts = nullptr;
@@ -141,11 +145,23 @@ struct ServedTables {
   size_t rank = 0;                         // of this worker
   std::vector<bool> counts = {};           // (tables) whether each counts keys; empty: none does
   std::vector<bool> says = {};             // (tables) CollectedTable::says; empty: none does
+
+  bool has_counts(size_t table) const { return !counts.empty() && counts[table]; }
+  bool has_said(size_t table) const { return !says.empty() && says[table]; }
+  // Of each key that is asked for.
+  size_t words_of_key(size_t table) const { return 1 + has_counts(table) + has_said(table); }
 };
 
+// Checks a message, and finds what it asks for. The result has no keys, counts and numbers yet.
 // `hold` keeps the message alive. Errors: kInternal with the text of the first worker that has
 // failed; kFailedPrecondition for workers with different configurations; kInvalidArgument for a
 // message that this release has not written.
+Result<AskedKeys> FindKeys(const ServedTables& tables, const int64_t* message, size_t words,
+                           const int32_t* splits, size_t workers, std::shared_ptr<const void> hold);
+// Copies what is asked of a table, by worker. counts and said are left alone if the table has none.
+void CopyKeys(const ServedTables& tables, const AskedKeys& asked, size_t table, Key* keys,
+              int64_t* counts, int64_t* said);
+// Does both for all tables.
 Result<AskedKeys> ReadKeys(const ServedTables& tables, const int64_t* message, size_t words,
                            const int32_t* splits, size_t workers, std::shared_ptr<const void> hold);
 

@@ -9,6 +9,7 @@
 #include "core/collection/for_each_table.h"
 #include "core/collection/pooling.h"
 #include "core/collection/table_collection.h"
+#include "core/rows/row_copy.h"
 
 namespace sok {
 namespace {
@@ -166,9 +167,14 @@ class GradientOfPool {
     sort.Finish();
     const auto dim = static_cast<size_t>(request_.plan().tables[table].dim);
     const auto cost = static_cast<int64_t>(10 + (n / (distinct + 1) + 1) * dim / 4);
+    constexpr uint32_t kAhead = 8;
     inner(distinct, cost, [&](int64_t first, int64_t last) {
+      const uint32_t end = starts[last];
       for (int64_t row = first; row < last; ++row) {
         float* const sum = gradients + places.at(table, row, dim);
+        for (uint32_t i = starts[row]; i < starts[row + 1] && i + kAhead < end; ++i) {
+          PrefetchUpstream(shares[i + kAhead], dim);
+        }
         SumOf(shares.data() + starts[row], shares.data() + starts[row + 1], dim, sum);
         if (starts[row] == starts[row + 1] && request_.plan().marks_unused) MarkUnused(sum);
       }
@@ -219,6 +225,15 @@ class GradientOfPool {
   static void SumOf(const Addend* first, const Addend* last, size_t dim, float* sum) {
     std::fill_n(sum, dim, 0.0f);
     for (const Addend* addend = first; addend < last; ++addend) Add(*addend, dim, sum);
+  }
+
+  // The vectors of a row's keys lie anywhere.
+  static void PrefetchUpstream(const T* upstream, size_t dim) {
+    ForEachLine(upstream, static_cast<int>(dim),
+                [](const void* line) { __builtin_prefetch(line); });
+  }
+  static void PrefetchUpstream(const Share<T>& share, size_t dim) {
+    PrefetchUpstream(share.upstream, dim);
   }
 
   static void Add(const T* __restrict upstream, size_t dim, float* __restrict sum) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <string>
 #include <utility>
@@ -39,6 +40,14 @@ std::vector<std::pair<std::vector<Word>, std::vector<int32_t>>> AllToAll(
     REQUIRE(begin == words.size());
   }
   return received;
+}
+
+// The message of a request.
+inline KeyMessage WriteKeys(const CollectionRequest& request) {
+  KeyMessage message{{}, Value(KeySplits(request))};
+  message.words.resize(std::accumulate(message.splits.begin(), message.splits.end(), size_t{0}));
+  PutKeys(request, message.words.data());
+  return message;
 }
 
 // The batch of one feature.
@@ -131,7 +140,7 @@ class TestStep {
       auto own_plan = std::make_shared<CollectionPlan>(*plan_);
       own_plan->rank = static_cast<uint32_t>(w);
       workers_[w].request = Value(CollectionRequest::Make(own_plan, features, parallel_for_));
-      KeyMessage message = Value(WriteKeys(*workers_[w].request));
+      KeyMessage message = WriteKeys(*workers_[w].request);
       sent.emplace_back(std::move(message.words), std::move(message.splits));
     }
     received_ = AllToAll(sent);
