@@ -10,6 +10,7 @@ import forked
 import keras
 import numpy as np
 from keras import optimizers as ko
+from limits import HANG_S
 
 from sok_embed import All2AllDenseEmbedding, DynamicEmbedding
 
@@ -90,5 +91,5 @@ def run(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
     )

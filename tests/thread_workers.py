@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import tensorflow as tf
+from limits import HANG_S
 
 from sok_embed import communicators
 
@@ -36,7 +37,7 @@ def on_workers(monkeypatch):
     """Runs `work(rank)` on so many workers at once; returns what each returned, and its names."""
 
     def run(workers, work):
-        meeting, post = threading.Barrier(workers, timeout=60), [None] * workers
+        meeting, post = threading.Barrier(workers, timeout=HANG_S), [None] * workers
         mine = threading.local()
         monkeypatch.setattr(communicators, "current", lambda: mine.communicator)
 

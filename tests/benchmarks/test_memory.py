@@ -6,13 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from limits import HANG_S
 
 MEMORY = Path(__file__).resolve().parents[2] / "benchmarks/memory.py"
 
 
 def measure(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(MEMORY), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=HANG_S)
 
 
 @pytest.mark.long

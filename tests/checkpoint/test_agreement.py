@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 import tensorflow as tf
+from limits import HANG_S
 
 import sok_embed as sok
 from sok_embed.checkpoint import Checkpoint, CheckpointManager
@@ -63,7 +64,7 @@ def test_worker_0_gives_signs_while_the_others_wait_for_it(monkeypatch):
         return FirstOfTwo.all_gather(communicator, tensor, name)
 
     communicator.all_gather = all_gather
-    assert Agreement(communicator).first_alone("write", lambda: three_signs.wait(60))
+    assert Agreement(communicator).first_alone("write", lambda: three_signs.wait(HANG_S))
     signs = [number for name, number in told if "sign" in name]
     assert signs == [1] * (len(signs) - 1) + [0]
     assert told[-1] == ("sok_embed.checkpoint.write", 0)
@@ -80,7 +81,7 @@ def test_a_worker_that_is_lost_while_worker_0_works_is_an_error_of_worker_0(monk
 
     communicator.all_gather = all_gather
     with pytest.raises(ConnectionError, match="lost"):
-        Agreement(communicator).first_alone("write", lambda: lost.wait(60))
+        Agreement(communicator).first_alone("write", lambda: lost.wait(HANG_S))
 
 
 def test_the_others_wait_until_worker_0_has_ended():

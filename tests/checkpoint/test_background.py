@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from limits import HANG_S
 
 import sok_embed as sok
 from sok_embed.binding import _core
@@ -25,7 +26,7 @@ def held_back(monkeypatch):
     write = writing.RowsCapture.write
 
     def wait_and_write(self):
-        assert go_on.wait(60)
+        assert go_on.wait(HANG_S)
         return write(self)
 
     monkeypatch.setattr(writing.RowsCapture, "write", wait_and_write)

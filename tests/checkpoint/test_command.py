@@ -21,6 +21,7 @@ from checkpoint_files import (
     write_by_hand,
 )
 from click.testing import CliRunner
+from limits import HANG_S
 
 from sok_embed.checkpoint import Checkpoint
 from sok_embed.checkpoint.files import partitions
@@ -389,7 +390,11 @@ for arguments in (
         assert not ended.code, arguments
 """
     result = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
     )
     assert result.returncode == 0, result.stderr
     assert "no difference in rows and variables" in result.stdout

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from checkpoint_files import assert_same_rows, bits
 from click.testing import CliRunner
+from limits import HANG_S
 from seeds import seed_of_test
 
 import sok_embed as sok
@@ -151,7 +152,11 @@ from sok_embed.cli import main
 main(["checkpoint", "convert", "{folder / "model.keras"}", "rows.npz", "--table", "plain"])
 """
     result = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
     )
     assert result.returncode == 0, result.stderr
 

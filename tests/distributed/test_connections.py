@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 
 import pytest
-from sharded.meeting import ENOUGH, HOST, SECRET
+from limits import HANG_S
+from sharded.meeting import HOST, SECRET
 
 from sok_embed.binding import _core
 from sok_embed.communicators import tcp
@@ -25,14 +26,14 @@ def listening(address: str) -> tuple[str, int]:
 
 
 def test_workers_of_one_host_listen_on_the_loopback_interface_alone() -> None:
-    mesh = _core.Mesh(0, 2, host_of("10.1.2.3", everybody_is_here=True), ENOUGH, b"")
+    mesh = _core.Mesh(0, 2, host_of("10.1.2.3", everybody_is_here=True), HANG_S, b"")
     host, port = listening(mesh.address)
     assert host == HOST
-    with socket.create_connection((host, port), ENOUGH):
+    with socket.create_connection((host, port), HANG_S):
         pass
     # 127.0.0.2 is another address of this host, where one who listens to all would hear.
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.2", port), ENOUGH)
+        socket.create_connection(("127.0.0.2", port), HANG_S)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def test_workers_are_of_one_host_where_the_launcher_or_the_address_says_so(
     monkeypatch.setattr(tcp, "host_of", lambda peer, here: asked.append((peer, here)))
     workers = Workers(1, 2, 0, local_size, (address, 1), "test")
     monkeypatch.setattr(tcp, "share_cores", lambda _: None)
-    tcp.TcpCommunicator(workers, ENOUGH, pin_gpu=False)
+    tcp.TcpCommunicator(workers, HANG_S, pin_gpu=False)
     assert asked == [(address, is_here)]
 
 
@@ -90,7 +91,7 @@ def test_a_worker_without_descriptors_takes_the_others_in(secret: bytes) -> None
         assert first.stdin is not None and first.stdout is not None
         address = first.stdout.readline().strip()
         for _ in range(50):
-            held.enter_context(socket.create_connection(listening(address), ENOUGH))
+            held.enter_context(socket.create_connection(listening(address), HANG_S))
         print(mesh.address, file=first.stdin, flush=True)
         connecting = threads.submit(mesh.connect, [address, mesh.address])
         said = first.stdout.readline()

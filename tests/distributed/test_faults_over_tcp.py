@@ -11,6 +11,7 @@ from typing import Any
 
 import forked
 import pytest
+from limits import HANG_S
 from sharded.faulty_worker import FAULT_AT, STEPS, TIMEOUT_S
 from tiers import long
 
@@ -44,7 +45,7 @@ def run(fault: str, folder: Path) -> list[dict[str, Any] | None]:
     ]
     try:
         for rank in (0, 2):
-            workers[rank].wait(120)
+            workers[rank].wait(HANG_S)
     finally:
         for worker in workers:
             worker.kill()  # one may be paused

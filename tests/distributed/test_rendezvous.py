@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
+from limits import HANG_S
 from sharded.meeting import (
-    ENOUGH,
     GREETING_BYTES,
     HOST,
     PROOF_BYTES,
@@ -68,7 +68,7 @@ def test_a_worker_may_start_late(port: int, late: int) -> None:
         return early()
 
     def second() -> list[bytes]:
-        started.wait(ENOUGH)
+        started.wait(HANG_S)
         threading.Event().wait(0.2)
         return call(late, 2, port, b"late")()
 

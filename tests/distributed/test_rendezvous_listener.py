@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
-from sharded.meeting import ENOUGH, HOST, SECRET, call, connected, meet
+from limits import HANG_S
+from sharded.meeting import HOST, SECRET, call, connected, meet
 
 from sok_embed.communicators.launchers import Workers
 from sok_embed.communicators.rendezvous import all_gather
@@ -36,7 +37,7 @@ def test_a_loopback_address_is_heard_by_no_other_interface(port: int) -> None:
         with connected(port):
             # 127.0.0.2 is another address of this host, where one who listens to all would hear.
             with pytest.raises(ConnectionRefusedError):
-                socket.create_connection(("127.0.0.2", port), ENOUGH)
+                socket.create_connection(("127.0.0.2", port), HANG_S)
         assert call(1, 2, port)() == waiting.result() == [b"", b""]
 
 
@@ -57,7 +58,7 @@ def test_workers_of_one_host_meet_on_the_loopback_interface_whatever_the_address
         waiting = threads.submit(call(0, 2, port, b"0", host=host, **secrets))
         with connected(port):
             with pytest.raises(ConnectionRefusedError):
-                socket.create_connection(("127.0.0.2", port), ENOUGH)
+                socket.create_connection(("127.0.0.2", port), HANG_S)
         assert call(1, 2, port, b"1", host=host, **secrets)() == [b"0", b"1"]
         assert waiting.result() == [b"0", b"1"]
     assert "without a secret" not in caplog.text
@@ -67,7 +68,7 @@ def test_a_worker_whose_launcher_says_less_than_that_of_worker_0_finds_it(port: 
     # Of RANK, WORLD_SIZE and LOCAL_RANK alone the last worker concludes that all are on one host.
     last = Workers(1, 2, 1, 2, ("127.0.0.2", port), "test")
     first = Workers(0, 2, 0, 1, ("127.0.0.2", port), "test")
-    results = meet(*(lambda each=each: all_gather(b"x", each, ENOUGH) for each in (first, last)))
+    results = meet(*(lambda each=each: all_gather(b"x", each, HANG_S) for each in (first, last)))
     assert results == [[b"x", b"x"]] * 2
 
 

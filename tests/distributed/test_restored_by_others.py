@@ -16,6 +16,7 @@ import object_store
 import pytest
 import s3fs
 from click.testing import CliRunner
+from limits import HANG_S
 from sharded.launch import launch
 from sharded.shards import (
     COLUMNS,
@@ -251,7 +252,7 @@ def test_a_fit_of_two_workers_that_was_killed_goes_on_with_three(tmp_path: Path)
     shutil.rmtree(tmp_path / "storage-of-3")
     command = [sys.executable, "-m", "sok_embed", "run", "-np", "3", "--restarts", "1"]
     command += ["--min-workers", "2", str(PROGRAM), str(tmp_path), "fit", "die"]
-    subprocess.run(command, check=True, timeout=300)
+    subprocess.run(command, check=True, timeout=HANG_S)
     found = held(tmp_path, "fit-2", 2)
     for shard in found:
         assert shard.pop("epochs").tolist() == [2, 3]

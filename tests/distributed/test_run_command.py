@@ -12,13 +12,12 @@ import threading
 from pathlib import Path
 
 import pytest
+from limits import HANG_S
 
 PLACE = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
 RUN = [sys.executable, "-m", "sok_embed", "run"]
 # Python looks for modules where it is started: it shall find the installed ones.
 ELSEWHERE = tempfile.gettempdir()
-# Seconds that nothing here needs.
-ENOUGH = 60
 # Begins a worker's program. A worker says "ready" when it wants to be ended.
 HEAD = """
 import os, signal, subprocess, sys, time
@@ -37,7 +36,7 @@ def run(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
         cwd=ELSEWHERE,
         capture_output=True,
         text=True,
-        timeout=ENOUGH,
+        timeout=HANG_S,
     )
 
 
@@ -68,7 +67,7 @@ def start(
 def wait_until_ended(pid: int) -> None:
     """Waits until a process runs no more. One that its parent has not asked about has ended too."""
     stat = Path(f"/proc/{pid}/stat")
-    for _ in range(50 * ENOUGH):
+    for _ in range(50 * HANG_S):
         try:
             if stat.read_text().rpartition(")")[2].split()[0] in "ZX":
                 return
@@ -139,7 +138,7 @@ os.write(1, b"\\xff\\x00 end")
         [*RUN, "-np", "3", "--", sys.executable, "-c", HEAD + program],
         cwd=ELSEWHERE,
         capture_output=True,
-        timeout=ENOUGH,
+        timeout=HANG_S,
     )
     assert result.returncode == 0
     for rank in range(3):
@@ -218,7 +217,7 @@ if rank == 1:
 """
     process, ready = start(2, program, command=SHORT_GRACE)
     os.kill(ready[1], signal.SIGUSR1)
-    _, error = process.communicate(timeout=ENOUGH)
+    _, error = process.communicate(timeout=HANG_S)
     assert process.returncode == 5 and "worker 1 ended with exit status 5" in error
 
 
@@ -234,7 +233,7 @@ signal.signal({int(number)}, handle)
     for status in (0, 7):
         process, _ = start(2, program.replace("{exit}", str(status)))
         process.send_signal(number)
-        output, _ = process.communicate(timeout=ENOUGH)
+        output, _ = process.communicate(timeout=HANG_S)
         assert sorted(output.splitlines()) == [f"[{rank}] got {number.name}" for rank in range(2)]
         assert process.returncode == status
 
@@ -242,7 +241,7 @@ signal.signal({int(number)}, handle)
 def test_workers_that_a_passed_signal_ends_give_its_status_and_no_report() -> None:
     process, _ = start(2, "signal.signal(signal.SIGINT, signal.SIG_DFL)\n" + SLEEP)
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=ENOUGH)
+    _, error = process.communicate(timeout=HANG_S)
     assert (process.returncode, error) == (128 + signal.SIGINT, "")
 
 
@@ -254,7 +253,7 @@ sys.exit(child.wait() if rank == 0 else 0)
 """
     process, children = start(2, program)
     process.terminate()
-    process.communicate(timeout=ENOUGH)
+    process.communicate(timeout=HANG_S)
     for pid in children.values():
         wait_until_ended(pid)
 
@@ -264,14 +263,14 @@ def test_workers_end_when_the_command_is_killed() -> None:
     process.kill()
     for pid in ready.values():
         wait_until_ended(pid)
-    process.communicate(timeout=ENOUGH)
+    process.communicate(timeout=HANG_S)
 
 
 def test_workers_end_when_nobody_reads_their_lines_any_more() -> None:
     process, ready = start(2, SLEEP.replace("time.sleep(600)", "while True: print('more')"))
     assert process.stdout is not None
     process.stdout.close()
-    assert process.wait(ENOUGH) != 0
+    assert process.wait(HANG_S) != 0
     for pid in ready.values():
         wait_until_ended(pid)
     assert process.stderr is not None
@@ -333,7 +332,7 @@ def test_after_the_last_restart_the_status_is_that_of_the_last_run() -> None:
 def test_workers_that_are_asked_to_end_are_not_started_again() -> None:
     process, _ = start(2, SLEEP, "--restarts", "5")
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=ENOUGH)
+    out, err = process.communicate(timeout=HANG_S)
     assert process.returncode == 128 + signal.SIGTERM
     assert "ready" not in out and "restart" not in err
 

@@ -16,10 +16,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 
 import pytest
+from limits import HANG_S
 from seeds import seed_of_test
 from sharded.meeting import (
     ANSWER_BYTES,
-    ENOUGH,
     GREETING_BYTES,
     HOST,
     PROOF_BYTES,
@@ -46,7 +46,7 @@ MET = [b"of 0", b"of 1", b"of 2"]
 
 
 @contextmanager
-def meeting(port: int, secret: bytes | None, timeout: float = ENOUGH) -> Iterator[None]:
+def meeting(port: int, secret: bytes | None, timeout: float = HANG_S) -> Iterator[None]:
     """Worker 0 waits in the block; after it the others come, and all have to meet."""
     with ThreadPoolExecutor(SIZE) as threads:
         first = threads.submit(call(0, SIZE, port, MET[0], secret=secret, timeout=timeout))
@@ -130,7 +130,7 @@ def test_a_flood_that_goes_on_keeps_nobody_out(port: int, secret: bytes | None) 
         while not ends.is_set():
             with ExitStack() as held, suppress(OSError):
                 for _ in range(50):
-                    held.enter_context(socket.create_connection((HOST, port), ENOUGH))
+                    held.enter_context(socket.create_connection((HOST, port), HANG_S))
 
     with ThreadPoolExecutor(2) as threads:
         try:
@@ -176,7 +176,7 @@ def test_worker_0_without_descriptors_goes_on(port: int, secret: bytes | None) -
         for _ in range(100):
             held.enter_context(connected(port))
         assert call(1, 2, port, b"of 1", secret=secret)() == [b"of 0", b"of 1"]
-        out, errors = first.communicate(timeout=ENOUGH)
+        out, errors = first.communicate(timeout=HANG_S)
     assert out == "[b'of 0', b'of 1']\n", errors
     assert "Too many open files" in errors and "Traceback" not in errors
 
@@ -327,7 +327,7 @@ def test_strangers_are_logged_once_for_each_host_and_reason(
             source = (f"127.0.1.{1 + number % 40}", 0)
             with connected(port):
                 pass
-            with socket.create_connection((HOST, port), ENOUGH, source) as stranger:
+            with socket.create_connection((HOST, port), HANG_S, source) as stranger:
                 stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
                 assert is_closed(stranger)
     lines = [line for line in caplog.messages if "has ended a connection" in line]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import forked
 import numpy as np
+from limits import HANG_S
 from sharded.meeting import SECRET, connected, free_port, greet, greeting, tell
 
 SCRIPT = Path(__file__).parent / "sharded" / "stranger_worker.py"
@@ -65,7 +66,7 @@ def test_workers_train_among_strangers_as_without(tmp_path: Path) -> None:
             visit(ports[name], held)
             (tmp_path / name).touch()
         for worker, log in zip(workers, logs, strict=True):
-            worker.wait(300)
+            worker.wait(HANG_S)
             log.seek(0)
             text = log.read()
             assert worker.returncode == 0, text

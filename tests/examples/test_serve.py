@@ -18,6 +18,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from limits import HANG_S
 
 import sok_embed as sok
 from sok_embed.callbacks import PublishDeltas
@@ -71,7 +72,7 @@ class Service:
         self.log: list[str] = []
         self._listening = threading.Event()
         threading.Thread(target=self._read, daemon=True).start()
-        assert self._listening.wait(120), self.log
+        assert self._listening.wait(HANG_S), self.log
 
     def _read(self) -> None:
         for line in self.process.stderr:
@@ -91,7 +92,7 @@ class Service:
 
     def _ask(self, request: urllib.request.Request) -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(request, timeout=60) as response:
+            with urllib.request.urlopen(request, timeout=HANG_S) as response:
                 return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()

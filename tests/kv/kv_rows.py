@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import numpy as np
+from limits import HANG_S
 
 from sok_embed import kv
 
@@ -65,5 +66,5 @@ def run_python(program: str, *arguments: object) -> subprocess.CompletedProcess[
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
     )

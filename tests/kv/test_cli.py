@@ -8,6 +8,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 from kv_rows import ENVIRONMENT, adam, damo_file, keys, ones, row, run_python, sgd
+from limits import HANG_S
 
 from sok_embed import __version__, kv
 from sok_embed.cli import main
@@ -319,7 +320,7 @@ def test_the_command_runs_in_a_shell(path, module):
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
     )
     assert result.returncode == 0, result.stderr
     assert "update_count  2" in result.stdout

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from kv_rows import ENVIRONMENT, keys, ones, peek, run_python, sgd
+from limits import HANG_S
 
 from sok_embed import kv
 
@@ -92,5 +93,5 @@ def test_processes_that_open_a_folder_at_once_wait_for_each_other_or_are_told(tm
         for _ in range(3)
     ]
     for process in processes:
-        _, errors = process.communicate(timeout=300)
+        _, errors = process.communicate(timeout=HANG_S)
         assert process.returncode == 0, errors

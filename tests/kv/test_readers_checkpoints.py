@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 from kv_rows import ENVIRONMENT, keys, run_python, sgd
+from limits import HANG_S
 
 from sok_embed import kv
 
@@ -85,7 +86,7 @@ def test_readers_make_checkpoints_at_the_same_time(tmp_path):
         for reader in range(readers)
     ]
     for process in processes:
-        out, errors = process.communicate(timeout=300)
+        out, errors = process.communicate(timeout=HANG_S)
         assert process.returncode == 0, errors
         assert json.loads(out) == 1
     for copy in tmp_path.glob("copy-*"):

@@ -20,6 +20,7 @@ from gpu_tables import (
     layer,
     model_with,
 )
+from limits import HANG_S
 
 from sok_embed import (
     All2AllDenseEmbedding,
@@ -278,7 +279,7 @@ assert DynamicEmbedding(4, device="auto").table.device == "gpu:0"
 
 def test_an_error_says_what_a_gpu_table_misses():
     run = subprocess.run(
-        [sys.executable, "-c", WITHOUT_A_GPU], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", WITHOUT_A_GPU], capture_output=True, text=True, timeout=HANG_S
     )
     assert run.returncode == 0, run.stderr[-2000:]
 

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from limits import HANG_S
 
 from sok_embed import (
     DistributedEmbedding,
@@ -139,7 +140,7 @@ def test_a_kill_leaves_the_bits_that_updates_have_made(row_dtype, slot_dtype, tm
     folder = str(tmp_path / "killed")
     here = os.path.dirname(__file__)
     program = PROGRAM.format(here=here, folder=folder, row_dtype=row_dtype, slot_dtype=slot_dtype)
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=HANG_S)
     with kv.Storage(folder) as killed, kv.Storage(str(tmp_path / "whole")) as whole:
         update(embedding_of(whole, row_dtype, slot_dtype), range(9))
         keys = np.arange(1_100, dtype=np.uint64)

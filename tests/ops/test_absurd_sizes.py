@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+from limits import HANG_S
+
 # This runs in a process with little memory, so that a machine with a lot of it tests the same.
 PROGRAM = """
 import dataclasses
@@ -105,7 +107,7 @@ def test_no_size_ends_the_process() -> None:
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANG_S,
     )
     lines = result.stdout.splitlines()
     assert lines, result.stderr

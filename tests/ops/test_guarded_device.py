@@ -13,6 +13,7 @@ from pathlib import Path
 import gpu_standin
 import pytest
 import tensorflow as tf
+from limits import HANG_S
 
 HERE = Path(__file__).parent
 COMPILER = shutil.which("c++")
@@ -29,7 +30,7 @@ def device(tmp_path_factory):
         [*build, "-o", str(library), *tf.sysconfig.get_link_flags()],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
     )
     assert built.returncode == 0, built.stderr
     return library
@@ -58,7 +59,7 @@ def run_tests(device, arguments, device_type, **variables):
         "no:cacheprovider",
     ]
     run = subprocess.run(
-        [*command, *arguments], env=environment, capture_output=True, text=True, timeout=300
+        [*command, *arguments], env=environment, capture_output=True, text=True, timeout=HANG_S
     )
     assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-4000:]
     assert " passed" in run.stdout

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from limits import HANG_S
 
 import sok_embed
 
@@ -22,7 +23,7 @@ def run(program, tmp_path, warnings="error"):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
     )
 
 

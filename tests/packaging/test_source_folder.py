@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from limits import HANG_S
+
 ROOT = Path(__file__).resolve().parents[2]
 
 # This is as after `pip install .`: no editable install leads from the sources to what is built.
@@ -18,7 +20,11 @@ import sok_embed
 def test_the_sources_alone_say_where_to_go(tmp_path):
     shutil.copytree(ROOT / "sok_embed", tmp_path / "sok_embed")
     result = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", PROGRAM],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
     )
     assert result.returncode == 1
     error = result.stderr.splitlines()[-1]

@@ -9,6 +9,7 @@ from pathlib import Path
 import forked
 import numpy as np
 import pytest
+from limits import HANG_S
 from served_models import answered, assert_same_bits
 from tiers import long
 from trained_by_two import OPTIONS, make_model
@@ -27,7 +28,7 @@ def trained(request, tmp_path_factory):
         pytest.importorskip("horovod")
         run = Path(sys.executable).with_name("horovodrun")
         command = [str(run), "--gloo", "-np", "2", *worker]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
     assert ended.returncode == 0, ended.stderr[-3000:]
     return folder
 

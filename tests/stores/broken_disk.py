@@ -42,7 +42,7 @@ NAMESPACE = ["unshare", "--mount", "--propagation", "private"]
 def run_in_namespace(*command: object) -> subprocess.CompletedProcess[str]:
     """Runs a command whose mounts go when it ends."""
     return subprocess.run(
-        [*NAMESPACE, *map(str, command)], capture_output=True, text=True, timeout=600
+        [*NAMESPACE, *map(str, command)], capture_output=True, text=True, timeout=1800
     )
 
 

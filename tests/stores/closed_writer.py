@@ -39,7 +39,7 @@ def let_files_grow(they_may: bool) -> None:
 
 def another(core_path: str, folder: str) -> str:
     arguments = [sys.executable, "-c", ANOTHER, core_path, folder, sys.path[0]]
-    result = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=60)
+    result = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=1800)
     return result.stdout.strip()
 
 

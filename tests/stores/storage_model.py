@@ -585,7 +585,7 @@ def child(arguments: argparse.Namespace, seed: int, steps: int, without: set[int
     command += ["--core", arguments.core, "--ttls", *arguments.ttls, "--cache", arguments.cache]
     command += ["--without", ",".join(map(str, sorted(without)))]
     return subprocess.run(
-        [str(part) for part in command], capture_output=True, text=True, timeout=600
+        [str(part) for part in command], capture_output=True, text=True, timeout=1800
     )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from bare_core import CORE_PATH
+from limits import HANG_S
 
 WORKER = Path(__file__).with_name("evicting_writer.py")
 
@@ -16,7 +17,7 @@ def test_a_call_and_its_eviction_are_told_of_as_one(tmp_path: Path, call: str) -
         [sys.executable, WORKER, CORE_PATH, tmp_path / "rows", call],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
     )
     assert result.returncode == 0, result.stderr
     error, before, after = result.stdout.splitlines()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from failing_memory_worker import BEFORE, KINDS, rows_of, value_after
 from kill_storage import DURABILITIES
+from limits import HANG_S
 
 from sok_embed.binding import _core
 
@@ -48,7 +49,7 @@ def life(library, folder, durability, kind, turn, after):
         env={**os.environ, "LD_PRELOAD": str(library)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
     )
     assert done.returncode == 0, f"after {after}: {done.stdout}{done.stderr}"
     calls, there = done.stdout.split()
@@ -106,7 +107,7 @@ def run_worker(library, worker, tmp_path, *arguments):
         env={**os.environ, "LD_PRELOAD": str(library)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANG_S,
     )
     assert done.returncode == 0, f"{done.stdout[-200:]}{done.stderr[-2000:]}"
     return done.stdout

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from broken_disk import faulty
 from kill_storage import DURABILITIES
+from limits import HANG_S
 
 # Each takes two short lives of a table: more for a long run.
 PLACES = int(os.environ.get("SOK_RESTORE_PLACES", "8"))
@@ -25,6 +26,6 @@ def test_a_failed_restore_leaves_the_rows_of_one(tmp_path, durability):
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1", **faulty(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANG_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from core_programs import command, run
+from limits import HANG_S
 
 LIBRARY = Path(__file__).with_name("failing_locks.c")
 OPENS = "print(opens(sys.argv[2]))"
@@ -38,7 +39,7 @@ class Writer:
 
     def end(self) -> tuple[str, str]:
         """Has the second part run. Returns what it printed, and its errors."""
-        out, errors = self.process.communicate("\n", timeout=60)
+        out, errors = self.process.communicate("\n", timeout=HANG_S)
         assert self.process.returncode == 0, errors
         return out.strip(), errors
 

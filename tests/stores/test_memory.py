@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from large_table import CACHE_BYTES, ROW_BYTES, ROWS, SEED, make_model
+from limits import HANG_S
 
 from sok_embed import kv
 
@@ -28,7 +29,7 @@ def train(*arguments: object) -> Any:
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANG_S,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)

@@ -12,12 +12,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
+from limits import HANG_S
+
 from sok_embed.communicators.launchers import Workers
 from sok_embed.communicators.rendezvous import all_gather
 
 HOST = "127.0.0.1"
-# Seconds that no test needs, so that one which waits for nothing fails by its error.
-ENOUGH = 20.0
 SECRET = bytes(range(32))
 GREETING_BYTES, ANSWER_BYTES, PROOF_BYTES = 48, 44, 32
 
@@ -51,7 +51,7 @@ def call(
     size: int,
     port: int,
     content: bytes = b"",
-    timeout: float = ENOUGH,
+    timeout: float = HANG_S,
     secret: bytes | None = None,
     **more: object,
 ) -> Callable[[], list[bytes]]:
@@ -63,7 +63,7 @@ def connected(port: int) -> Iterator[socket.socket]:
     """Connects to worker 0, which may not listen yet."""
     for _ in range(100 * 300):
         try:
-            connection = socket.create_connection((HOST, port), ENOUGH)
+            connection = socket.create_connection((HOST, port), HANG_S)
             break
         except ConnectionError:  # a reset one, too, where worker 0 has no room
             threading.Event().wait(0.01)

@@ -114,7 +114,7 @@ def refusals(here: Here, strategy: Any, communicator: Any) -> dict[str, str]:
 
 
 def main(kind: str, folder: Path) -> None:
-    communicator = sok_embed.init(timeout=60)
+    communicator = sok_embed.init()
     if kind == "multi_worker":
         strategy: Any = tf.distribute.MultiWorkerMirroredStrategy()
     else:
