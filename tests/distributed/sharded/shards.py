@@ -22,7 +22,8 @@ def numbers_that_write(request: pytest.FixtureRequest) -> list[int]:
     """Returns the numbers of workers whose files the chosen tests of a module look at, and 2."""
     cases = [item for item in request.session.items if item.path == request.path]
     parameters = [item.callspec.params for item in cases if hasattr(item, "callspec")]
-    return sorted({2, *(each["wrote"] for each in parameters if "wrote" in each)})
+    looked_at = [np.ravel(each["wrote"]).tolist() for each in parameters if "wrote" in each]
+    return sorted({2}.union(*looked_at))
 
 
 def held(folder: Path, what: str, workers: int) -> list[Held]:
