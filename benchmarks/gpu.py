@@ -1,4 +1,4 @@
-"""Tables on a GPU beside torch and beside tables of the host, on one machine with a GPU.
+"""Tables and hashed bags on a GPU beside torch, and tables beside those of the host.
 
 It needs torch with CUDA, and the library that `cmake -S tf_ops/core/gpu -B build/gpu` builds:
 
@@ -283,6 +283,59 @@ def pooled(library: Library, runs: int) -> dict[str, float]:
     return result
 
 
+def hashed_bags(library: Library, block_size: int, runs: int) -> dict[str, Any]:
+    """Returns the seconds of bags of a weight of 1/64, and of torch's on the full table."""
+    rows, dim, bag = 10_000_000, 16, 16
+    size = rows * dim // 64
+    ids = [torch.randint(rows, (BATCH // bag, bag), device="cuda") for _ in range(4)]
+    weight = torch.randn(size, device="cuda")
+    out = torch.empty(BATCH // bag, dim, device="cuda")
+    upstream = torch.randn_like(out)
+    gradient = torch.empty_like(weight)
+
+    def ours(batch: torch.Tensor, vectors: torch.Tensor, of_weight: torch.Tensor | None) -> None:
+        library.call(
+            "SokGpuBags",
+            0,
+            dim,
+            block_size,
+            ctypes.c_int64(size),
+            ctypes.c_int64(rows),
+            ADDRESS(batch.data_ptr()),
+            COUNT(batch.shape[0]),
+            COUNT(bag),
+            ADDRESS(weight.data_ptr()),
+            ADDRESS(vectors.data_ptr()),
+            ADDRESS(0 if of_weight is None else of_weight.data_ptr()),
+            ctypes.c_void_p(torch.cuda.current_stream().cuda_stream),
+        )
+
+    def ours_both(i: int) -> None:
+        ours(ids[i % 4], out, None)
+        ours(ids[i % 4], upstream, gradient)
+
+    result: dict[str, Any] = {
+        "forward": median_seconds(lambda i: ours(ids[i % 4], out, None), runs),
+        "forward_and_backward": median_seconds(ours_both, runs),
+    }
+    seen = []
+    for _ in range(5):
+        ours(ids[0], upstream, gradient)
+        seen.append(gradient.clone())
+    result["same_bits"] = all(torch.equal(seen[0], each) for each in seen[1:])
+    table = torch.nn.EmbeddingBag(rows, dim, mode="sum", sparse=True, device="cuda")
+
+    def torch_both(i: int) -> None:
+        table.weight.grad = None
+        table(ids[i % 4]).backward(upstream)
+
+    with torch.no_grad():
+        result["torch_forward"] = median_seconds(lambda i: table(ids[i % 4]), runs)
+    result["torch_forward_and_backward"] = median_seconds(torch_both, runs)
+    result["bytes"], result["torch_bytes"] = 4 * size, 4 * rows * dim
+    return result
+
+
 def same_bits(library: Library, repeats: int) -> bool:
     """Says whether three Adam steps on Zipf keys give the same bits each time."""
     batches = [keys_of(zipf(1_000_000, 1.05, BATCH, seed)) for seed in range(3)]
@@ -334,6 +387,8 @@ def main() -> None:
             value["times_of_host"] = value["host"] / value["ours"]
             note(f"{rule} dim {dim}", value)
     note("pooled", pooled(library, options.runs))
+    for block_size in (1, 16):
+        note(f"hashed bags, blocks of {block_size}", hashed_bags(library, block_size, options.runs))
     note("same bits", same_bits(library, options.repeats))
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the tables of a GPU and checks and times them on the first GPU of this machine.
+# Builds the tables and hashed bags of a GPU, and checks and times them on the first GPU of this machine.
 #
 # It needs g++, cmake, NVIDIA's driver, NVRTC (of CUDA or of nvidia-cuda-nvrtc-cu12), and python3
 # with torch for the figures; neither TensorFlow nor RocksDB. Usage:

@@ -24,13 +24,10 @@
 #include <cstdint>
 #include <string>
 
-#include "core/base/hash.h"
-#include "core/base/remainder.h"
+#include "core/bags/position_arithmetic.h"
 #include "core/base/status.h"
 
 namespace sok {
-
-enum class PositionHash { kMixed, kOriginal, kModulo };
 
 // "mixed", "original" or "modulo".
 Result<PositionHash> PositionHashNamed(const std::string& name);
@@ -48,8 +45,6 @@ struct PositionMapOptions {
 // A map is immutable, so it is safe to use from any number of threads.
 class PositionMap {
  public:
-  static constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ull;
-  static constexpr uint64_t kSignSalt = 0xd1b54a32d192ed03ull;
   // Positions are 64 bits wide, dims and blocks are counted in 32.
   static constexpr int64_t kMaxDim = int64_t{1} << 24;
 
@@ -57,12 +52,13 @@ class PositionMap {
   // and for kModulo over a table of 2^63 elements or more.
   static Result<PositionMap> Make(const PositionMapOptions& options);
 
-  int64_t size() const { return static_cast<int64_t>(size_); }
-  int dim() const { return dim_; }
-  int block_size() const { return block_size_; }  // at most dim
-  int blocks() const { return blocks_; }          // the last one may be short
-  bool sign() const { return sign_; }
-  int sign_words() const { return (dim_ + 63) / 64; }
+  int64_t size() const { return static_cast<int64_t>(numbers_.size); }
+  int dim() const { return numbers_.dim; }
+  int block_size() const { return numbers_.block_size; }  // at most dim
+  int blocks() const { return blocks_; }                  // the last one may be short
+  bool sign() const { return numbers_.sign; }
+  int sign_words() const { return (numbers_.dim + 63) / 64; }
+  const PositionArithmetic& arithmetic() const { return numbers_; }
 
   // Computes bases (blocks), the position of the first element of each block.
   void Bases(uint64_t id, uint64_t* bases) const;
@@ -74,40 +70,16 @@ class PositionMap {
   void SignWords(uint64_t id, uint64_t* words) const;
 
   uint64_t Position(uint64_t id, int d) const {
-    const int k = d / block_size_;
-    return Wrap(Base(id, k) + static_cast<uint64_t>(d - k * block_size_));
+    return numbers_.Position(id, numbers_.KeyOf(id), d);
   }
 
-  bool Minus(uint64_t id, int d) const {
-    return sign_ && (SignWord(KeyOf(id), d / 64) >> (d % 64) & 1);
-  }
+  bool Minus(uint64_t id, int d) const { return numbers_.Minus(numbers_.KeyOf(id), d); }
 
  private:
   explicit PositionMap(const PositionMapOptions& options);
 
-  uint64_t KeyOf(uint64_t id) const { return Mix64(id ^ seed_key_); }
-
-  static uint64_t SignWord(uint64_t key, int word) {
-    return Mix64((key ^ kSignSalt) + (static_cast<uint64_t>(word) + 1) * kGolden);
-  }
-
-  // Returns x % size. x is below 2 * size, or any number where a block is longer than the weight.
-  uint64_t Wrap(uint64_t x) const {
-    if (x < size_) return x;
-    x -= size_;
-    return x < size_ ? x : x % size_;
-  }
-
-  uint64_t Base(uint64_t id, int k) const;
-
-  PositionHash hash_;
-  uint64_t seed_key_;
-  uint64_t size_;
-  Remainder remainder_;  // divides by the size
-  int dim_;
-  int block_size_;
+  PositionArithmetic numbers_;
   int blocks_;
-  bool sign_;
 };
 
 // Changes the sign of those of n elements, from `first` on in their row, for which `words` of

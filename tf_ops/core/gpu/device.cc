@@ -11,6 +11,8 @@ namespace {
 constexpr int kMultiprocessors = 16;
 constexpr int kMajor = 75;
 constexpr int kMinor = 76;
+// So many blocks run on a multiprocessor, one after another; more items are left to a loop.
+constexpr uint64_t kBlocksOfMultiprocessor = 64;
 
 }  // namespace
 
@@ -100,6 +102,13 @@ Status Device::Launch(void* function, unsigned blocks, unsigned threads, const v
     return driver_.LaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, arguments,
                                 nullptr);
   });
+}
+
+Status Device::LaunchBlocks(void* function, uint64_t blocks, const void* argument,
+                            Stream stream) const {
+  if (blocks == 0) return Status();
+  const uint64_t most = kBlocksOfMultiprocessor * multiprocessors_;
+  return Launch(function, static_cast<unsigned>(std::min(blocks, most)), 256, argument, stream);
 }
 
 Result<std::shared_ptr<Module>> Device::Load(const std::string& image) {

@@ -12,6 +12,12 @@
 
 namespace sok::gpu {
 
+// Returns a pointer as kernels get it.
+template <typename T>
+T* Pointer(DeviceAddress address) {
+  return reinterpret_cast<T*>(address);
+}
+
 // A compiled program on a device. Its functions stay valid as long as it lives.
 class Module;
 
@@ -55,6 +61,10 @@ class Device : public std::enable_shared_from_this<Device> {
   // Launches `blocks` blocks of `threads` threads. The kernel takes one argument, by value.
   Status Launch(void* function, unsigned blocks, unsigned threads, const void* argument,
                 Stream stream) const;
+
+  // Launches blocks of 256 threads of a kernel that loops over its blocks or items, as many as the
+  // device runs soon at most; none for 0.
+  Status LaunchBlocks(void* function, uint64_t blocks, const void* argument, Stream stream) const;
 
   // Loads a compiled program.
   Result<std::shared_ptr<Module>> Load(const std::string& image);

@@ -15,8 +15,6 @@ constexpr double kMostLoad = 0.7;
 constexpr uint64_t kLeastBuckets = 1024;
 // Places of the index have 31 bits.
 constexpr uint64_t kMostBuckets = (uint64_t{1} << 31) / kBucketKeys - 1;
-// So many blocks run on a multiprocessor, one after another; more items are left to a loop.
-constexpr uint64_t kBlocksOfMultiprocessor = 64;
 
 uint64_t BucketsFor(uint64_t rows) {
   return std::max(kLeastBuckets,
@@ -75,38 +73,22 @@ Status GpuTable::Open() {
   };
   Kernels& k = *kernels_;
   const Named all[] = {
-      {&k.find, "Find", k.index},
-      {&k.count_absent, "CountAbsent", k.index},
-      {&k.claim, "Claim", k.index},
-      {&k.make, "Make", k.index},
-      {&k.settle, "Settle", k.index},
-      {&k.link, "Link", k.index},
-      {&k.rehash, "Rehash", k.index},
-      {&k.erase, "Erase", k.index},
-      {&k.list, "List", k.index},
-      {&k.count_digits, "CountDigits", k.index},
-      {&k.scan_digits, "ScanDigits", k.index},
-      {&k.scan, "Scan", k.index},
-      {&k.move_by_digit, "MoveByDigit", k.index},
-      {&k.count_heads, "CountHeads", k.index},
-      {&k.write_heads, "WriteHeads", k.index},
-      {&k.cut_chunks, "CutChunks", k.index},
-      {&k.rank, "Rank", k.index},
-      {&k.pick, "Pick", k.index},
-      {&k.start, "Start", k.rows},
-      {&k.gather, "Gather", k.rows},
-      {&k.pool, "Pool", k.rows},
-      {&k.read_rows, "ReadRows", k.rows},
-      {&k.write_rows, "WriteRows", k.rows},
-      {&k.relayout, "Relayout", k.rows},
-      {&k.append, "Append", k.rows},
-      {&k.assign, "Assign", k.rows},
-      {&k.sum_chunks, "SumChunks", k.rows},
+      {&k.find, "Find", k.index},           {&k.count_absent, "CountAbsent", k.index},
+      {&k.claim, "Claim", k.index},         {&k.make, "Make", k.index},
+      {&k.settle, "Settle", k.index},       {&k.link, "Link", k.index},
+      {&k.rehash, "Rehash", k.index},       {&k.erase, "Erase", k.index},
+      {&k.list, "List", k.index},           {&k.rank, "Rank", k.index},
+      {&k.pick, "Pick", k.index},           {&k.start, "Start", k.rows},
+      {&k.gather, "Gather", k.rows},        {&k.pool, "Pool", k.rows},
+      {&k.read_rows, "ReadRows", k.rows},   {&k.write_rows, "WriteRows", k.rows},
+      {&k.relayout, "Relayout", k.rows},    {&k.append, "Append", k.rows},
+      {&k.assign, "Assign", k.rows},        {&k.sum_chunks, "SumChunks", k.rows},
       {&k.store_sums, "StoreSums", k.rows},
   };
   for (const Named& each : all) {
     SOK_ASSIGN_OR_RETURN(*each.function, each.module->Function(each.name));
   }
+  SOK_RETURN_IF_ERROR(k.sort.Load(*k.index));
   void* mirror = nullptr;
   SOK_RETURN_IF_ERROR(device_->Call(
       "cuMemAllocHost", [&] { return driver.MemAllocHost(&mirror, sizeof(Counters)); }));
@@ -145,10 +127,13 @@ Status GpuTable::Launch(void* kernel, uint64_t items, const void* argument) {
 }
 
 Status GpuTable::LaunchBlocks(void* kernel, uint64_t blocks, const void* argument) {
-  if (blocks == 0) return Status();
-  const uint64_t most = kBlocksOfMultiprocessor * device_->multiprocessors();
-  return NoteBroken(device_->Launch(kernel, static_cast<unsigned>(std::min(blocks, most)), 256,
-                                    argument, stream_));
+  return NoteBroken(device_->LaunchBlocks(kernel, blocks, argument, stream_));
+}
+
+BlockLauncher GpuTable::Launcher() {
+  return [this](void* kernel, uint64_t blocks, const void* argument) {
+    return LaunchBlocks(kernel, blocks, argument);
+  };
 }
 
 Status GpuTable::NoteBroken(Status status) {

@@ -154,6 +154,7 @@ class GpuTable {
   void Leave();
   Status Launch(void* kernel, uint64_t items, const void* argument);
   Status LaunchBlocks(void* kernel, uint64_t blocks, const void* argument);
+  std::function<Status(void*, uint64_t, const void*)> Launcher();  // of LaunchBlocks
   Status NoteBroken(Status status);
   Status LoadRule(const BegunRule& rule);
 

@@ -5,38 +5,19 @@
 #include "core/gpu/table_parts.h"
 
 namespace sok::gpu {
-namespace {
-
-uint64_t TilesOf(uint64_t n) { return (n + kTile - 1) / kTile; }
-
-}  // namespace
-
 Status GpuTable::Sort(DeviceAddress values, uint64_t n, uint32_t most) {
   Scratch& s = *scratch_;
-  const uint64_t counts = kDigits * TilesOf(n) + kDigits;
-  SOK_RETURN_IF_ERROR(s.sort_counts.Reserve(device_, counts * sizeof(uint32_t)));
+  SOK_RETURN_IF_ERROR(s.sort_counts.Reserve(device_, SortCounts(n) * sizeof(uint32_t)));
+  SortMemory memory{};
+  memory.counts = Pointer<uint32_t>(s.sort_counts.address());
   for (int i = 0; i < 2; ++i) {
     SOK_RETURN_IF_ERROR(s.sort_keys[i].Reserve(device_, n * sizeof(uint32_t)));
     SOK_RETURN_IF_ERROR(s.sort_values[i].Reserve(device_, n * sizeof(uint32_t)));
+    memory.keys[i] = Pointer<uint32_t>(s.sort_keys[i].address());
+    memory.values[i] = Pointer<uint32_t>(s.sort_values[i].address());
   }
-  SortArguments sort{};
-  sort.keys = Pointer<uint32_t>(values);
-  sort.n = n;
-  sort.most = most;
-  sort.counts = Pointer<uint32_t>(s.sort_counts.address());
-  s.sorted = 1;
-  for (sort.shift = 0; sort.shift == 0 || (sort.shift < 32 && most >> sort.shift != 0);
-       sort.shift += kDigitBits) {
-    const int to = 1 - s.sorted;
-    sort.sorted_keys = Pointer<uint32_t>(s.sort_keys[to].address());
-    sort.sorted_values = Pointer<uint32_t>(s.sort_values[to].address());
-    SOK_RETURN_IF_ERROR(LaunchBlocks(kernels_->count_digits, TilesOf(n), &sort));
-    SOK_RETURN_IF_ERROR(LaunchBlocks(kernels_->scan_digits, kDigits, &sort));
-    SOK_RETURN_IF_ERROR(LaunchBlocks(kernels_->move_by_digit, TilesOf(n), &sort));
-    sort.keys = sort.sorted_keys;
-    sort.values = sort.sorted_values;
-    s.sorted = to;
-  }
+  SOK_ASSIGN_OR_RETURN(s.sorted, kernels_->sort.Sort(Launcher(), Pointer<uint32_t>(values), nullptr,
+                                                     n, most, memory));
   return Status();
 }
 
@@ -47,16 +28,10 @@ Status GpuTable::Segment(DeviceAddress rows, uint64_t n) {
   const auto missing = static_cast<uint32_t>(MostThereAre().end);
   SOK_RETURN_IF_ERROR(Sort(rows, n, missing));
   SOK_RETURN_IF_ERROR(s.starts.Reserve(device_, (n + 1) * sizeof(uint32_t)));
-  const SegmentArguments segment{Pointer<uint32_t>(s.sort_keys[s.sorted].address()),
-                                 n,
-                                 missing,
+  return kernels_->sort.Segment(Launcher(),
+                                {Pointer<uint32_t>(s.sort_keys[s.sorted].address()), n, missing,
                                  Pointer<uint32_t>(s.sort_counts.address()),
-                                 Pointer<uint32_t>(s.starts.address()),
-                                 s.at(Scratch::kSegments)};
-  SOK_RETURN_IF_ERROR(LaunchBlocks(kernels_->count_heads, TilesOf(n), &segment));
-  const ScanArguments scan{segment.counts, TilesOf(n)};
-  SOK_RETURN_IF_ERROR(LaunchBlocks(kernels_->scan, 1, &scan));
-  return LaunchBlocks(kernels_->write_heads, TilesOf(n), &segment);
+                                 Pointer<uint32_t>(s.starts.address()), s.at(Scratch::kSegments)});
 }
 
 Status GpuTable::LoadRule(const BegunRule& rule) {
@@ -119,7 +94,7 @@ Status GpuTable::Commit(const std::vector<GpuGradients>& batches, const std::str
   const ChunkArguments cut{Pointer<uint32_t>(s.starts.address()), s.at(Scratch::kSegments),
                            Pointer<uint32_t>(s.first_chunk.address()),
                            Pointer<Chunk>(s.chunks.address()), s.at(Scratch::kChunkCount)};
-  SOK_RETURN_IF_ERROR(Launch(kernels_->cut_chunks, n, &cut));
+  SOK_RETURN_IF_ERROR(Launch(kernels_->sort.cut_chunks, n, &cut));
   SumArguments sum{{Pointer<float>(gradients), Pointer<uint32_t>(s.sort_values[s.sorted].address()),
                     cut.starts, cut.segments, cut.first_chunk, cut.chunks, cut.chunk_count,
                     Pointer<float>(s.chunk_sums.address()), dim_},

@@ -372,7 +372,8 @@ TEST_CASE("every kernel compiles for the GPUs that there are") {
   }
   const auto compiler = Value(Compiler::Open({nvrtc}));
   const std::vector<int> architectures{75, 80, 86, 89, 90, 100, 120};
-  std::vector<std::pair<std::string, Specialty>> programs{{"index", {}}};
+  std::vector<std::pair<std::string, Specialty>> programs{{"index", {}},
+                                                          {"bags", {0, "", /*fuses=*/false}}};
   for (const int dim : {1, 16, 64, 300}) programs.push_back({"rows", {dim, ""}});
   for (const std::string& rule : RowOptimizerNames()) {
     programs.push_back({"rule", {16, Value(MakeRowOptimizer(rule, {}))->BeginStep(1).type}});

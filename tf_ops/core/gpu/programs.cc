@@ -17,6 +17,7 @@ namespace {
 std::vector<std::string> OptionsOf(const Specialty& specialty) {
   std::vector<std::string> options;
   if (specialty.dim != 0) options.push_back("-DSOK_DIM=" + std::to_string(specialty.dim));
+  if (!specialty.fuses) options.push_back("--fmad=false");
   if (!specialty.rule.empty()) options.push_back("-DSOK_RULE=" + specialty.rule);
   return options;
 }
@@ -97,13 +98,14 @@ Result<std::string> CachedProgram(const Compiler& compiler, int architecture,
 
 Result<std::shared_ptr<Module>> LoadProgram(const std::shared_ptr<Device>& device,
                                             const std::string& name, const Specialty& specialty) {
-  using Loaded = std::map<std::tuple<int, std::string, int, std::string>, std::shared_ptr<Module>>;
+  using Loaded =
+      std::map<std::tuple<int, std::string, int, std::string, bool>, std::shared_ptr<Module>>;
   // They are not unloaded when the process ends, since the driver may have ended before.
   static Loaded& loaded = *new Loaded();
   static std::mutex mu;
   const std::lock_guard<std::mutex> lock(mu);
   std::shared_ptr<Module>& module =
-      loaded[{device->ordinal(), name, specialty.dim, specialty.rule}];
+      loaded[{device->ordinal(), name, specialty.dim, specialty.rule, specialty.fuses}];
   if (module != nullptr) return module;
   SOK_ASSIGN_OR_RETURN(const Compiler* const compiler, Compiler::Get());
   SOK_ASSIGN_OR_RETURN(const std::string image,

@@ -12,12 +12,13 @@ namespace sok::gpu {
 
 // The constants that a program is compiled with.
 struct Specialty {
-  int dim = 0;       // floats of an embedding; 0: the program does not look at rows
-  std::string rule;  // the type of a rule, or empty
+  int dim = 0;        // floats of an embedding; 0: the program does not look at rows
+  std::string rule;   // the type of a rule, or empty
+  bool fuses = true;  // sums of products; without it they have the bits of the host
 };
 
-// Returns the program "index", "rows" or "rule" for a device. Each is compiled once a process.
-// Thread-safe.
+// Returns the program "index", "rows", "rule" or "bags" for a device. Each is compiled once a
+// process. Thread-safe.
 Result<std::shared_ptr<Module>> LoadProgram(const std::shared_ptr<Device>& device,
                                             const std::string& name, const Specialty& specialty);
 

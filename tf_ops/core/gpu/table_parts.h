@@ -7,6 +7,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/gpu/gpu_table.h"
+#include "core/gpu/sorting.h"
 
 namespace sok::gpu {
 
@@ -15,8 +16,8 @@ struct GpuTable::Kernels {
   std::shared_ptr<Module> index, rows, rule;
 
   void *find, *count_absent, *claim, *make, *settle, *link, *rehash, *erase, *list;
-  void *count_digits, *scan_digits, *scan, *move_by_digit, *count_heads, *write_heads, *cut_chunks,
-      *rank, *pick;
+  SortKernels sort;
+  void *rank, *pick;
   void *start, *gather, *pool, *read_rows, *write_rows, *relayout, *append, *assign;
   void *sum_chunks, *store_sums;
   void* update_rows;
@@ -47,12 +48,6 @@ struct GpuTable::Scratch {
                        kSmall = 16;
   uint32_t* at(int place) const { return reinterpret_cast<uint32_t*>(small.address()) + place; }
 };
-
-// Returns a pointer as kernels get it.
-template <typename T>
-T* Pointer(DeviceAddress address) {
-  return reinterpret_cast<T*>(address);
-}
 
 // Returns an error for too many keys of one call: positions have 32 bits.
 inline Status CheckCount(uint64_t n) {

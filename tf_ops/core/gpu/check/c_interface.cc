@@ -1,9 +1,13 @@
-// Tables of a GPU and of the host for benchmarks/gpu.py, which calls them by ctypes. Addresses are
-// of the GPU. Each function returns 0 for success; SokGpuError tells the last error of the thread.
+// Tables and hashed bags of a GPU, and tables of the host, for benchmarks/gpu.py, which calls them
+// by ctypes. Addresses are of the GPU. Each function returns 0 for success; SokGpuError tells the
+// last error of the thread.
 #include <cstring>
 #include <string>
+#include <vector>
 
+#include "core/base/status_macros.h"
 #include "core/base/thread_pool.h"
+#include "core/gpu/gpu_bags.h"
 #include "core/gpu/gpu_table.h"
 #include "core/rows/row_store.h"
 
@@ -26,6 +30,15 @@ struct HostTable {
 
 Result<std::unique_ptr<RowOptimizer>> Optimizer(const char* rule, double learning_rate) {
   return MakeRowOptimizer(rule, {{"learning_rate", learning_rate}});
+}
+
+// Memory that lives until the process ends, so that a call after the first one takes none.
+Result<gpu::DeviceAddress> Kept(const std::shared_ptr<gpu::Device>& device, size_t place,
+                                uint64_t bytes) {
+  static std::vector<gpu::Buffer>& kept = *new std::vector<gpu::Buffer>();
+  if (place >= kept.size()) kept.resize(place + 1);
+  SOK_RETURN_IF_ERROR(kept[place].Reserve(device, bytes));
+  return kept[place].address();
 }
 
 }  // namespace
@@ -91,6 +104,46 @@ int SokGpuSize(gpu::GpuTable* table, uint64_t* size, void* stream) {
 }
 
 uint64_t SokGpuBytes(gpu::GpuTable* table) { return table->bytes(); }
+
+// Sums bags of `width` int64 ids into out (bags, dim), or with a gradient computes the one of the
+// weight (size) of upstream `out`. All floats are float32.
+int SokGpuBags(int ordinal, int dim, int block_size, int64_t size, int64_t num_embeddings,
+               uint64_t ids, uint64_t bags, uint64_t width, uint64_t weight, uint64_t out,
+               uint64_t gradient, void* stream) {
+  PositionMapOptions options;
+  options.size = size;
+  options.num_embeddings = num_embeddings;
+  options.dim = dim;
+  options.block_size = block_size;
+  const auto positions = PositionMap::Make(options);
+  if (Report(positions.status()) != 0) return 1;
+  const auto of_gpu = gpu::GpuBags::Of(ordinal);
+  if (Report(of_gpu.status()) != 0) return 1;
+  const auto device = gpu::Device::Open(ordinal);
+  if (Report(device.status()) != 0) return 1;
+  const gpu::GpuBatch batch{positions.value(),
+                            BagMode::kSum,
+                            static_cast<uint64_t>(num_embeddings),
+                            -1,
+                            ids,
+                            true,
+                            bags * width,
+                            bags,
+                            width,
+                            0,
+                            true,
+                            false,
+                            0};
+  const gpu::GpuFloats floats{out, gpu::Element::kFloat32};
+  if (gradient == 0) {
+    return Report(
+        of_gpu.value()->Forward(batch, {weight, gpu::Element::kFloat32}, floats, 0, stream));
+  }
+  size_t place = 0;
+  const auto take = [&](uint64_t bytes) { return Kept(device.value(), place++, bytes); };
+  return Report(of_gpu.value()->DenseGradient(batch, floats, 0, {gradient, gpu::Element::kFloat32},
+                                              take, stream));
+}
 
 HostTable* SokHostMake(int dim) {
   const auto initializer = Initializer::Make("uniform", -0.05, 0.05, 1);

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "core/gpu/check/random_bags.h"
 #include "core/gpu/check/random_program.h"
 #include "core/rules/row_optimizer.h"
 
@@ -66,6 +67,17 @@ int main(int argc, char** argv) {
                 static_cast<unsigned long long>(difference.value().elements),
                 difference.value().most);
   }
+  // As many as the programs have operations, and for a short check as many as it has programs.
+  const int batches = most_programs < 1000 ? most_programs * 4 : operations * 4;
+  int wrong = 0;
+  for (int seed = 1; seed <= batches; ++seed) {
+    const Status status = gpu::RunRandomBags(device.value(), seed, seed % 40 == 0 ? 20000 : 300);
+    if (status.ok()) continue;
+    ++wrong;
+    std::printf("hashed bags of seed %d: %s\n", seed, status.message().c_str());
+  }
+  std::printf("%d batches of hashed bags, %d failed\n", batches, wrong);
+  failed += wrong;
   std::printf("%d programs of %d operations, %d failed\n", programs, operations, failed);
   return failed == 0 ? 0 : 1;
 }

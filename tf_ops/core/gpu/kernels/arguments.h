@@ -138,7 +138,12 @@ struct StartArguments {
   const float* slot_start;  // (stride - dim)
 };
 
-enum class Element : int { kFloat32, kBFloat16, kFloat16 };
+enum class Element : int {
+  kFloat32,
+  kBFloat16,
+  kFloat16,
+  kFloat64
+};  // kFloat64: hashed bags alone
 
 struct GatherArguments {
   Rows rows;

@@ -64,6 +64,11 @@ SOK_DEVICE void Publish(uint32_t* x, uint32_t bits) {
   __threadfence();
   atomicOr(x, bits);
 }
+// Writes a word of the host's memory, behind everything that the thread has written before.
+SOK_DEVICE void PublishToHost(uint32_t* x, uint32_t value) {
+  __threadfence_system();
+  *static_cast<volatile uint32_t*>(x) = value;
+}
 
 SOK_DEVICE uint64_t MultiplyHigh(uint64_t x, uint64_t y) { return __umul64hi(x, y); }
 SOK_DEVICE int LowestBit(uint32_t x) { return __ffs(static_cast<int>(x)) - 1; }

@@ -54,6 +54,9 @@ inline void StoreFresh(uint32_t* x, uint32_t value) {
   __atomic_store_n(x, value, __ATOMIC_RELAXED);
 }
 inline void Publish(uint32_t* x, uint32_t bits) { __atomic_fetch_or(x, bits, __ATOMIC_RELEASE); }
+inline void PublishToHost(uint32_t* x, uint32_t value) {
+  __atomic_store_n(x, value, __ATOMIC_RELEASE);
+}
 
 inline uint64_t MultiplyHigh(uint64_t x, uint64_t y) {
   return static_cast<uint64_t>((static_cast<unsigned __int128>(x) * y) >> 64);
