@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, NamedTuple
 
 import keras
@@ -141,11 +142,13 @@ def hashed_bag(
     # factors needs the weight as it was: that is worth the copy.
     if gradient != "dense" and not scaled and _in_reach(weight):
         weight.sparse_read(tf.zeros([0], tf.int64))  # this tells the gradient tape of the variable
-        bags, _ = ops.sok_embed_resource_hashed_bag(
-            weight=weight.handle, T=weight.dtype, **arguments
-        )
+        with _beside(weight):
+            bags, _ = ops.sok_embed_resource_hashed_bag(
+                weight=weight.handle, T=weight.dtype, **arguments
+            )
     else:
-        bags, _ = ops.sok_embed_hashed_bag(weight=tf.convert_to_tensor(weight), **arguments)
+        with _beside(weight):
+            bags, _ = ops.sok_embed_hashed_bag(weight=tf.convert_to_tensor(weight), **arguments)
     return bags
 
 
@@ -262,8 +265,23 @@ def _in_reach(weight: Any) -> bool:
     return (
         isinstance(weight, tf.Variable)
         and not isinstance(weight, tf.distribute.DistributedValues)
-        and tf.DeviceSpec.from_string(weight.device or "").device_type in (None, "CPU")
+        and _device_of(weight).device_type in (None, "CPU", "GPU")
     )
+
+
+def _device_of(tensor: Any) -> tf.DeviceSpec:
+    return tf.DeviceSpec.from_string(tensor.device or "")
+
+
+def _beside(tensor: Any) -> Any:
+    """Returns the scope of the device that a tensor is on, which is not copied then.
+
+    Without it the op would be on the CPU, or in a function on the device that this is called on.
+    """
+    device = _device_of(tensor)
+    if device.device_type not in ("GPU" if tf.executing_eagerly() else "CPU GPU").split():
+        return contextlib.nullcontext()
+    return tf.device(device.replace(job=None, replica=None, task=None))
 
 
 _ATTRIBUTES = (
@@ -284,19 +302,22 @@ def _hashed_bag_gradient(op: Any, upstream: tf.Tensor, _: Any) -> list[Any]:
     arguments = {"upstream": upstream, "ids": ids, "offsets": offsets, "scales": scales}
     whole = {**arguments, "winners": op.outputs[1], "size": size, **attributes}
     if _gives_slices(op):
-        positions, sums = ops.sok_embed_hashed_bag_sparse_gradient(**whole)
+        with _beside(op.outputs[0]):
+            positions, sums = ops.sok_embed_hashed_bag_sparse_gradient(**whole)
         # Indices are int32 where they fit, as in the slices of TensorFlow's own ops, which these
         # may be added to.
         shape = tf.cast(size, tf.int64 if op.get_attr("wide_shape") else tf.int32)
         of_weight: Any = tf.IndexedSlices(sums, positions, tf.reshape(shape, [1]))
     else:
-        of_weight = ops.sok_embed_hashed_bag_gradient(**whole)
+        with _beside(op.outputs[0]):
+            of_weight = ops.sok_embed_hashed_bag_gradient(**whole)
     of_scales = None
     if attributes.pop("scaled"):
         del attributes["T"]
-        of_scales = ops.sok_embed_hashed_bag_scale_gradient(
-            **arguments, weight=weight, scaled=True, **attributes
-        )
+        with _beside(op.outputs[0]):
+            of_scales = ops.sok_embed_hashed_bag_scale_gradient(
+                **arguments, weight=weight, scaled=True, **attributes
+            )
     return [of_weight, None, None, of_scales]
 
 
@@ -321,14 +342,15 @@ def _second_gradient(op: Any, tangent: tf.Tensor) -> list[Any]:
             "Expected the mode sum or mean for a second derivative of a hashed bag. Received: max."
         )
     inputs = {"ids": ids, "offsets": offsets, "scales": scales, "weight": tangent}
-    of_upstream, _ = ops.sok_embed_hashed_bag(
-        **inputs, **attributes, gradient="dense", wide_shape=False
-    )
     of_scales = None
-    if attributes["scaled"]:
-        of_scales = ops.sok_embed_hashed_bag_scale_gradient(
-            upstream=upstream, **inputs, **attributes
+    with _beside(op.outputs[0]):
+        of_upstream, _ = ops.sok_embed_hashed_bag(
+            **inputs, **attributes, gradient="dense", wide_shape=False
         )
+        if attributes["scaled"]:
+            of_scales = ops.sok_embed_hashed_bag_scale_gradient(
+                upstream=upstream, **inputs, **attributes
+            )
     return [of_upstream, None, None, of_scales, None, None]
 
 

@@ -86,6 +86,12 @@ def hashed_bags_with_sparse_gradients() -> Arrays:
     return fitted(model_of(layer, False), "sgd", ids())
 
 
+@case()
+def hashed_maxima_in_blocks() -> Arrays:
+    layer = sok.HashedEmbeddingBag(KEYS, DIM, 1 / 8, mode="max", block_size=4, padding_idx=1)
+    return fitted(model_of(layer, False), "sgd", ids())
+
+
 def adaptive_column() -> Any:
     """Makes an adaptive embedding column."""
     column = sok_columns.categorical_column_with_adaptive_embedding("item", 50, tf.int64)

@@ -235,3 +235,11 @@ def test_a_receipt_that_was_on_a_gpu_takes_gradients():
         tf_ops.commit(table, deposited, [SGD])
     after = tf_ops.lookup(table, tf.constant(KEYS), DIM, False).embeddings
     np.testing.assert_array_equal(after, rows - np.array([2.0, 1.0, 2.0, 1.0])[:, None])
+
+
+@as_gpu
+def test_a_hashed_bag_on_a_gpu_says_what_is_missing():
+    with tf.device(DEVICE):
+        weight = tf.identity(tf.ones([50]))
+    with pytest.raises(tf.errors.UnavailableError, match="NVIDIA's driver.*CPU:0"):
+        tf_ops.hashed_bag(weight, tf.constant([[1, 2]]), num_embeddings=9, embedding_dim=2)

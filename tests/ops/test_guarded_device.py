@@ -72,10 +72,11 @@ def test_ops_run_where_they_are_placed(device, device_type):
 
 
 @pytest.mark.skipif(not gpu_standin.is_built(), reason="needs `make test`'s libraries")
-def test_layers_with_rows_on_a_gpu_look_up_and_train_there(device, tmp_path):
+@pytest.mark.parametrize("cases", ["cases_on_gpu_tables.py", "cases_on_gpu_hashed.py"])
+def test_layers_with_rows_or_weights_on_a_gpu_look_up_and_train_there(cases, device, tmp_path):
     run_tests(
         device,
-        [str(HERE / "cases_on_gpu_tables.py")],
+        [str(HERE / cases)],
         "GPU",
         SOK_CUDA_DRIVER=str(gpu_standin.DRIVER),
         SOK_NVRTC=str(gpu_standin.COMPILER),

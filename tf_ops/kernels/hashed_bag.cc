@@ -1,4 +1,5 @@
 // SokEmbed>HashedBag, on a weight that is a tensor, and SokEmbed>ResourceHashedBag, on a variable.
+// Their kernels for GPUs are in hashed_bag_gpu.cc.
 #include <optional>
 #include <string>
 
@@ -6,7 +7,6 @@
 #include "kernels/hashed_bag_kernel.h"
 #include "kernels/register_kernel.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/resource_var.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
 namespace sok {
@@ -23,20 +23,7 @@ class HashedBagOp : public HashedBagKernel {
   using HashedBagKernel::HashedBagKernel;
 
   void Compute(tf::OpKernelContext* ctx) override {
-    if (ctx->input_dtype(0) != tf::DT_RESOURCE) return Forward(ctx, ctx->input(0));
-    tf::core::RefCountPtr<tf::Var> variable;
-    OP_REQUIRES_OK(ctx, ExpectScalar(ctx->input(0), "weight"));
-    OP_REQUIRES_OK(ctx, tf::LookupResource(ctx, tf::HandleFromInput(ctx, 0), &variable));
-    // Writers wait until the last element has been read.
-    tf::tf_shared_lock lock(*variable->mu());
-    OP_REQUIRES(ctx, variable->is_initialized,
-                absl::FailedPreconditionError("expected an initialized weight, got one without "
-                                              "a value"));
-    OP_REQUIRES(
-        ctx, variable->tensor()->dtype() == weight_type_,
-        absl::InvalidArgumentError("expected a weight of " + tf::DataTypeString(weight_type_) +
-                                   ", got " + tf::DataTypeString(variable->tensor()->dtype())));
-    Forward(ctx, *variable->tensor());
+    WithWeight(ctx, [&](const tf::Tensor& weight) { Forward(ctx, weight); });
   }
 
  private:

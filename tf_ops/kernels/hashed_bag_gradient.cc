@@ -20,15 +20,6 @@ using tf::shape_inference::InferenceContext;
 
 namespace {
 
-constexpr int64_t kMaxSize = int64_t{1} << 44;
-
-absl::Status ReadSize(tf::OpKernelContext* ctx, int64_t* size) {
-  TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(5), "size"));
-  *size = ctx->input(5).scalar<int64_t>()();
-  if (*size <= kMaxSize) return absl::OkStatus();
-  return absl::InvalidArgumentError("expected size of at most 2^44, got " + std::to_string(*size));
-}
-
 // The base of a gradient of the weight. Kernel::Write<T>(ctx, gradient) puts it out.
 template <typename Kernel>
 class HashedBagGradientOp : public HashedBagKernel {

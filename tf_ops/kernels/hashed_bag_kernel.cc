@@ -45,19 +45,22 @@ absl::Status HashedBagKernel::MakePositions(int64_t size,
   return ToAbsl(made.status());
 }
 
-absl::Status HashedBagKernel::ReadBags(tf::OpKernelContext* ctx, const tf::Tensor& ids,
-                                       const tf::Tensor& offsets, InputBags* read) const {
-  const int64_t n = ids.NumElements();
+absl::Status HashedBagKernel::CheckForm(const tf::Tensor& ids, const tf::Tensor& offsets) const {
   if (offsets.dims() != 1 || ids.dims() < 1 || ids.dims() > 2) {
     return absl::InvalidArgumentError(
         "expected ids of one or two dimensions and offsets of one, got shapes " +
         ids.shape().DebugString() + " and " + offsets.shape().DebugString());
   }
+  if (ids.dims() == 1 || offsets.NumElements() == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError("expected no offsets with ids of two dimensions, got " +
+                                    std::to_string(offsets.NumElements()));
+}
+
+absl::Status HashedBagKernel::ReadBags(tf::OpKernelContext* ctx, const tf::Tensor& ids,
+                                       const tf::Tensor& offsets, InputBags* read) const {
+  TF_RETURN_IF_ERROR(CheckForm(ids, offsets));
+  const int64_t n = ids.NumElements();
   if (ids.dims() == 2) {
-    if (offsets.NumElements() != 0) {
-      return absl::InvalidArgumentError("expected no offsets with ids of two dimensions, got " +
-                                        std::to_string(offsets.NumElements()));
-    }
     // Any number of rows is possible where they are empty.
     TF_RETURN_IF_ERROR(
         AllocateOnHost(ctx, tf::DT_INT64, tf::TensorShape({ids.dim_size(0) + 1}), &read->splits));
@@ -92,13 +95,13 @@ absl::Status HashedBagKernel::CheckScales(const tf::Tensor& scales, const tf::Te
                                     scales.shape().DebugString());
 }
 
-absl::Status HashedBagKernel::CheckUpstream(const tf::Tensor& upstream, const Bags& bags) const {
-  if (upstream.dims() == 2 && upstream.dim_size(0) == bags.bags &&
+absl::Status HashedBagKernel::CheckUpstream(const tf::Tensor& upstream, int64_t bags) const {
+  if (upstream.dims() == 2 && upstream.dim_size(0) == bags &&
       upstream.dim_size(1) == options_.dim) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError("expected gradients of shape [" + std::to_string(bags.bags) +
-                                    "," + std::to_string(options_.dim) + "], got " +
+  return absl::InvalidArgumentError("expected gradients of shape [" + std::to_string(bags) + "," +
+                                    std::to_string(options_.dim) + "], got " +
                                     upstream.shape().DebugString());
 }
 
@@ -117,8 +120,16 @@ absl::Status HashedBagKernel::ReadGradientInputs(tf::OpKernelContext* ctx, int64
                                                  GradientInputs* inputs) const {
   TF_RETURN_IF_ERROR(MakePositions(size, &inputs->positions));
   TF_RETURN_IF_ERROR(ReadBags(ctx, ctx->input(1), ctx->input(2), &inputs->read));
-  TF_RETURN_IF_ERROR(CheckUpstream(ctx->input(0), inputs->read.bags));
+  TF_RETURN_IF_ERROR(CheckUpstream(ctx->input(0), inputs->read.bags.bags));
   return CheckScales(ctx->input(3), ctx->input(1));
+}
+
+absl::Status HashedBagKernel::ReadSize(tf::OpKernelContext* ctx, int64_t* size) {
+  constexpr int64_t kMaxSize = int64_t{1} << 44;
+  TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(5), "size"));
+  *size = ctx->input(5).scalar<int64_t>()();
+  if (*size <= kMaxSize) return absl::OkStatus();
+  return absl::InvalidArgumentError("expected size of at most 2^44, got " + std::to_string(*size));
 }
 
 }  // namespace sok

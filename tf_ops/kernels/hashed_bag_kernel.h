@@ -12,6 +12,7 @@
 #include "core/base/float16.h"
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_var.h"
 
 // The inputs that follow the first one of each op.
 #define SOK_HASHED_BAG_INPUTS Input("ids: Tids").Input("offsets: Toffsets").Input("scales: Tout")
@@ -104,13 +105,16 @@ class HashedBagKernel : public tensorflow::OpKernel {
  protected:
   absl::Status MakePositions(int64_t size, std::optional<PositionMap>* positions) const;
 
+  // Checks the numbers of dimensions.
+  absl::Status CheckForm(const tensorflow::Tensor& ids, const tensorflow::Tensor& offsets) const;
+
   absl::Status ReadBags(tensorflow::OpKernelContext* ctx, const tensorflow::Tensor& ids,
                         const tensorflow::Tensor& offsets, InputBags* read) const;
 
   // Checks that there is a factor for each id of a sum, if there are factors at all.
   absl::Status CheckScales(const tensorflow::Tensor& scales, const tensorflow::Tensor& ids) const;
 
-  absl::Status CheckUpstream(const tensorflow::Tensor& upstream, const Bags& bags) const;
+  absl::Status CheckUpstream(const tensorflow::Tensor& upstream, int64_t bags) const;
 
   // Checks that winners can be those of a forward pass over the bags.
   absl::Status CheckWinners(const tensorflow::Tensor& winners, const Bags& bags) const;
@@ -124,6 +128,30 @@ class HashedBagKernel : public tensorflow::OpKernel {
 
   absl::Status ReadGradientInputs(tensorflow::OpKernelContext* ctx, int64_t size,
                                   GradientInputs* inputs) const;
+
+  // Calls forward(weight) with the first input, or with the value of the variable that it is the
+  // handle of.
+  template <typename Forward>
+  void WithWeight(tensorflow::OpKernelContext* ctx, const Forward& forward) const {
+    if (ctx->input_dtype(0) != tensorflow::DT_RESOURCE) return forward(ctx->input(0));
+    tensorflow::core::RefCountPtr<tensorflow::Var> variable;
+    OP_REQUIRES_OK(ctx, ExpectScalar(ctx->input(0), "weight"));
+    OP_REQUIRES_OK(ctx,
+                   tensorflow::LookupResource(ctx, tensorflow::HandleFromInput(ctx, 0), &variable));
+    // Writers wait until the last element has been read. On a GPU they follow on the stream.
+    tensorflow::tf_shared_lock lock(*variable->mu());
+    OP_REQUIRES(ctx, variable->is_initialized,
+                absl::FailedPreconditionError("expected an initialized weight, got one without "
+                                              "a value"));
+    OP_REQUIRES(ctx, variable->tensor()->dtype() == weight_type_,
+                absl::InvalidArgumentError(
+                    "expected a weight of " + tensorflow::DataTypeString(weight_type_) + ", got " +
+                    tensorflow::DataTypeString(variable->tensor()->dtype())));
+    forward(*variable->tensor());
+  }
+
+  // Reads the input `size` of a gradient of the weight.
+  static absl::Status ReadSize(tensorflow::OpKernelContext* ctx, int64_t* size);
 
   tensorflow::DataType weight_type_, out_type_;
   BagMode mode_;

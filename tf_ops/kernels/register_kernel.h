@@ -72,3 +72,10 @@ bool RegisterGpuKernel(const char* op, const char* kernel, MakeKernel make,
 // so on the CPU, and refuses to run the op on one that lies on another device.
 #define SOK_REGISTER_CPU_KERNEL(name, kernel) \
   SOK_REGISTER_WITH_ID(__COUNTER__, RegisterCpuKernel, name, #kernel, ::sok::Guarded<kernel>)
+
+// Registers a kernel for GPUs. What follows names the tensors that are in the host's memory.
+#define SOK_REGISTER_GPU_KERNEL_2(id, name, kernel, ...)                         \
+  [[maybe_unused]] static const bool sok_kernel_##id = ::sok::RegisterGpuKernel( \
+      "SokEmbed>" name, #kernel, ::sok::NewKernel<::sok::Guarded<kernel>>, {__VA_ARGS__})
+#define SOK_REGISTER_GPU_KERNEL_1(id, ...) SOK_REGISTER_GPU_KERNEL_2(id, __VA_ARGS__)
+#define SOK_REGISTER_GPU_KERNEL(...) SOK_REGISTER_GPU_KERNEL_1(__COUNTER__, __VA_ARGS__)
