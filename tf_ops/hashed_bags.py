@@ -99,6 +99,9 @@ def hashed_bag(
         ValueError: For a `gradient` that is none of these, or dtypes that do not go together.
         tf.errors.InvalidArgumentError: For an id outside of `[0, num_embeddings)`, offsets that
             begin elsewhere than at 0, decrease or exceed the number of ids, a weight of size 0.
+            With the weight on a GPU the bag of such an id or offset is NaN, and the next call there
+            raises.
+        tf.errors.UnavailableError: For a weight on a GPU without a driver or NVRTC.
     """
     weight = _as_weight(weight)
     ids = tf.convert_to_tensor(ids)

@@ -63,7 +63,8 @@ class HashedEmbedding(HashedLayer):
         ValueError: For an argument, an input or a policy that is none of the above; for a seed that
             another layer of the weight hashes another table with; for weights saved with another
             hash.
-        tf.errors.InvalidArgumentError: For an id out of range.
+        tf.errors.InvalidArgumentError: For an id out of range. With the weight on a GPU its
+            embedding is NaN, and the next call there raises.
     """
 
     def __init__(

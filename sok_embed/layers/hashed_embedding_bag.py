@@ -102,7 +102,8 @@ class HashedEmbeddingBag(HashedLayer):
             another layer of the weight hashes another table with; for weights saved with another
             hash.
         tf.errors.InvalidArgumentError: For an id out of range, and for offsets that do not start at
-            0, decrease, or go past the end.
+            0, decrease, or go past the end. With the weight on a GPU the bag is NaN, and the next
+            call there raises.
     """
 
     def __init__(
