@@ -24,7 +24,7 @@ char* CacheMemory::Allocate(Holder* holder, size_t bytes, bool beyond_budget) {
     return nullptr;
   }
   char* block = nullptr;
-  if (bytes == kBlockBytes) {
+  if (bytes == block_bytes_) {
     std::lock_guard<std::mutex> guard(mu_);
     if (!free_.empty()) {
       block = free_.back();
@@ -32,7 +32,7 @@ char* CacheMemory::Allocate(Holder* holder, size_t bytes, bool beyond_budget) {
     }
   }
   if (block == nullptr) {
-    block = bytes == kBlockBytes ? NewBlock() : static_cast<char*>(std::aligned_alloc(64, bytes));
+    block = bytes == block_bytes_ ? NewBlock() : static_cast<char*>(std::aligned_alloc(64, bytes));
   }
   if (block == nullptr) {
     used_ -= bytes;
@@ -47,7 +47,7 @@ char* CacheMemory::NewBlock() {
   try {
     // Free must not need memory.
     if (free_.capacity() <= blocks_) free_.reserve(2 * (blocks_ + 1));
-    char* const block = arena_.Allocate(kBlockBytes);
+    char* const block = arena_.Allocate(block_bytes_);
     blocks_ += block != nullptr;
     return block;
   } catch (const std::bad_alloc&) {
@@ -57,11 +57,11 @@ char* CacheMemory::NewBlock() {
 
 void CacheMemory::Free(Holder* holder, char* block, size_t bytes) {
   holder->held_ -= bytes;
-  if (bytes == kBlockBytes) {
+  if (bytes == block_bytes_) {
     std::lock_guard<std::mutex> guard(mu_);
     free_.push_back(block);
     // Beyond the limit the system has its pages back; the place stays.
-    if (blocks_ * kBlockBytes > limit()) madvise(block, bytes, MADV_DONTNEED);
+    if (blocks_ * block_bytes_ > limit()) madvise(block, bytes, MADV_DONTNEED);
   } else {
     std::free(block);  // blocks of long rows differ in size from group to group
   }

@@ -31,7 +31,8 @@ class CacheMemory {
     std::atomic<uint64_t> held_{0};
   };
 
-  explicit CacheMemory(uint64_t budget) : budget_(budget) {}
+  explicit CacheMemory(uint64_t budget)
+      : budget_(budget), block_bytes_(budget < kHugeFrom ? kBlockBytes : kHugeBlockBytes) {}
   CacheMemory(const CacheMemory&) = delete;
 
   void Register(Holder* holder);
@@ -50,6 +51,8 @@ class CacheMemory {
   // Takes what is not blocks out of the budget, such as indexes of rows: `before` bytes have become
   // `after`. Of all such bytes the first kFreeOfCharge are not counted.
   void Charge(uint64_t before, uint64_t after) { charged_ += after - before; }
+  // Returns all of such bytes.
+  uint64_t charged() const { return charged_.load(std::memory_order_relaxed); }
 
   uint64_t budget() const { return budget_; }
   // Returns the bytes of the budget that blocks may take: a quarter at least.
@@ -60,21 +63,27 @@ class CacheMemory {
   }
   uint64_t used() const { return used_.load(std::memory_order_relaxed); }
 
-  // The size of the blocks that rows are laid out in, but for very long rows.
-  static constexpr size_t kBlockBytes = size_t{64} << 10;
+  // Returns the size of the blocks that rows are laid out in, but for very long rows: a whole huge
+  // page in large caches, where the system would fill up the rest of one again of which a part has
+  // been given back.
+  size_t block_bytes() const { return block_bytes_; }
+  static constexpr size_t kBlockBytes = size_t{64} << 10;  // in small caches
+  static constexpr size_t kHugeBlockBytes = size_t{2} << 20;
+  static constexpr uint64_t kHugeFrom = uint64_t{1} << 30;  // such a budget has the latter
   static constexpr uint64_t kFreeOfCharge = uint64_t{4} << 20;
 
  private:
-  // Takes a block of kBlockBytes from the system.
+  // Takes a block of block_bytes() from the system.
   char* NewBlock();
 
   const uint64_t budget_;
+  const size_t block_bytes_;
   std::atomic<uint64_t> used_{0};
   std::atomic<uint64_t> charged_{0};
   std::mutex mu_;            // guards the three below
-  size_t blocks_ = 0;        // how many blocks of kBlockBytes there are, free or not
-  Arena arena_;              // has the blocks of kBlockBytes
-  std::vector<char*> free_;  // blocks of kBlockBytes; the system takes longer ones back
+  size_t blocks_ = 0;        // how many blocks of that size there are, free or not
+  Arena arena_;              // has them
+  std::vector<char*> free_;  // of that size; the system takes longer ones back
   std::mutex holders_mu_;
   std::vector<Holder*> holders_;
 };

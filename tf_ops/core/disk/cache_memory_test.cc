@@ -74,6 +74,30 @@ TEST_CASE("a holder gets blocks up to the budget, and more only beyond it") {
   CHECK(keeper.Take(1));
 }
 
+TEST_CASE(
+    "blocks of a large cache are huge pages, and the system has back what is above the limit") {
+  CHECK(CacheMemory((uint64_t{1} << 30) - 1).block_bytes() == kBlock);
+  CacheMemory memory(uint64_t{1} << 30);
+  const size_t bytes = memory.block_bytes();
+  REQUIRE(bytes == size_t{2} << 20);
+  Keeper keeper(&memory);
+  std::vector<char*> blocks;
+  for (int i = 0; i < 4; ++i) {
+    blocks.push_back(memory.Allocate(&keeper, bytes, false));
+    REQUIRE(blocks.back() != nullptr);
+    std::memset(blocks.back(), 1, bytes);
+  }
+  memory.Charge(0, uint64_t{2} << 30);
+  CHECK(memory.charged() == uint64_t{2} << 30);
+  CHECK(memory.limit() == uint64_t{1} << 28);
+  for (char* block : blocks) memory.Free(&keeper, block, bytes);
+  memory.Charge(uint64_t{2} << 30, 0);
+  CHECK(memory.limit() == uint64_t{1} << 30);
+  char* const again = memory.Allocate(&keeper, bytes, false);
+  CHECK(again == blocks.back());
+  memory.Free(&keeper, again, bytes);
+}
+
 TEST_CASE("the budget is one for all holders") {
   CacheMemory memory(4 * kBlock);
   Keeper first(&memory), second(&memory);

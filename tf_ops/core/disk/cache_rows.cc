@@ -34,13 +34,14 @@ void CacheRows::Reset(std::shared_ptr<const RowLayout> layout) {
   layout_ = std::move(layout);
   row_bytes_ = layout_->row_bytes();
   const auto bytes = [&](uint32_t rows) { return Lines(rows * row_bytes_) + BytesBeside(rows); };
+  const size_t usual = memory_->block_bytes();
   rows_per_block_ = static_cast<uint32_t>(
-      CacheMemory::kBlockBytes / (row_bytes_ + sizeof(RowMeta) + sizeof(Key) + sizeof(uint16_t)));
-  while (rows_per_block_ > kFewestRows && bytes(rows_per_block_) > CacheMemory::kBlockBytes) {
+      usual / (row_bytes_ + sizeof(RowMeta) + sizeof(Key) + sizeof(uint16_t)));
+  while (rows_per_block_ > kFewestRows && bytes(rows_per_block_) > usual) {
     --rows_per_block_;
   }
   rows_per_block_ = std::max(rows_per_block_, kFewestRows);
-  block_bytes_ = std::max(CacheMemory::kBlockBytes, bytes(rows_per_block_));
+  block_bytes_ = std::max(usual, bytes(rows_per_block_));
   shift_ = 0;
   while ((uint32_t{1} << shift_) < rows_per_block_) ++shift_;
   mask_ = (uint32_t{1} << shift_) - 1;
@@ -84,6 +85,7 @@ bool CacheRows::Grow(bool beyond_budget) {
   if (memory == nullptr) return false;
   *place = memory;
   ++used_blocks_;
+  beyond_ += beyond_budget;
   for (uint32_t i = rows_per_block_; i-- > 0;) Free((block << shift_) | i);
   return true;
 }

@@ -82,6 +82,8 @@ class CacheRows {
   // Adds one more block of rows. Returns false if there is no memory, or none within the budget.
   bool Grow(bool beyond_budget);
   uint64_t block_bytes() const { return block_bytes_; }
+  // Returns how many blocks were added beyond the budget since the last call.
+  size_t TakeBeyond() { return std::exchange(beyond_, 0); }
 
   // Calls fn(row) for the live rows.
   template <typename Fn>
@@ -132,6 +134,7 @@ class CacheRows {
   size_t block_bytes_, meta_offset_, key_offset_, state_offset_;
   std::vector<char*> blocks_;  // null where one was given back
   size_t used_blocks_ = 0;
+  size_t beyond_ = 0;
   std::vector<uint32_t> free_;
   uint32_t hand_block_ = 0, hand_row_ = 0;
 };

@@ -20,7 +20,7 @@ struct NoHolder final : CacheMemory::Holder {
 
 // Holds the rows of one shard that has the budget for itself.
 struct Cache {
-  explicit Cache(int dim, uint64_t budget = uint64_t{1} << 30, std::vector<Slot> slots = {})
+  explicit Cache(int dim, uint64_t budget = uint64_t{1} << 29, std::vector<Slot> slots = {})
       : memory(budget),
         rows(std::make_shared<const RowLayout>(dim, std::move(slots)), &memory, &holder) {}
 

@@ -15,6 +15,8 @@ namespace {
 
 // Rows that leave at a time, at least: a write has a cost of its own.
 constexpr size_t kFewestVictims = 32;
+// A call gives so many bytes of a shard back where the cache has too many.
+constexpr size_t kTrimmed = size_t{2} << 20;
 
 }  // namespace
 
@@ -165,7 +167,9 @@ Status DiskStore::MakeRoom(Shard& shard, size_t wanted) {
   CacheRows& rows = shard.rows;
   while (rows.free() < wanted) {
     if (rows.Grow(/*beyond_budget=*/false)) continue;
-    if (core_->memory.TakeFromRichest(&shard, 2 * rows.block_bytes())) continue;
+    // Where the cache has too many, a block of another shard is not enough: see Trim.
+    const bool within = core_->memory.used() <= core_->memory.limit();
+    if (within && core_->memory.TakeFromRichest(&shard, 2 * rows.block_bytes())) continue;
     const std::vector<uint32_t> victims =
         rows.Victims(std::max(wanted - rows.free(), kFewestVictims));
     if (!victims.empty()) {
@@ -277,7 +281,11 @@ Status DiskStore::SpillBlock(Shard& shard) {
 Status DiskStore::Trim(Shard& shard) {
   shard.index.Trim(std::exchange(shard.forgotten, 0));
   shard.ChargeIndexes();
-  while (core_->memory.used() > core_->memory.limit() && shard.rows.blocks() > 1) {
+  // Memory that counts beside the rows may grow by much at once. A call gives back what it took,
+  // and some of that, so that none has to wait for all of it.
+  size_t most = shard.rows.TakeBeyond() + std::max<size_t>(1, kTrimmed / shard.rows.block_bytes());
+  for (; core_->memory.used() > core_->memory.limit() && shard.rows.blocks() > 1 && most > 0;
+       --most) {
     const size_t before = shard.rows.blocks();
     Status status = SpillBlock(shard);
     if (!status.ok() || shard.rows.blocks() == before) return status;

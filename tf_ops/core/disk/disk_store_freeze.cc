@@ -1,4 +1,5 @@
 // The dirty rows of DiskStore at one moment, for a flush beside other calls.
+#include <algorithm>
 #include <chrono>
 #include <mutex>
 #include <shared_mutex>
@@ -64,7 +65,8 @@ Result<uint64_t> DiskStore::SpillDirty(uint32_t part) {
 }
 
 std::unique_ptr<DurableStore::FrozenRows> DiskStore::FreezeDirty() {
-  auto frozen = std::make_unique<FrozenSpill>(core_->spill.get(), layout()->value_bytes());
+  const size_t memory = std::clamp<uint64_t>(core_->memory.budget() / 64, 8 << 20, 48 << 20);
+  auto frozen = std::make_unique<FrozenSpill>(core_->spill.get(), layout()->value_bytes(), memory);
   for (const auto& shard : shards_) {
     const std::lock_guard<SharedMutex> lock(shard->mu);
     frozen->Add(shard->spill->Freeze());

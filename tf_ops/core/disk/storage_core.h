@@ -1,6 +1,7 @@
 // The parts that the groups of one storage share: its database, its memory and its files.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -22,7 +23,15 @@ namespace sok {
 
 struct StorageCore {
   StorageCore(uint32_t ttl, std::function<uint32_t()> now, uint64_t cache_bytes)
-      : expiry(std::make_shared<Expiry>(ttl, std::move(now))), memory(cache_bytes) {}
+      : expiry(std::make_shared<Expiry>(ttl, std::move(now))), memory(cache_bytes) {
+    memory.Charge(0, WorkBytes(cache_bytes));
+  }
+  // Returns the part of the cache's memory that is kept for what a flush, and merges of files, take
+  // while they run: windows of the runs that they merge, and 8 bytes for each row of a file that is
+  // being written.
+  static uint64_t WorkBytes(uint64_t cache_bytes) {
+    return std::min(cache_bytes / 16, uint64_t{256} << 20);
+  }
 
   // Returns kFailedPrecondition in a process that was forked from the one that has it open. There
   // are neither threads nor locks of other threads' to wait for, so it comes first.

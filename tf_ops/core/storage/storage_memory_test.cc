@@ -1,0 +1,93 @@
+// The memory of a cache that has to give some back.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include "core/base/test_folder.h"
+#include "core/base/test_result.h"
+#include "core/base/thread_pool.h"
+#include "core/disk/disk_store.h"
+#include "core/disk/rocksdb/row_database.h"
+
+namespace sok {
+namespace {
+
+constexpr int kDim = 16;
+constexpr uint64_t kCache = uint64_t{32} << 20;
+
+// A group with nothing but itself in its storage. The row of a key has its number in each element.
+struct Group {
+  Group() : core(std::make_shared<StorageCore>(/*ttl=*/0, /*now=*/nullptr, kCache)) {
+    core->path = folder / "rows";
+    core->database = Value(RowDatabase::Open({core->path, /*read_only=*/false, core->expiry}));
+    core->spill = Value(SpillFile::Open(core->path, /*most_rows=*/1 << 20));
+    GroupMeta meta;
+    meta.dim = kDim;
+    store = std::make_unique<DiskStore>(core, /*group=*/0, meta);
+  }
+
+  void Write(Key first, size_t n) {
+    std::vector<Key> keys(n);
+    std::iota(keys.begin(), keys.end(), first);
+    const auto write = [&](size_t position, RowRef row, bool) {
+      std::fill_n(row.embedding, kDim, static_cast<float>(keys[position]));
+    };
+    REQUIRE(store->Upsert(keys.data(), n, /*max_rows=*/0, /*now=*/0, write, ProcessPool()).ok());
+  }
+  void Check(size_t n) {
+    std::vector<Key> keys(n);
+    std::iota(keys.begin(), keys.end(), Key{0});
+    std::vector<float> out(n * kDim);
+    std::vector<uint32_t> missing;
+    REQUIRE(store->Gather(keys.data(), n, out.data(), {}, nullptr, &missing, ProcessPool()).ok());
+    CHECK(missing.empty());
+    size_t wrong = 0;
+    for (size_t i = 0; i < n * kDim; ++i) wrong += out[i] != static_cast<float>(i / kDim);
+    CHECK(wrong == 0);
+  }
+
+  const TestFolder folder;  // goes last
+  const std::shared_ptr<StorageCore> core;
+  std::unique_ptr<DiskStore> store;
+};
+
+}  // namespace
+
+TEST_CASE("memory that something else takes at once is given back by calls, a part by each") {
+  Group group;
+  CacheMemory& memory = group.core->memory;
+  size_t rows = 0;
+  for (; rows < 400000; rows += 20000) group.Write(rows, 20000);
+  REQUIRE(memory.used() > memory.limit() - memory.limit() / 8);
+  REQUIRE(memory.used() <= memory.limit());
+  memory.Charge(0, kCache / 2);
+  REQUIRE(memory.used() > memory.limit() + (uint64_t{8} << 20));
+  int calls = 0;
+  for (; memory.used() > memory.limit() && calls < 100; ++calls) {
+    const uint64_t before = memory.used();
+    group.Write(0, 1);  // a row of one shard
+    CHECK(memory.used() + (uint64_t{2} << 20) + CacheMemory::kBlockBytes >= before);
+    group.Write(rows++, 1);
+  }
+  CHECK(calls > 1);
+  CHECK(memory.used() <= memory.limit());
+  group.Check(rows);
+}
+
+TEST_CASE("a call gives back all memory that it took beyond the cache") {
+  Group group;
+  const CacheMemory& memory = group.core->memory;
+  for (size_t rows : {1000, 600000, 600000}) {
+    group.Write(0, rows);
+    // Indexes have grown meanwhile, which calls that follow make good.
+    CHECK(memory.used() <= memory.limit() + memory.limit() / 4);
+    for (int call = 0; call < 20 && memory.used() > memory.limit(); ++call) group.Write(0, 1000);
+    CHECK(memory.used() <= memory.limit());
+  }
+  group.Check(600000);
+}
+
+}  // namespace sok
