@@ -325,6 +325,9 @@ class Storage:
         | `file_bytes` | bytes of the files of flushed rows |
         | `memory_bytes` | all memory of the database |
         | `key_bytes` | the part of it that grows with the rows: filters and indexes |
+        | `filter_bytes` | the part of that which is one filter over the keys of all rows |
+        | `cached_row_bytes` | what cached rows take of `cache_bytes` |
+        | `charged_bytes` | what else does: `key_bytes`, places of rows, and work of flushes |
         | `sorted_runs` | sorted runs of files; each has a filter that a search looks into |
         | `filtered_keys` | keys that were known to have no row there, without a search |
         | `searched_keys` | keys that were searched for in files |

@@ -192,6 +192,9 @@ nb::dict DiskUse(PyStorage& self) {
   dict["file_bytes"] = use.file_bytes;
   dict["memory_bytes"] = use.memory_bytes;
   dict["key_bytes"] = use.key_bytes;
+  dict["filter_bytes"] = use.filter_bytes;
+  dict["cached_row_bytes"] = self.storage->cached_row_bytes();
+  dict["charged_bytes"] = self.storage->charged_bytes();
   dict["sorted_runs"] = use.runs;
   dict["filtered_keys"] = use.filtered;
   dict["searched_keys"] = use.searched;

@@ -34,6 +34,8 @@ class Database {
     bool read_only = false;
     // Says which rows may be removed while files are rewritten; null: none.
     std::shared_ptr<const Expiry> expiry;
+    // The memory that the caller has for rows and for what the database knows of them.
+    uint64_t memory_bytes = uint64_t{256} << 20;
   };
   // Opens a database, and makes its folder if there is none, but for read_only. Errors:
   // kUnavailable if another process or this one has the folder open, naming the lock;
@@ -43,6 +45,7 @@ class Database {
     uint64_t file_bytes = 0;       // files of published rows
     uint64_t memory_bytes = 0;     // all memory that the database takes
     uint64_t key_bytes = 0;        // the part of it that grows with the rows
+    uint64_t filter_bytes = 0;     // the part of that which is one filter over all keys
     uint64_t runs = 0;             // sorted runs of files, which a search may have to look into
     uint64_t searched = 0;         // keys that were searched for in files or pending rows
     uint64_t filtered = 0;         // keys that were known to have no row there
@@ -152,8 +155,10 @@ class Database::Publication {
   virtual ~Publication() = default;
   Publication(const Publication&) = delete;
   Publication& operator=(const Publication&) = delete;
-  // Adds a row. Keys must ascend. After an error every later call returns it.
-  virtual Status Add(const RowKey& key, const RowHeader& header, std::string_view values) = 0;
+  // Adds a row. Keys must ascend. After an error every later call returns it. `is_new`: the caller
+  // knows that the database has never had the row, which saves a search.
+  virtual Status Add(const RowKey& key, const RowHeader& header, std::string_view values,
+                     bool is_new = false) = 0;
   // Adds a row as the database holds it; an empty value removes the row.
   virtual Status AddValue(const RowKey& key, std::string_view value) = 0;
   virtual Status Finish(Meta meta) = 0;

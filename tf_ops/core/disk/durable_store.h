@@ -42,8 +42,10 @@ class DurableStore : public RowStore {
   class FrozenRows {
    public:
     virtual ~FrozenRows() = default;
-    // The same as ForEachDirty.
-    virtual Status ForEach(const VisitDirty& fn) const = 0;
+    // Calls fn for each of them, ascending by key. `is_new`: the database has never had the row.
+    using Visit = std::function<Status(Key key, const RowHeader& header, std::string_view values,
+                                       bool is_new)>;
+    virtual Status ForEach(const Visit& fn) const = 0;
   };
   // Returns the dirty rows, which are in the spill, all of them: see SpillDirty. From then on they
   // are clean, as if they were published, until Thaw. Nothing may be frozen already. Where it

@@ -29,17 +29,19 @@ void Prefetch(const char* record, size_t bytes) {
 // Passes records on as rows.
 class RowVisitor {
  public:
-  RowVisitor(size_t record_bytes, const DurableStore::VisitDirty& fn)
+  RowVisitor(size_t record_bytes, const DurableStore::FrozenRows::Visit& fn)
       : fn_(fn), record_bytes_(record_bytes) {}
 
   Status operator()(const char* record) {
     Spill::Head head;
     std::memcpy(&head, record, sizeof(head));
-    return fn_(head.key, head.header, {record + sizeof(head), record_bytes_ - sizeof(head)});
+    // The record is dirty: none but such rows are frozen.
+    return fn_(head.key, head.header, {record + sizeof(head), record_bytes_ - sizeof(head)},
+               head.is_new != 0);
   }
 
  private:
-  const DurableStore::VisitDirty& fn_;
+  const DurableStore::FrozenRows::Visit& fn_;
   const size_t record_bytes_;
 };
 
@@ -244,7 +246,7 @@ Status FrozenSpill::ForEachRecord(const Spill::FrozenPart& segment, const Fn& fn
   }
 }
 
-Status FrozenSpill::SortInMemory(const DurableStore::VisitDirty& fn) const {
+Status FrozenSpill::SortInMemory(const Visit& fn) const {
   std::vector<char> records;
   records.reserve(rows_ * record_bytes_);
   for (const Spill::FrozenPart& segment : segments_) {
@@ -256,7 +258,7 @@ Status FrozenSpill::SortInMemory(const DurableStore::VisitDirty& fn) const {
   return VisitSorted(records, record_bytes_, RowVisitor(record_bytes_, fn));
 }
 
-Status FrozenSpill::ForEach(const DurableStore::VisitDirty& fn) const {
+Status FrozenSpill::ForEach(const Visit& fn) const {
   return OrNoMemory([&] {
     if (rows_ * record_bytes_ <= memory_) return SortInMemory(fn);
     // Segments of long runs first: as many as have a window each.
@@ -284,7 +286,7 @@ Status FrozenSpill::ForEach(const DurableStore::VisitDirty& fn) const {
   });
 }
 
-Status FrozenSpill::Merge(const std::vector<Run>& runs, const DurableStore::VisitDirty& fn) const {
+Status FrozenSpill::Merge(const std::vector<Run>& runs, const Visit& fn) const {
   const size_t window =
       std::max(std::clamp<size_t>(memory_ / runs.size(), kLeastWindow, SpillFile::kSegmentBytes),
                record_bytes_);

@@ -18,12 +18,12 @@ namespace sok {
 class FrozenSpill final : public DurableStore::FrozenRows {
  public:
   // ForEach takes about twice `memory` bytes, and the rows of the segments.
-  FrozenSpill(SpillFile* file, size_t row_bytes, size_t memory = size_t{48} << 20);
+  FrozenSpill(SpillFile* file, size_t row_bytes, size_t memory);
 
   void Add(std::vector<Spill::FrozenPart> segments);
 
   // Errors: those of the file and of fn; kResourceExhausted.
-  Status ForEach(const DurableStore::VisitDirty& fn) const override;
+  Status ForEach(const Visit& fn) const override;
 
  private:
   // Rows [begin, end) of a segment.
@@ -40,8 +40,8 @@ class FrozenSpill final : public DurableStore::FrozenRows {
 
   template <typename Fn>
   Status ForEachRecord(const Spill::FrozenPart& segment, const Fn& fn) const;
-  Status SortInMemory(const DurableStore::VisitDirty& fn) const;
-  Status Merge(const std::vector<Run>& runs, const DurableStore::VisitDirty& fn) const;
+  Status SortInMemory(const Visit& fn) const;
+  Status Merge(const std::vector<Run>& runs, const Visit& fn) const;
 
   SpillFile& file_;
   const size_t record_bytes_;

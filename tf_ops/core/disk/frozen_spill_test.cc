@@ -68,14 +68,15 @@ class Program {
 std::map<Key, float> RowsOf(const FrozenSpill& frozen) {
   std::map<Key, float> rows;
   bool right = true;
-  const Status status = frozen.ForEach([&](Key key, const RowHeader&, std::string_view values) {
-    float floats[kFloats];
-    right = right && (rows.empty() || key > rows.rbegin()->first) && values.size() == kRowBytes;
-    std::memcpy(floats, values.data(), kRowBytes);
-    right = right && std::count(floats, floats + kFloats, floats[0]) == kFloats;
-    rows.emplace_hint(rows.end(), key, floats[0]);
-    return Status();
-  });
+  const Status status =
+      frozen.ForEach([&](Key key, const RowHeader&, std::string_view values, bool) {
+        float floats[kFloats];
+        right = right && (rows.empty() || key > rows.rbegin()->first) && values.size() == kRowBytes;
+        std::memcpy(floats, values.data(), kRowBytes);
+        right = right && std::count(floats, floats + kFloats, floats[0]) == kFloats;
+        rows.emplace_hint(rows.end(), key, floats[0]);
+        return Status();
+      });
   REQUIRE(status.ok());
   REQUIRE(right);
   return rows;
@@ -125,7 +126,7 @@ TEST_CASE("a visitor's error ends the visit of frozen rows, and gives what was w
   uint64_t bytes = 0;
   for (int i = 0; i < 3; ++i) {
     size_t left = 1'000;
-    const Status status = frozen.ForEach([&](Key, const RowHeader&, std::string_view) {
+    const Status status = frozen.ForEach([&](Key, const RowHeader&, std::string_view, bool) {
       return left-- > 0 ? Status() : Status(Code::kInternal, "planted");
     });
     CHECK(status.message() == "planted");

@@ -9,48 +9,66 @@
 #include "core/base/file.h"
 #include "core/base/hash.h"
 #include "core/base/status_macros.h"
+#include "core/base/thread_pool.h"
 
 namespace sok {
 namespace {
 
-// The least size that has huge pages: smaller filters would become larger by them.
+// The least size that has huge pages: smaller parts would become larger by them.
 constexpr size_t kHugeFrom = size_t{16} << 20;
 constexpr size_t kAhead = 16;  // keys between a prefetch and its use
 
-// Odd numbers, one for each word of a line: the highest bits of a hash times such a number choose
-// the bit.
-constexpr uint64_t kOdd[] = {0x9e3779b97f4a7c15ull, 0xbf58476d1ce4e5b9ull, 0x94d049bb133111ebull,
-                             0xd6e8feb86659fd93ull, 0xa0761d6478bd642full, 0xe7037ed1a0b428dbull,
-                             0x8ebc6af09c88c6e3ull, 0x589965cc75374cc3ull};
+// Returns 8 numbers of 6 bits: which bit of each word a key has. A line is chosen by the highest
+// bits of a hash, and these by all others.
+uint64_t PlacesOf(uint64_t hash) { return (hash * 0x9e3779b97f4a7c15ull) >> 16; }
+uint64_t PlaceIn(int word, uint64_t places) { return (places >> (6 * word)) & 63; }
 
-uint64_t BitOf(uint64_t hash, int word) { return uint64_t{1} << ((hash * kOdd[word]) >> 58); }
-
-// The file begins with this, and ends with the checksum of all before.
+// The file begins with this, then come a SeenFile for each of the files and a PartHead for each of
+// the parts; behind these the parts in pieces of up to kPiece bytes, the checksum of each piece,
+// and the checksum of everything but the pieces.
 struct FileHead {
   char magic[8];
   uint64_t files;
-  uint64_t filters;
+  uint64_t parts;
 };
-constexpr char kMagic[8] = {'S', 'O', 'K', 'K', 'E', 'Y', 'S', '1'};
+constexpr char kMagic[8] = {'S', 'O', 'K', 'K', 'E', 'Y', 'S', '2'};
+constexpr uint64_t kPiece = uint64_t{4} << 20;
+constexpr int64_t kPieceCost = 2000000;  // nanoseconds, for ParallelFor
 
-// Each filter begins with this.
-struct FilterHead {
+struct PartHead {
   uint64_t lines;
   uint64_t keys;
 };
 
 }  // namespace
 
-KeyFilter::Filter::Filter(uint64_t lines_of_it)
-    : lines(lines_of_it), pages(lines * 64, lines * 64 >= kHugeFrom) {}
+KeyFilter::KeyFilter(uint64_t part_bytes)
+    : large_lines_(std::max(part_bytes, kLeastBytes) / kLineBytes) {}
 
-bool KeyFilter::Filter::Contains(uint64_t hash) const {
+KeyFilter::Part::Part(uint64_t lines_of_it, bool is_small)
+    : lines(lines_of_it),
+      capacity(lines * (is_small ? kKeysASmallLine : kKeysALine)),
+      pages(lines * kLineBytes, lines * kLineBytes >= kHugeFrom) {}
+
+bool KeyFilter::Part::Contains(uint64_t hash) const {
   const uint64_t* line = LineOf(hash);
+  const uint64_t places = PlacesOf(hash);
+  // All words are looked at: a branch at each would be guessed wrongly once a key.
+  uint64_t all = 1;
   for (int word = 0; word < kWords; ++word) {
-    const uint64_t bit = BitOf(hash, word);
-    if ((__atomic_load_n(line + word, __ATOMIC_RELAXED) & bit) == 0) return false;
+    all &= __atomic_load_n(line + word, __ATOMIC_RELAXED) >> PlaceIn(word, places);
   }
-  return true;
+  return all != 0;
+}
+
+void KeyFilter::Part::Set(uint64_t hash) {
+  uint64_t* line = LineOf(hash);
+  const uint64_t places = PlacesOf(hash);
+  for (int word = 0; word < kWords; ++word) {
+    const uint64_t bits = __atomic_load_n(line + word, __ATOMIC_RELAXED);
+    __atomic_store_n(line + word, bits | uint64_t{1} << PlaceIn(word, places), __ATOMIC_RELAXED);
+  }
+  keys.store(keys.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
 }
 
 uint64_t KeyFilter::Hash(const RowKey& key) {
@@ -58,68 +76,71 @@ uint64_t KeyFilter::Hash(const RowKey& key) {
   return Mix64(RowKey::KeyOf(bytes) ^ Mix64(static_cast<uint64_t>(RowKey::Group(bytes)) + 1));
 }
 
-KeyFilter::Filter* KeyFilter::Filling() {
-  for (;;) {
-    const uint32_t used = used_.load(std::memory_order_acquire);
-    Filter* last = used == 0 ? nullptr : filters_[used - 1].get();
-    if (last != nullptr && last->keys.load(std::memory_order_relaxed) < last->capacity()) {
-      return last;
-    }
-    std::lock_guard<std::mutex> guard(mu_);
-    if (used_.load(std::memory_order_relaxed) != used) continue;  // another thread has made one
-    if (used == kMostFilters) return nullptr;
-    std::unique_ptr<Filter> made(new (std::nothrow)
-                                     Filter(last == nullptr ? kLeastLines : 2 * last->lines));
-    if (made == nullptr || made->pages.data() == nullptr) return nullptr;
-    filters_[used] = std::move(made);
-    used_.store(used + 1, std::memory_order_release);
-  }
+std::vector<uint64_t> KeyFilter::HashesOf(const RowKey* keys, size_t n) {
+  std::vector<uint64_t> hashes(n);
+  for (size_t i = 0; i < n; ++i) hashes[i] = Hash(keys[i]);
+  return hashes;
+}
+
+uint64_t KeyFilter::LinesOf(uint32_t used) const {
+  uint64_t lines = 0;
+  for (uint32_t i = 0; i < used; ++i) lines += parts_[i]->lines;
+  if (lines == 0) return kLeastBytes / kLineBytes;
+  return std::max(std::min(16 * lines, large_lines_), lines / 2);
+}
+
+KeyFilter::Part* KeyFilter::Filling() {
+  const uint32_t used = parts();
+  Part* const last = used == 0 ? nullptr : parts_[used - 1].get();
+  if (last != nullptr && !last->full()) return last;
+  if (used == kMostParts) return nullptr;
+  const uint64_t lines = LinesOf(used);
+  std::unique_ptr<Part> made(new (std::nothrow) Part(lines, lines < large_lines_));
+  if (made == nullptr || made->pages.data() == nullptr) return nullptr;
+  parts_[used] = std::move(made);
+  used_.store(used + 1, std::memory_order_release);
+  return parts_[used].get();
 }
 
 void KeyFilter::Find(const std::vector<uint64_t>& hashes, uint32_t used,
                      std::vector<uint8_t>* found) const {
   const size_t n = hashes.size();
-  for (uint32_t f = used; f-- > 0;) {
-    const Filter& filter = *filters_[f];
+  for (uint32_t p = used; p-- > 0;) {
+    const Part& part = *parts_[p];
     for (size_t i = 0; i < n + kAhead; ++i) {
-      if (i < n) __builtin_prefetch(filter.LineOf(hashes[i]));
+      if (i < n) __builtin_prefetch(part.LineOf(hashes[i]));
       if (i < kAhead) continue;
       uint8_t& at = (*found)[i - kAhead];
-      at = at | static_cast<uint8_t>(filter.Contains(hashes[i - kAhead]));
+      at = at | static_cast<uint8_t>(part.Contains(hashes[i - kAhead]));
     }
   }
 }
 
-void KeyFilter::Add(const RowKey* keys, size_t n) {
+void KeyFilter::Add(const RowKey* keys, size_t n, bool are_new) {
   if (PassesAll() || n == 0) return;
-  std::vector<uint64_t> hashes(n);
-  for (size_t i = 0; i < n; ++i) hashes[i] = Hash(keys[i]);
+  const std::vector<uint64_t> hashes = HashesOf(keys, n);
   std::vector<uint8_t> found(n);
-  Find(hashes, used_.load(std::memory_order_acquire), &found);
+  const std::lock_guard<std::mutex> adding(adding_);
+  if (!are_new) Find(hashes, parts(), &found);
   for (size_t i = 0; i < n; ++i) {
     if (found[i] != 0) continue;
-    Filter* filter = Filling();
-    if (filter == nullptr) {
+    Part* const part = Filling();
+    if (part == nullptr) {
       passes_all_.store(true, std::memory_order_relaxed);
       return;
     }
-    uint64_t* line = filter->LineOf(hashes[i]);
-    for (int word = 0; word < kWords; ++word) {
-      __atomic_fetch_or(line + word, BitOf(hashes[i], word), __ATOMIC_RELAXED);
-    }
-    filter->keys.fetch_add(1, std::memory_order_relaxed);
+    if (i + kAhead < n) __builtin_prefetch(part->LineOf(hashes[i + kAhead]), /*rw=*/1);
+    part->Set(hashes[i]);
   }
 }
 
 std::vector<uint32_t> KeyFilter::Select(const RowKey* keys, size_t n) const {
   std::vector<uint32_t> positions;
-  std::vector<uint64_t> hashes(n);
-  for (size_t i = 0; i < n; ++i) hashes[i] = Hash(keys[i]);
   std::vector<uint8_t> found(n);
   if (PassesAll()) {
     std::fill(found.begin(), found.end(), uint8_t{1});
   } else {
-    Find(hashes, used_.load(std::memory_order_acquire), &found);
+    Find(HashesOf(keys, n), parts(), &found);
   }
   for (size_t i = 0; i < n; ++i) {
     if (found[i] != 0) positions.push_back(static_cast<uint32_t>(i));
@@ -129,15 +150,15 @@ std::vector<uint32_t> KeyFilter::Select(const RowKey* keys, size_t n) const {
 
 uint64_t KeyFilter::size() const {
   uint64_t keys = 0;
-  const uint32_t used = used_.load(std::memory_order_acquire);
-  for (uint32_t i = 0; i < used; ++i) keys += filters_[i]->keys.load(std::memory_order_relaxed);
+  const uint32_t used = parts();
+  for (uint32_t i = 0; i < used; ++i) keys += parts_[i]->keys.load(std::memory_order_relaxed);
   return keys;
 }
 
 uint64_t KeyFilter::bytes() const {
   uint64_t bytes = 0;
-  const uint32_t used = used_.load(std::memory_order_acquire);
-  for (uint32_t i = 0; i < used; ++i) bytes += filters_[i]->pages.bytes();
+  const uint32_t used = parts();
+  for (uint32_t i = 0; i < used; ++i) bytes += parts_[i]->pages.bytes();
   return bytes;
 }
 
@@ -152,24 +173,28 @@ Status KeyFilter::Save(const std::string& path, const std::vector<SeenFile>& see
     checksum.Add(bytes, size);
     return file->Write(bytes, size);
   };
-  const uint32_t used = used_.load(std::memory_order_acquire);
+  const uint32_t used = parts();
   FileHead head = {{}, seen.size(), used};
   std::memcpy(head.magic, kMagic, sizeof(kMagic));
   SOK_RETURN_IF_ERROR(write(&head, sizeof(head)));
   SOK_RETURN_IF_ERROR(write(seen.data(), seen.size() * sizeof(SeenFile)));
-  // Keys may be added meanwhile, so bits are copied before the checksum and the file see them.
-  constexpr size_t kPiece = size_t{1} << 20;
-  std::vector<char> piece(kPiece);
   for (uint32_t i = 0; i < used; ++i) {
-    const Filter& filter = *filters_[i];
-    const FilterHead of_filter = {filter.lines, filter.keys.load(std::memory_order_relaxed)};
-    SOK_RETURN_IF_ERROR(write(&of_filter, sizeof(of_filter)));
-    for (size_t at = 0; at < filter.lines * 64; at += kPiece) {
-      const size_t bytes = std::min<size_t>(kPiece, filter.lines * 64 - at);
-      std::memcpy(piece.data(), filter.pages.data() + at, bytes);
-      SOK_RETURN_IF_ERROR(write(piece.data(), bytes));
+    const PartHead of_part = {parts_[i]->lines, parts_[i]->keys.load(std::memory_order_relaxed)};
+    SOK_RETURN_IF_ERROR(write(&of_part, sizeof(of_part)));
+  }
+  // Keys may be added meanwhile, so bits are copied before the checksum and the file see them.
+  std::vector<char> piece(kPiece);
+  std::vector<uint64_t> sums;
+  for (uint32_t i = 0; i < used; ++i) {
+    const Part& part = *parts_[i];
+    for (uint64_t at = 0; at < part.bytes(); at += kPiece) {
+      const uint64_t bytes = std::min(kPiece, part.bytes() - at);
+      std::memcpy(piece.data(), part.pages.data() + at, bytes);
+      sums.push_back(Checksum(piece.data(), bytes, file->bytes()));
+      SOK_RETURN_IF_ERROR(file->Write(piece.data(), bytes));
     }
   }
+  SOK_RETURN_IF_ERROR(write(sums.data(), sums.size() * sizeof(uint64_t)));
   const uint64_t sum = checksum.value();
   SOK_RETURN_IF_ERROR(file->Write(&sum, sizeof(sum)));
   return file->Commit();
@@ -192,27 +217,50 @@ bool KeyFilter::Load(const std::string& path, std::vector<SeenFile>* seen) {
   if (!read(&head, sizeof(head)) || std::memcmp(head.magic, kMagic, sizeof(kMagic)) != 0) {
     return false;
   }
-  if (head.files > file.bytes() / sizeof(SeenFile) || head.filters > kMostFilters) return false;
+  if (head.files > file.bytes() / sizeof(SeenFile) || head.parts > kMostParts) return false;
   std::vector<SeenFile> files(head.files);
   if (!read(files.data(), files.size() * sizeof(SeenFile))) return false;
-  std::vector<std::unique_ptr<Filter>> filters;
-  for (uint64_t i = 0; i < head.filters; ++i) {
-    FilterHead of_filter;
-    // The sizes are those that Filling gives, so that what is made later is as large as it should.
-    if (!read(&of_filter, sizeof(of_filter)) || of_filter.lines != kLeastLines << i) return false;
-    if (of_filter.lines * 64 > file.bytes() - at) return false;
-    filters.emplace_back(new Filter(of_filter.lines));
-    Filter& filter = *filters.back();
-    if (filter.pages.data() == nullptr || !read(filter.pages.data(), filter.lines * 64)) {
-      return false;
+  std::vector<PartHead> heads(head.parts);
+  if (!read(heads.data(), heads.size() * sizeof(PartHead))) return false;
+  struct Piece {
+    size_t part;
+    uint64_t at, bytes;  // in the part
+    uint64_t offset;     // in the file
+  };
+  std::vector<Piece> pieces;
+  for (size_t i = 0; i < heads.size(); ++i) {
+    if (heads[i].lines == 0 || heads[i].lines > (file.bytes() - at) / kLineBytes) return false;
+    const uint64_t bytes = heads[i].lines * kLineBytes;
+    for (uint64_t begin = 0; begin < bytes; begin += kPiece) {
+      pieces.push_back({i, begin, std::min(kPiece, bytes - begin), at + begin});
     }
-    filter.keys = of_filter.keys;
+    at += bytes;
   }
+  std::vector<uint64_t> sums(pieces.size());
+  if (!read(sums.data(), sums.size() * sizeof(uint64_t))) return false;
   const uint64_t sum = checksum.value();
   uint64_t stored;
   if (!read(&stored, sizeof(stored)) || at != file.bytes() || stored != sum) return false;
-  for (size_t i = 0; i < filters.size(); ++i) filters_[i] = std::move(filters[i]);
-  used_ = static_cast<uint32_t>(filters.size());
+  std::vector<std::unique_ptr<Part>> parts;
+  for (const PartHead& of_part : heads) {
+    parts.emplace_back(new Part(of_part.lines, of_part.lines < large_lines_));
+    if (parts.back()->pages.data() == nullptr) return false;
+    parts.back()->keys = of_part.keys;
+  }
+  std::atomic<bool> whole{true};
+  ProcessPool()(static_cast<int64_t>(pieces.size()), kPieceCost, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end && whole; ++i) {
+      const Piece& piece = pieces[i];
+      char* const to = parts[piece.part]->pages.data() + piece.at;
+      if (!file.ReadAt(piece.offset, to, piece.bytes).ok() ||
+          Checksum(to, piece.bytes, piece.offset) != sums[i]) {
+        whole = false;
+      }
+    }
+  });
+  if (!whole) return false;
+  for (size_t i = 0; i < parts.size(); ++i) parts_[i] = std::move(parts[i]);
+  used_ = static_cast<uint32_t>(parts.size());
   *seen = std::move(files);
   return true;
 }

@@ -4,13 +4,17 @@
 
 #include <algorithm>
 #include <fstream>
+#include <memory>
+#include <random>
 #include <set>
 #include <string>
 #include <thread>
+#include <unordered_set>
 #include <vector>
 
 #include "core/base/hash.h"
 #include "core/base/test_folder.h"
+#include "core/base/test_threads.h"
 
 namespace sok {
 namespace {
@@ -28,28 +32,89 @@ size_t Selected(const KeyFilter& filter, const std::vector<RowKey>& keys) {
 }  // namespace
 
 TEST_CASE("a key filter selects all keys that were added, and few others, at every size") {
-  KeyFilter filter;
-  CHECK(Selected(filter, Keys(0, 100)) == 0);
-  uint64_t added = 0;
-  for (uint64_t count : {1, 100, 100000, 400000, 1000000}) {
-    const auto keys = Keys(added, count);
-    filter.Add(keys.data(), keys.size());
-    added += count;
-    const auto all = Keys(0, added);
-    CHECK(Selected(filter, all) == added);
-    // A fifth of a percent is what eight bits of 512 with 36 keys give; each of the smaller filters
-    // may have as many.
-    const uint64_t others = 200000;
-    CHECK(Selected(filter, Keys(uint64_t{1} << 40, others)) < others / 60);
-    CHECK(Selected(filter, Keys(0, std::min<uint64_t>(added, 1000), /*group=*/7)) < 60);
-    // A key that seems to be there is not counted again, and so is one of the others.
-    CHECK(filter.size() <= added);
-    CHECK(filter.size() > added - added / 40 - 1);
-    const uint64_t size = filter.size();
-    filter.Add(all.data(), all.size());
-    CHECK(filter.size() == size);
+  for (const uint64_t part_bytes : {KeyFilter::kLeastBytes, uint64_t{1} << 20}) {
+    CAPTURE(part_bytes);
+    KeyFilter filter(part_bytes);
+    CHECK(Selected(filter, Keys(0, 100)) == 0);
+    uint64_t added = 0;
+    for (uint64_t count : {1, 100, 100000, 400000, 1000000}) {
+      const auto keys = Keys(added, count);
+      filter.Add(keys.data(), keys.size());
+      added += count;
+      const auto all = Keys(0, added);
+      CHECK(Selected(filter, all) == added);
+      // Half a percent is what eight bits of 512 with 44 keys give; each of the parts may have as
+      // many.
+      const uint64_t others = 200000;
+      CHECK(Selected(filter, Keys(uint64_t{1} << 40, others)) < others * filter.parts() / 180 + 1);
+      CHECK(Selected(filter, Keys(0, std::min<uint64_t>(added, 1000), /*group=*/7)) < 60);
+      // A key that seems to be there is not counted again, and so is one of the others.
+      CHECK(filter.size() <= added);
+      CHECK(filter.size() > added - added / 40 - 1);
+      const uint64_t size = filter.size();
+      filter.Add(all.data(), all.size());
+      CHECK(filter.size() == size);
+    }
   }
-  CHECK(filter.bytes() < 4 * added);
+}
+
+TEST_CASE("a key filter that grows far has few parts and little memory, and passes few others") {
+  // The parts are as many as a cache of 2 GiB has large ones with 200 million rows.
+  KeyFilter filter;
+  constexpr uint64_t kKeys = 800000;
+  constexpr uint64_t kAtOnce = 10000;
+  uint32_t parts = 0;
+  for (uint64_t first = 0; first < kKeys; first += kAtOnce) {
+    const auto keys = Keys(first, kAtOnce);
+    filter.Add(keys.data(), keys.size(), /*are_new=*/true);
+    CHECK(filter.size() == first + kAtOnce);
+    if (filter.parts() == parts || filter.parts() < 4) continue;
+    parts = filter.parts();
+    // A new part is empty: this is the most memory that a key takes.
+    CHECK(filter.bytes() < 2.3 * static_cast<double>(filter.size()));
+  }
+  CHECK(filter.parts() == 4);
+  CHECK(filter.bytes() < 1.5 * kKeys);
+  CHECK(Selected(filter, Keys(0, kKeys)) == kKeys);
+  const uint64_t others = 1000000;
+  const size_t passed = Selected(filter, Keys(uint64_t{1} << 40, others));
+  CHECK(passed < others * 22 / 1000);
+  CHECK(passed > others * 5 / 1000);
+}
+
+TEST_CASE("random keys, new and known, are in a filter and in what is read from its file") {
+  const uint64_t seed = TestSeed();
+  CAPTURE(seed);
+  std::mt19937_64 rng(seed);
+  const TestFolder folder;
+  auto filter = std::make_unique<KeyFilter>();
+  std::unordered_set<Key> model;
+  uint64_t files = 0;
+  for (int step = 0; step < (LongTests() ? 400 : 60); ++step) {
+    std::vector<RowKey> some;
+    const bool are_new = rng() % 2 == 0;
+    for (uint64_t n = rng() % 20000; some.size() < n;) {
+      // Known ones come from a small range.
+      const Key key = are_new ? rng() | uint64_t{1} << 63 : rng() % 100000;
+      if (model.insert(key).second || !are_new) some.emplace_back(0, key);
+    }
+    filter->Add(some.data(), some.size(), are_new);
+    if (rng() % 8 == 0) {
+      // Another cache may have been larger or smaller.
+      auto read = std::make_unique<KeyFilter>(KeyFilter::kLeastBytes << rng() % 3);
+      std::vector<KeyFilter::SeenFile> seen;
+      REQUIRE(filter->Save(folder / "keys", {{++files, 0}}).ok());
+      REQUIRE(read->Load(folder / "keys", &seen));
+      REQUIRE(seen.size() == 1);
+      CHECK(seen[0].number == files);
+      CHECK(read->size() == filter->size());
+      CHECK(read->bytes() == filter->bytes());
+      filter = std::move(read);
+    }
+  }
+  std::vector<RowKey> all;
+  for (Key key : model) all.emplace_back(0, key);
+  CHECK(Selected(*filter, all) == all.size());
 }
 
 TEST_CASE("a key filter gives the positions in ascending order") {

@@ -139,8 +139,9 @@ class FailingDatabase final : public Database {
    public:
     FailingPublication(FailingDatabase* database, std::unique_ptr<Publication> inner)
         : database_(*database), inner_(std::move(inner)) {}
-    Status Add(const RowKey& key, const RowHeader& header, std::string_view values) override {
-      return Take([&] { return inner_->Add(key, header, values); });
+    Status Add(const RowKey& key, const RowHeader& header, std::string_view values,
+               bool is_new) override {
+      return Take([&] { return inner_->Add(key, header, values, is_new); });
     }
     Status AddValue(const RowKey& key, std::string_view value) override {
       return Take([&] { return inner_->AddValue(key, value); });

@@ -21,21 +21,21 @@ uint64_t KeysOf(const std::vector<RowsLayer>& layers) {
 
 }  // namespace
 
-KeyFilter::KeyFilter(uint64_t keys) {
+TouchedKeys::TouchedKeys(uint64_t keys) {
   uint64_t bits = 64;
   while (bits < 16 * keys) bits *= 2;
   words_.resize(bits / 64);
   mask_ = bits - 1;
 }
 
-void KeyFilter::Insert(Key key) {
+void TouchedKeys::Insert(Key key) {
   const uint64_t hash = Mix64(key);
   for (const uint64_t bit : {hash & mask_, (hash >> 32) & mask_}) {
     words_[bit / 64] |= uint64_t{1} << (bit % 64);
   }
 }
 
-bool KeyFilter::MayHave(Key key) const {
+bool TouchedKeys::MayHave(Key key) const {
   const uint64_t hash = Mix64(key);
   const uint64_t one = hash & mask_, other = (hash >> 32) & mask_;
   return ((words_[one / 64] >> (one % 64)) & (words_[other / 64] >> (other % 64)) & 1) != 0;

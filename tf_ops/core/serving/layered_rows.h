@@ -20,10 +20,10 @@ struct RowsLayer {
 };
 
 // Says of most keys that are not in a set that they are not, from a few cache lines.
-class KeyFilter {
+class TouchedKeys {
  public:
   // Makes room for so many keys.
-  explicit KeyFilter(uint64_t keys);
+  explicit TouchedKeys(uint64_t keys);
 
   void Insert(Key key);
   // Returns true for keys that were inserted, and for one in seventy of the others.
@@ -61,7 +61,7 @@ class LayeredRows {
 
   const std::shared_ptr<const ServedRows> base_;
   const std::vector<RowsLayer> layers_;  // the lowest first
-  KeyFilter touched_;                    // the keys of all layers
+  TouchedKeys touched_;                  // the keys of all layers
 };
 
 }  // namespace sok

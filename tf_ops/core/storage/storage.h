@@ -198,6 +198,9 @@ class Storage : public std::enable_shared_from_this<Storage> {
   bool read_only() const { return core_->read_only; }
   bool closed();
   uint64_t cache_bytes() const { return core_->memory.budget(); }
+  // The bytes of that which cached rows take, and those which everything else does that counts.
+  uint64_t cached_row_bytes() const { return core_->memory.used(); }
+  uint64_t charged_bytes() const { return core_->memory.charged(); }
   void SetNow(uint32_t now) { core_->expiry->SetNow(now); }
   bool reset_slots() const { return reset_slots_->load(); }
   // Holds from now on, for tables that are open too.

@@ -212,9 +212,9 @@ Status Storage::FreezeAndPublish(StorageCore::Alone* gate) {
   const auto write = [&] {
     const auto publication = core_->database->StartPublicationOfSetApart();
     for (const Frozen& one : frozen) {
-      SOK_RETURN_IF_ERROR(
-          one.rows->ForEach([&](Key key, const RowHeader& header, std::string_view values) {
-            return publication->Add(RowKey(one.number, key), header, values);
+      SOK_RETURN_IF_ERROR(one.rows->ForEach(
+          [&](Key key, const RowHeader& header, std::string_view values, bool is_new) {
+            return publication->Add(RowKey(one.number, key), header, values, is_new);
           }));
     }
     return publication->Finish(description.meta);

@@ -173,8 +173,8 @@ Result<OpenedFolder> OpenFolder(const StorageOptions& options, uint32_t ttl) {
   opened.core->path = options.path;
   opened.core->read_only = options.read_only;
   const Database::Opener open = options.open_database ? options.open_database : RowDatabase::Open;
-  SOK_ASSIGN_OR_RETURN(opened.core->database,
-                       open({options.path, options.read_only, opened.core->expiry}));
+  SOK_ASSIGN_OR_RETURN(opened.core->database, open({options.path, options.read_only,
+                                                    opened.core->expiry, options.cache_bytes}));
   SOK_ASSIGN_OR_RETURN(auto stored, opened.core->database->ReadMeta(kStorageName));
   if (!stored.empty()) {
     opened.description = stored.begin()->second;

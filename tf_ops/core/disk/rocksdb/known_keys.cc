@@ -38,7 +38,8 @@ std::vector<rocksdb::LiveFileMetaData> FilesOf(rocksdb::DB* db, rocksdb::ColumnF
 uint64_t MarkOf(const rocksdb::LiveFileMetaData& file) {
   RunningChecksum checksum;
   checksum.Start(0);
-  for (uint64_t number : {uint64_t{file.size}, file.num_entries, file.file_creation_time}) {
+  // Not the number of its rows, which RocksDB knows of some files only when it has opened many.
+  for (uint64_t number : {uint64_t{file.size}, file.file_creation_time}) {
     checksum.Add(&number, sizeof(number));
   }
   for (const std::string* key : {&file.smallestkey, &file.largestkey}) {
@@ -85,10 +86,23 @@ bool KnownKeys::ReadFiles(const std::vector<std::unique_ptr<Reader>>& files) {
   return true;
 }
 
+void KnownKeys::Load(const std::string& folder) {
+  try {
+    thread_ = std::thread([this, path = folder + "/" + kFileName] {
+      try {
+        filter_->Load(path, &seen_);
+      } catch (const std::exception&) {  // memory has ended
+      }
+    });
+  } catch (const std::system_error&) {  // no thread could be started, and all files will be read
+  }
+}
+
 void KnownKeys::Open(const std::string& folder, rocksdb::DB* db,
                      rocksdb::ColumnFamilyHandle* rows) {
-  std::vector<KeyFilter::SeenFile> seen;
-  filter_->Load(folder + "/" + kFileName, &seen);
+  if (!thread_.joinable()) Load(folder);
+  if (thread_.joinable()) thread_.join();
+  const std::vector<KeyFilter::SeenFile> seen = std::move(seen_);
   std::vector<std::unique_ptr<Reader>> unknown;
   uint64_t bytes = 0;
   const auto files = FilesOf(db, rows);
@@ -102,7 +116,7 @@ void KnownKeys::Open(const std::string& folder, rocksdb::DB* db,
     bytes += file.size;
   }
   // If all files are read anyway, the keys that have gone need not come back.
-  if (unknown.size() == files.size()) filter_ = std::make_unique<KeyFilter>();
+  if (unknown.size() == files.size()) filter_ = std::make_unique<KeyFilter>(part_bytes_);
   saved_keys_ = filter_->size();
   if (bytes <= kReadAtOnce) {
     whole_ = ReadFiles(unknown);
@@ -123,7 +137,7 @@ void KnownKeys::Renew(const std::function<std::shared_ptr<rocksdb::Iterator>()>&
   if (thread_.joinable()) thread_.join();
   {
     const std::unique_lock<std::shared_mutex> lock(mu_);
-    next_ = std::make_unique<KeyFilter>();
+    next_ = std::make_unique<KeyFilter>(part_bytes_);
   }
   // Keys that are added from here on are added to both.
   try {
@@ -156,10 +170,10 @@ void KnownKeys::Stop() {
   stopping_ = false;
 }
 
-void KnownKeys::Add(const RowKey* keys, size_t n) {
+void KnownKeys::Add(const RowKey* keys, size_t n, bool are_new) {
   const std::shared_lock<std::shared_mutex> lock(mu_);
-  filter_->Add(keys, n);
-  if (next_ != nullptr) next_->Add(keys, n);
+  filter_->Add(keys, n, are_new);
+  if (next_ != nullptr) next_->Add(keys, n, are_new);
 }
 
 std::vector<uint32_t> KnownKeys::Select(const RowKey* keys, size_t n) const {

@@ -17,16 +17,20 @@
 
 namespace sok {
 
-// Thread-safe, but that Open, Save and Renew must not run beside each other.
+// Thread-safe, but that Load, Open, Save and Renew must not run beside each other.
 class KnownKeys {
  public:
   // The name of the filter's file in the folder.
   static constexpr char kFileName[] = "sok-keys";
 
-  KnownKeys() : filter_(std::make_unique<KeyFilter>()) {}
+  // `part_bytes`: of the filter, see KeyFilter.
+  explicit KnownKeys(uint64_t part_bytes)
+      : part_bytes_(part_bytes), filter_(std::make_unique<KeyFilter>(part_bytes)) {}
   ~KnownKeys() { Stop(); }
   KnownKeys(const KnownKeys&) = delete;
 
+  // Begins to read the filter that was saved in a folder, on a thread, for Open.
+  void Load(const std::string& folder);
   // Takes over the filter that was saved in the folder of a database, and reads the keys of the
   // files that have come since: at once where they are small, else on a thread. Until that has
   // ended Select selects all keys, and so it stays where a file cannot be read. Nothing may be in
@@ -40,8 +44,8 @@ class KnownKeys {
   // Ends the thread. What Open has not read stays unknown.
   void Stop();
 
-  // Adds keys. They must be added before the database has them.
-  void Add(const RowKey* keys, size_t n);
+  // Adds keys. They must be added before the database has them. `are_new`: it has never had them.
+  void Add(const RowKey* keys, size_t n, bool are_new = false);
   // Returns the positions of the keys that the database may have, in ascending order.
   std::vector<uint32_t> Select(const RowKey* keys, size_t n) const;
 
@@ -65,12 +69,14 @@ class KnownKeys {
   void EndRenewal(bool complete);
   bool ReadFiles(const std::vector<std::unique_ptr<Reader>>& files);
 
+  const uint64_t part_bytes_;
   mutable std::shared_mutex mu_;  // guards the pointers
   std::unique_ptr<KeyFilter> filter_;
   std::unique_ptr<KeyFilter> next_;  // takes the place of the filter; null: none does
   std::atomic<bool> whole_{false};   // the filter has all keys
   std::atomic<bool> stopping_{false};
   std::atomic<uint64_t> saved_keys_{0};
+  std::vector<KeyFilter::SeenFile> seen_;  // what Load has read
   std::thread thread_;
 };
 

@@ -31,6 +31,9 @@ namespace {
 constexpr const char* kPendingNames[] = {"sok_pending", "sok_pending_2"};
 constexpr char kMetaName[] = "sok_meta";
 
+// A large part of the filter over all keys takes this part of the memory: so it never has many.
+constexpr uint64_t kPartOfKeys = 32;
+
 constexpr int kResumeAttempts = 50;
 constexpr std::chrono::milliseconds kResumePause(100);
 
@@ -209,6 +212,11 @@ Result<std::unique_ptr<Database>> RowDatabase::Open(const Options& options) {
   const bool has_lock = claim != nullptr && claim->has_file();
   if (has_lock) SOK_RETURN_IF_ERROR(TakeLock(path, claim.get()));
   if (claim != nullptr) files = std::make_shared<OwnedFiles>(path, claim);
+  std::unique_ptr<KnownKeys> keys;
+  if (!options.read_only) {
+    keys = std::make_unique<KnownKeys>(options.memory_bytes / kPartOfKeys);
+    keys->Load(path);  // while RocksDB opens its files
+  }
   SOK_ASSIGN_OR_RETURN(auto handles, OpenHandles(options, files, /*create=*/!options.read_only));
   if (claim != nullptr && !has_lock) SOK_RETURN_IF_ERROR(TakeLock(path, claim.get()));
   std::unique_ptr<RowDatabase> database(
@@ -227,7 +235,7 @@ Result<std::unique_ptr<Database>> RowDatabase::Open(const Options& options) {
   }
   RemoveFiles(path, kPublishPrefix);
   SOK_RETURN_IF_ERROR(database->StartPendingAnew());
-  database->keys_ = std::make_unique<KnownKeys>();
+  database->keys_ = std::move(keys);
   database->keys_->Open(path, h.db.get(), h.published);
   return std::unique_ptr<Database>(std::move(database));
 }
@@ -653,7 +661,8 @@ RowDatabase::DiskUse RowDatabase::disk_use() const {
   }
   use.memory_bytes += handles_->block_cache->GetUsage();
   use.key_bytes = number(rocksdb::DB::Properties::kEstimateTableReadersMem);
-  if (keys_ != nullptr) use.key_bytes += keys_->bytes();
+  if (keys_ != nullptr) use.filter_bytes = keys_->bytes();
+  use.key_bytes += use.filter_bytes;
   use.memory_bytes += use.key_bytes;
   use.runs = RunsOf(handles_->db.get(), handles_->published);
   use.searched = searched_;

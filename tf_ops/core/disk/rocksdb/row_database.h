@@ -134,15 +134,16 @@ class RowDatabase::RowPublication final : public Database::Publication {
   // `of_set_apart`: with those pending rows alone, beside other calls.
   RowPublication(RowDatabase* database, bool of_set_apart);
   ~RowPublication() override;
-  Status Add(const RowKey& key, const RowHeader& header, std::string_view values) override;
+  Status Add(const RowKey& key, const RowHeader& header, std::string_view values,
+             bool is_new) override;
   Status AddValue(const RowKey& key, std::string_view value) override;
   Status Finish(Meta meta) override;
 
  private:
   struct Writing;
-  Status Put(std::string_view key, std::string_view value);
-  // Has the database know the keys of the rows so far.
-  void AddKeys();
+  Status Put(std::string_view key, std::string_view value, bool is_new = false);
+  // Has the database know these keys, and empties the list.
+  void AddKeys(std::vector<RowKey>* keys);
   // Takes over the pending rows before `key` (null: all), and leaves out that of the key itself.
   Status PutPendingBefore(const RowKey* key);
 

@@ -30,10 +30,12 @@ struct RowDatabase::RowPublication::Writing {
   std::unique_ptr<PendingRows> pending;  // null: nothing is pending
   std::unique_ptr<rocksdb::SstFileWriter> writer;
   std::vector<std::string> files;
-  std::string value;         // scratch
-  uint64_t bytes = 0;        // of the files
-  uint64_t rows = 0;         // in the file that is being written
-  std::vector<RowKey> keys;  // of rows in the files that the database does not know yet
+  std::string value;   // scratch
+  uint64_t bytes = 0;  // of the files
+  uint64_t rows = 0;   // in the file that is being written
+  // The keys of rows in the files that the database does not know yet, and of those of them that it
+  // has never had.
+  std::vector<RowKey> keys, new_keys;
 
   rocksdb::Status OpenFile(const std::string& folder, rocksdb::DB* db,
                            rocksdb::ColumnFamilyHandle* family) {
@@ -67,12 +69,13 @@ RowDatabase::RowPublication::~RowPublication() {
   for (const std::string& file : writing_->files) std::remove(file.c_str());
 }
 
-Status RowDatabase::RowPublication::Put(std::string_view key, std::string_view value) {
+Status RowDatabase::RowPublication::Put(std::string_view key, std::string_view value, bool is_new) {
   Handles& h = *database_.handles_;
   rocksdb::Status status;
   if (!value.empty()) {
-    std::memcpy(writing_->keys.emplace_back().bytes, key.data(), RowKey::kBytes);
-    if (writing_->keys.size() == kKeysAtOnce) AddKeys();
+    std::vector<RowKey>& keys = is_new ? writing_->new_keys : writing_->keys;
+    std::memcpy(keys.emplace_back().bytes, key.data(), RowKey::kBytes);
+    if (keys.size() == kKeysAtOnce) AddKeys(&keys);
   }
   if (writing_->writer == nullptr) {
     status = writing_->OpenFile(database_.path_, h.db.get(), h.published);
@@ -89,9 +92,9 @@ Status RowDatabase::RowPublication::Put(std::string_view key, std::string_view v
   return error_;
 }
 
-void RowDatabase::RowPublication::AddKeys() {
-  database_.keys_->Add(writing_->keys.data(), writing_->keys.size());
-  writing_->keys.clear();
+void RowDatabase::RowPublication::AddKeys(std::vector<RowKey>* keys) {
+  database_.keys_->Add(keys->data(), keys->size(), /*are_new=*/keys == &writing_->new_keys);
+  keys->clear();
 }
 
 Status RowDatabase::RowPublication::PutPendingBefore(const RowKey* key) {
@@ -108,12 +111,12 @@ Status RowDatabase::RowPublication::PutPendingBefore(const RowKey* key) {
 }
 
 Status RowDatabase::RowPublication::Add(const RowKey& key, const RowHeader& header,
-                                        std::string_view values) {
+                                        std::string_view values, bool is_new) {
   if (!error_.ok() || !PutPendingBefore(&key).ok()) return error_;
   std::string& value = writing_->value;
   value.assign(reinterpret_cast<const char*>(&header), sizeof(header));
   value.append(values);
-  return Put(key.view(), value);
+  return Put(key.view(), value, is_new);
 }
 
 Status RowDatabase::RowPublication::AddValue(const RowKey& key, std::string_view value) {
@@ -125,7 +128,8 @@ Status RowDatabase::RowPublication::Finish(Meta meta) {
   if (!error_.ok() || !PutPendingBefore(nullptr).ok()) return error_;
   error_ = database_.CheckFolder();
   if (!error_.ok()) return error_;
-  AddKeys();
+  AddKeys(&writing_->keys);
+  AddKeys(&writing_->new_keys);
   Handles& h = *database_.handles_;
   rocksdb::Status status;
   if (writing_->writer != nullptr) status = writing_->CloseFile();
