@@ -63,12 +63,15 @@ Status Spill::Read(uint32_t place, Head* head, char* values) const {
                      sizeof(*head), values, row_bytes_);
 }
 
-uint32_t Spill::Oldest() const {
-  uint32_t oldest = kNone;
+std::vector<uint32_t> Spill::Oldest() const {
+  std::vector<uint32_t> oldest;
   for (uint32_t s = 0; s < segments_.size(); ++s) {
     if (segments_[s].number == kNone || s == filling_ || !segments_[s].frozen.empty()) continue;
-    if (oldest == kNone || segments_[s].filled < segments_[oldest].filled) oldest = s;
+    oldest.push_back(s);
   }
+  std::sort(oldest.begin(), oldest.end(),
+            [this](uint32_t a, uint32_t b) { return segments_[a].filled < segments_[b].filled; });
+  oldest.resize(std::min(kMostDropped, (oldest.size() + 7) / 8));
   return oldest;
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/base/status_macros.h"
 #include "core/base/types.h"
 #include "core/disk/row_codec.h"
 #include "core/disk/spill_file.h"
@@ -95,25 +96,25 @@ class Spill {
   // Returns the memory of the places of rows.
   uint64_t index_bytes() const { return index_.bytes(); }
 
-  // Empties the oldest segment, the one whose filling began first, of those without frozen rows.
-  // Calls fn(head, values) for each of its dirty rows, then taken(), which must store what fn has
-  // collected, and forgets all rows of the segment. Returns false without a segment but the
-  // one that is being filled.
+  // Empties the oldest segments, those whose filling began first, of those without frozen rows: an
+  // eighth of them, at most kMostDropped. Calls fn(head, values) for each of their dirty rows, then
+  // taken(), which must store what fn has collected, and forgets all rows of the segments. Returns
+  // false without a segment but the one that is being filled.
   template <typename Fn, typename Taken>
   Result<bool> DropOldest(const Fn& fn, const Taken& taken) {
-    const uint32_t oldest = Oldest();
-    if (oldest == kNone) return false;
+    const std::vector<uint32_t> oldest = Oldest();
     // Collected here, so that nothing has to read the file again, and may fail, after taken().
     std::vector<Key> keys;
-    keys.reserve(segments_[oldest].valid_rows);
-    Status status = ForEachOfSegment(oldest, [&](const Head& head, const char* values) {
-      keys.push_back(head.key);
-      return dirty(Find(head.key)) ? fn(head, values) : Status();
-    });
-    if (status.ok()) status = taken();
-    if (!status.ok()) return status;
+    for (uint32_t s : oldest) {
+      SOK_RETURN_IF_ERROR(ForEachOfSegment(s, [&](const Head& head, const char* values) {
+        keys.push_back(head.key);
+        return dirty(Find(head.key)) ? fn(head, values) : Status();
+      }));
+    }
+    if (oldest.empty()) return false;
+    SOK_RETURN_IF_ERROR(taken());
     for (Key key : keys) Remove(key);
-    FreeIfEmpty(oldest);
+    for (uint32_t s : oldest) FreeIfEmpty(s);
     return true;
   }
 
@@ -160,7 +161,7 @@ class Spill {
     return status;
   }
 
-  uint32_t Oldest() const;
+  std::vector<uint32_t> Oldest() const;
   // Returns a segment with room for one more row, to be filled.
   uint32_t Filling();
   // Moves the valid rows out of the segment that has the fewest, and frees it. The segment that is
@@ -175,6 +176,7 @@ class Spill {
 
   // The fewest rows that a segment must hold. Rows so long that fewer fit are not spilled.
   static constexpr uint32_t kFewestRows = 16;
+  static constexpr size_t kMostDropped = 8;
   // The most runs of a segment that are told apart: more are as good as no order.
   static constexpr size_t kMostRuns = 64;
 

@@ -37,17 +37,6 @@ constexpr uint64_t kPartOfKeys = 32;
 constexpr int kResumeAttempts = 50;
 constexpr std::chrono::milliseconds kResumePause(100);
 
-// Has RocksDB write again after an error, if it can.
-rocksdb::Status Resume(rocksdb::DB* db) {
-  rocksdb::Status status;
-  for (int attempt = 0; attempt < kResumeAttempts; ++attempt) {
-    status = db->Resume();
-    if (!status.IsBusy()) break;
-    std::this_thread::sleep_for(kResumePause);  // another thread is trying
-  }
-  return status;
-}
-
 // Returns whether nothing of a column family is in memory alone.
 bool IsSaved(rocksdb::DB* db, rocksdb::ColumnFamilyHandle* family) {
   for (const auto& name : {rocksdb::DB::Properties::kNumEntriesActiveMemTable,
@@ -102,6 +91,16 @@ rocksdb::ReadOptions RowRead() {
 }
 
 }  // namespace
+
+rocksdb::Status RowDatabase::Handles::Resume(rocksdb::DB* db) {
+  rocksdb::Status status;
+  for (int attempt = 0; attempt < kResumeAttempts; ++attempt) {
+    status = db->Resume();
+    if (!status.IsBusy()) break;
+    std::this_thread::sleep_for(kResumePause);  // another thread is trying
+  }
+  return status;
+}
 
 RowDatabase::RowDatabase(const Options& options, std::shared_ptr<OwnedFiles> files,
                          std::unique_ptr<Handles> handles)
@@ -248,7 +247,7 @@ Status RowDatabase::CheckFolder() const { return files_ == nullptr ? Status() : 
 
 Status RowDatabase::SavePending() {
   Handles& h = *handles_;
-  rocksdb::Status status = h.Call(Resume);
+  rocksdb::Status status = h.Call(Handles::Resume);
   // This flush must not wait for compactions first: those may fail for as long as the disk is full.
   rocksdb::FlushOptions flushing;
   flushing.allow_write_stall = true;
@@ -507,32 +506,6 @@ void RowDatabase::AddKeys(const RowBatch& batch) {
     if (!value.empty()) std::memcpy(keys.emplace_back().bytes, key.data(), RowKey::kBytes);
   });
   keys_->Add(keys.data(), keys.size());
-}
-
-Status RowDatabase::WritePending(const RowBatch& batch) {
-  if (batch.rows() == 0) return Status();
-  SOK_RETURN_IF_ERROR(CheckFolder());
-  if (handles_->pending_unusable) {
-    return Status(Code::kResourceExhausted, "'" + path_ +
-                                                "' has no place for pending rows since "
-                                                "its disk was full; make room there, then flush");
-  }
-  AddKeys(batch);
-  rocksdb::WriteBatch writes(batch.bytes() + batch.rows() * 16);
-  batch.ForEach([&](std::string_view key, std::string_view value) {
-    // An empty value stands for a row that is gone; a Delete would show the published one.
-    writes.Put(handles_->pending[newest_], SliceOf(key), SliceOf(value));
-  });
-  rocksdb::WriteOptions options;
-  options.disableWAL = true;
-  auto status = handles_->Write(options, &writes);
-  // RocksDB may have stopped for an error that is over by now.
-  if (!status.ok() && usable() && handles_->listener->failed() && handles_->Call(Resume).ok()) {
-    status = handles_->Write(options, &writes);
-  }
-  if (!status.ok()) return FromRocksdb(status, "write rows to '" + path_ + "'");
-  pending_rows_ += batch.rows();
-  return Status();
 }
 
 Status RowDatabase::WritePublished(const RowBatch& batch, const Meta& meta, bool sync) {

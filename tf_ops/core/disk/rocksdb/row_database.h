@@ -16,6 +16,7 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/base/status.h"
@@ -94,6 +95,11 @@ class RowDatabase final : public Database {
   Result<std::vector<size_t>> ReadPending(int family, const RowKey* keys, size_t n,
                                           const Found& found) const;
   Result<std::vector<size_t>> ReadJournal(const RowKey* keys, size_t n, const Found& found) const;
+  // Write rows as pending, ascending by key, of one key the newest last: through a memtable, and as
+  // a file. On an error some of them may be there.
+  using SortedRows = std::vector<std::pair<std::string_view, std::string_view>>;
+  Status WritePendingRows(const SortedRows& rows, size_t bytes);
+  Status WritePendingFile(const SortedRows& rows);
   // Adds the keys of rows that the database is about to have.
   void AddKeys(const RowBatch& batch);
   // Saves which keys there are, after a publication, if it is time for that.
@@ -112,8 +118,9 @@ class RowDatabase final : public Database {
   std::unique_ptr<Handles> handles_;
   // The keys of published and pending rows. Null: read-only.
   std::unique_ptr<KnownKeys> keys_;
-  std::atomic<uint64_t> pending_rows_{0};  // the newest: those that are not set apart
-  int newest_ = 0;                         // the number of their column family
+  std::atomic<uint64_t> pending_rows_{0};   // the newest: those that are not set apart
+  std::atomic<uint64_t> pending_files_{0};  // the number that the next file of pending rows gets
+  int newest_ = 0;                          // the number of their column family
   uint64_t apart_rows_ = 0;
   std::atomic<uint64_t> writes_in_doubt_{0};
   // The mark of the publication that is under way or was the last to fail; empty if that one has

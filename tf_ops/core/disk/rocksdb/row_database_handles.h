@@ -112,6 +112,8 @@ struct RowDatabase::Handles {
       return rocksdb::Status::Aborted(rocksdb::Status::kMemoryLimit);
     }
   }
+  // Has RocksDB write again after an error, if it can: for Call.
+  static rocksdb::Status Resume(rocksdb::DB* db);
   rocksdb::Status Write(const rocksdb::WriteOptions& options, rocksdb::WriteBatch* batch) {
     return Call([&](rocksdb::DB* open) { return open->Write(options, batch); });
   }
