@@ -148,7 +148,7 @@ struct ServedTables {
 
   bool has_counts(size_t table) const { return !counts.empty() && counts[table]; }
   bool has_said(size_t table) const { return !says.empty() && says[table]; }
-  // Of each key that is asked for.
+  // Returns the words of each key that is asked for.
   size_t words_of_key(size_t table) const { return 1 + has_counts(table) + has_said(table); }
 };
 

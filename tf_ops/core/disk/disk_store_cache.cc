@@ -167,7 +167,7 @@ Status DiskStore::MakeRoom(Shard& shard, size_t wanted) {
   CacheRows& rows = shard.rows;
   while (rows.free() < wanted) {
     if (rows.Grow(/*beyond_budget=*/false)) continue;
-    // Where the cache has too many, a block of another shard is not enough: see Trim.
+    // A block of another shard is not enough while the cache has too many: see Trim.
     const bool within = core_->memory.used() <= core_->memory.limit();
     if (within && core_->memory.TakeFromRichest(&shard, 2 * rows.block_bytes())) continue;
     const std::vector<uint32_t> victims =

@@ -67,7 +67,8 @@ int main(int argc, char** argv) {
                 static_cast<unsigned long long>(difference.value().elements),
                 difference.value().most);
   }
-  // As many as the programs have operations, and for a short check as many as it has programs.
+  // A long check has as many batches as a program has operations, times four; a short one as it has
+  // programs.
   const int batches = most_programs < 1000 ? most_programs * 4 : operations * 4;
   int wrong = 0;
   for (int seed = 1; seed <= batches; ++seed) {
