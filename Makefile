@@ -118,7 +118,7 @@ define run_tests
 @mkdir -p $(NATIVE); \
 cmake --build $(NATIVE) --target standin_cuda standin_nvrtc standin_kernels_0 standin_kernels_16 \
   > $(NATIVE)/standin.log 2>&1 || { cat $(NATIVE)/standin.log; exit 1; }; \
-core() { cmake --build $(NATIVE) --target sok_core_test && SOK_TEST_NVRTC=$(NVRTC) $(NATIVE)/sok_core_test; }; \
+core() { cmake --build $(NATIVE) --target sok_core_test && SOK_TEST_NVRTC=$(NVRTC) exec $(NATIVE)/sok_core_test; }; \
 core > $(NATIVE)/core_tests.log 2>&1 & core=$$!; \
 trap 'kill $$core 2> /dev/null || true' EXIT; \
 status=0; \
