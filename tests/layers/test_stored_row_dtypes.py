@@ -124,7 +124,7 @@ def update(embedding, steps):
 
 PROGRAM = """
 import os, sys
-sys.path.insert(0, {here!r})
+sys.path += [{here!r}, os.path.dirname({here!r})]
 from test_stored_row_dtypes import embedding_of, kv, update
 storage = kv.Storage({folder!r}, durability="update")
 embedding = embedding_of(storage, {row_dtype!r}, {slot_dtype!r})
