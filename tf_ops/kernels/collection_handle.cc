@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "core/collection/messages.h"
+#include "core/collection/row_messages.h"
 #include "kernels/collection_resource.h"
 #include "kernels/host_memory.h"
 #include "kernels/register_kernel.h"

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "core/base/bfloat16.h"
-#include "core/collection/messages.h"
 #include "core/collection/pooling.h"
+#include "core/collection/row_messages.h"
 #include "kernels/collection_resource.h"
 #include "kernels/host_memory.h"
 #include "kernels/host_variant.h"

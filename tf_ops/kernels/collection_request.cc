@@ -7,7 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/collection/messages.h"
+#include "core/collection/key_messages.h"
+#include "core/collection/row_messages.h"
 #include "kernels/collection_resource.h"
 #include "kernels/host_variant.h"
 #include "kernels/register_kernel.h"

@@ -11,7 +11,7 @@
 
 #include "core/base/status.h"
 #include "core/base/types.h"
-#include "core/collection/messages.h"
+#include "core/collection/key_messages.h"
 #include "core/collection/pooling.h"
 #include "core/tables/deposit_queue.h"
 #include "core/tables/table.h"

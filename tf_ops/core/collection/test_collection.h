@@ -15,7 +15,7 @@
 
 #include "core/base/test_result.h"
 #include "core/base/test_threads.h"
-#include "core/collection/messages.h"
+#include "core/collection/key_messages.h"
 #include "core/collection/pooling.h"
 #include "core/collection/request.h"
 #include "core/collection/table_collection.h"
