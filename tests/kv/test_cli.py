@@ -152,7 +152,7 @@ def test_remove_takes_keys_as_arguments_and_from_a_file(path, tmp_path):
 
 
 def test_remove_asks_and_takes_no_for_an_answer(path, monkeypatch):
-    monkeypatch.setattr("sok_embed.cli.commands.can_ask", lambda: True)
+    monkeypatch.setattr("sok_embed.cli.storage_commands.can_ask", lambda: True)
     command = ["remove", str(path), "0", "1"]
     refused = CliRunner().invoke(main, command, input="n\n")
     assert refused.exit_code == 1 and "Remove 1 rows of group 0" in refused.stderr
