@@ -97,6 +97,20 @@ class GpuTable:
             self._stream(),
         )
 
+    def pool_gradient(
+        self, splits: torch.Tensor, upstream: torch.Tensor, gradients: torch.Tensor
+    ) -> None:
+        self._library.call(
+            "SokGpuPoolGradient",
+            self._table,
+            COUNT(gradients.shape[0]),
+            ADDRESS(splits.data_ptr()),
+            COUNT(splits.numel() - 1),
+            ADDRESS(upstream.data_ptr()),
+            ADDRESS(gradients.data_ptr()),
+            self._stream(),
+        )
+
     def set_rule(self, rule: str) -> None:
         self._library.call("SokGpuSetRule", self._table, rule.encode(), self._stream())
 
@@ -276,6 +290,10 @@ def pooled(library: Library, runs: int) -> dict[str, float]:
     out = torch.empty(BATCH // bag, 16, device="cuda")
     batch = keys_of(numbers)
     result = {"ours": median_seconds(lambda _: table.pool(batch, splits, out), runs)}
+    gradients = torch.empty(BATCH, 16, device="cuda")
+    result["gradient"] = median_seconds(lambda _: table.pool_gradient(splits, out, gradients), runs)
+    expected = torch.repeat_interleave(out, bag, 0)
+    assert torch.equal(gradients, expected), "expected the gradient of each bag at its ids"
     table.close()
     weight = torch.randn(keys, 16, device="cuda")
     bags = torch.nn.functional.embedding_bag

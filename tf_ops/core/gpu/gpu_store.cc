@@ -214,6 +214,28 @@ Status GpuStore::LookupOnGpu(DeviceAddress keys, uint64_t n, bool make_rows, uin
   return status;
 }
 
+Status GpuStore::LookupPooledOnGpu(DeviceAddress keys, uint64_t n, const std::vector<RowBags>& bags,
+                                   bool make_rows, uint32_t now, Stream stream) {
+  if (!make_rows || n == 0) {
+    std::shared_lock<SharedMutex> lock(mu_);
+    return table_->LookupPooled(keys, n, bags, Absent::kStart, now, stream);
+  }
+  std::lock_guard<SharedMutex> lock(mu_);
+  const Status status = table_->LookupPooled(keys, n, bags, Absent::kMake, now, stream);
+  ++unseen_calls_;
+  return status;
+}
+
+Status GpuStore::PoolGradient(const RowBags& bags, DeviceAddress gradients, Stream stream) const {
+  std::shared_lock<SharedMutex> lock(mu_);
+  return table_->PoolGradient(bags, gradients, stream);
+}
+
+Status GpuStore::WeightGradient(const RowBags& bags, DeviceAddress gradients, Stream stream) const {
+  std::shared_lock<SharedMutex> lock(mu_);
+  return table_->WeightGradient(bags, gradients, stream);
+}
+
 Status GpuStore::CopyToHost(void* to, DeviceAddress from, size_t bytes, Stream stream) const {
   SOK_RETURN_IF_ERROR(device_->CopyToHost(to, from, bytes, stream));
   return device_->Synchronize(stream);

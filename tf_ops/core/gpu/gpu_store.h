@@ -80,6 +80,19 @@ class GpuStore final : public RowStore {
   // it would start from. Errors: see GpuTable::FindOrMake.
   Status LookupOnGpu(DeviceAddress keys, uint64_t n, bool make_rows, uint32_t now,
                      DeviceAddress out, Element element, Stream stream);
+  // Pools the embeddings of keys (n) likewise: see GpuTable::LookupPooled.
+  Status LookupPooledOnGpu(DeviceAddress keys, uint64_t n, const std::vector<RowBags>& bags,
+                           bool make_rows, uint32_t now, Stream stream);
+  // See GpuTable.
+  Status PoolGradient(const RowBags& bags, DeviceAddress gradients, Stream stream) const;
+  Status WeightGradient(const RowBags& bags, DeviceAddress gradients, Stream stream) const;
+  // Copies behind the work on a stream, and waits for nothing.
+  Status CopyOnGpu(DeviceAddress to, DeviceAddress from, size_t bytes, Stream stream) const {
+    return device_->CopyWithin(to, from, bytes, stream);
+  }
+  Status ClearOnGpu(DeviceAddress to, size_t bytes, Stream stream) const {
+    return bytes == 0 ? Status() : device_->Fill(to, 0, bytes, stream);
+  }
   // These wait for the copy, and for earlier work on the stream.
   Status CopyToHost(void* to, DeviceAddress from, size_t bytes, Stream stream) const;
   Status CopyToGpu(DeviceAddress to, const void* from, size_t bytes, Stream stream) const;

@@ -73,17 +73,29 @@ Status GpuTable::Open() {
   };
   Kernels& k = *kernels_;
   const Named all[] = {
-      {&k.find, "Find", k.index},           {&k.count_absent, "CountAbsent", k.index},
-      {&k.claim, "Claim", k.index},         {&k.make, "Make", k.index},
-      {&k.settle, "Settle", k.index},       {&k.link, "Link", k.index},
-      {&k.rehash, "Rehash", k.index},       {&k.erase, "Erase", k.index},
-      {&k.list, "List", k.index},           {&k.rank, "Rank", k.index},
-      {&k.pick, "Pick", k.index},           {&k.start, "Start", k.rows},
-      {&k.gather, "Gather", k.rows},        {&k.pool, "Pool", k.rows},
-      {&k.read_rows, "ReadRows", k.rows},   {&k.write_rows, "WriteRows", k.rows},
-      {&k.relayout, "Relayout", k.rows},    {&k.append, "Append", k.rows},
-      {&k.assign, "Assign", k.rows},        {&k.sum_chunks, "SumChunks", k.rows},
+      {&k.find, "Find", k.index},
+      {&k.count_absent, "CountAbsent", k.index},
+      {&k.claim, "Claim", k.index},
+      {&k.make, "Make", k.index},
+      {&k.settle, "Settle", k.index},
+      {&k.link, "Link", k.index},
+      {&k.rehash, "Rehash", k.index},
+      {&k.erase, "Erase", k.index},
+      {&k.list, "List", k.index},
+      {&k.rank, "Rank", k.index},
+      {&k.pick, "Pick", k.index},
+      {&k.start, "Start", k.rows},
+      {&k.gather, "Gather", k.rows},
+      {&k.pool, "Pool", k.rows},
+      {&k.read_rows, "ReadRows", k.rows},
+      {&k.write_rows, "WriteRows", k.rows},
+      {&k.relayout, "Relayout", k.rows},
+      {&k.append, "Append", k.rows},
+      {&k.assign, "Assign", k.rows},
+      {&k.sum_chunks, "SumChunks", k.rows},
       {&k.store_sums, "StoreSums", k.rows},
+      {&k.pool_gradient, "PoolGradient", k.rows},
+      {&k.weight_gradient, "WeightGradient", k.rows},
   };
   for (const Named& each : all) {
     SOK_ASSIGN_OR_RETURN(*each.function, each.module->Function(each.name));
@@ -420,24 +432,6 @@ Status GpuTable::Lookup(DeviceAddress keys, uint64_t n, Absent absent, uint32_t 
       RowsOfTable(), Pointer<uint32_t>(numbers), Pointer<uint64_t>(keys),    n, Pointer<void>(out),
       element,       absent == Absent::kStart,   initializer_.start_vector()};
   return Launch(kernels_->gather, n * dim_, &arguments);
-}
-
-Status GpuTable::LookupPooled(const Bags& bags, Absent absent, uint32_t now, DeviceAddress out,
-                              Element element, Stream stream) {
-  SOK_ENTER(stream);
-  SOK_ASSIGN_OR_RETURN(const DeviceAddress numbers, NumbersOf(bags.keys, bags.ids, absent, now));
-  const PoolArguments arguments{RowsOfTable(),
-                                Pointer<uint32_t>(numbers),
-                                Pointer<uint64_t>(bags.keys),
-                                Pointer<int64_t>(bags.splits),
-                                Pointer<float>(bags.weights),
-                                bags.bags,
-                                Pointer<void>(out),
-                                element,
-                                bags.combiner,
-                                absent == Absent::kStart,
-                                initializer_.start_vector()};
-  return Launch(kernels_->pool, bags.bags * dim_, &arguments);
 }
 
 }  // namespace sok::gpu

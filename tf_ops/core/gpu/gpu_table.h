@@ -14,6 +14,7 @@
 #include "core/base/types.h"
 #include "core/gpu/device.h"
 #include "core/gpu/kernels/arguments.h"
+#include "core/gpu/row_bags.h"
 #include "core/rows/row_slabs.h"
 #include "core/rows/row_store.h"
 #include "core/rules/row_optimizer.h"
@@ -68,17 +69,14 @@ class GpuTable {
   Status Lookup(DeviceAddress keys, uint64_t n, Absent absent, uint32_t now, DeviceAddress out,
                 Element element, Stream stream, DeviceAddress rows = 0);
 
-  struct Bags {
-    DeviceAddress keys;  // (ids) uint64
-    uint64_t ids;
-    DeviceAddress splits;       // (bags + 1) int64: from 0 to ids, not decreasing; not checked
-    DeviceAddress weights = 0;  // (ids) float32, or 0
-    uint64_t bags;
-    Combiner combiner = Combiner::kSum;
-  };
-  // Combines the embeddings of each bag in out (bags, dim). Errors: see FindOrMake.
-  Status LookupPooled(const Bags& bags, Absent absent, uint32_t now, DeviceAddress out,
-                      Element element, Stream stream);
+  // Pools the rows of n keys, which are in bags one behind the other, as RowBags say. Errors: see
+  // FindOrMake.
+  Status LookupPooled(DeviceAddress keys, uint64_t n, const std::vector<RowBags>& bags,
+                      Absent absent, uint32_t now, Stream stream);
+  // Writes the gradient of the row of each id, (ids, dim) float32, from gradients of the vectors.
+  Status PoolGradient(const RowBags& bags, DeviceAddress gradients, Stream stream);
+  // Writes the gradients of weights, (ids) float32, from gradients of the vectors.
+  Status WeightGradient(const RowBags& bags, DeviceAddress gradients, Stream stream);
 
   // Sums the gradients of equal keys, in order, and applies one step to each row. Keys without a
   // row are left out. `rule` is the rule's name; the slots of rows follow it, unless it is empty:

@@ -20,6 +20,7 @@ struct GpuTable::Kernels {
   void *rank, *pick;
   void *start, *gather, *pool, *read_rows, *write_rows, *relayout, *append, *assign;
   void *sum_chunks, *store_sums;
+  void *pool_gradient, *weight_gradient;
   void* update_rows;
   std::string rule_type;  // of update_rows
 };

@@ -66,9 +66,26 @@ int SokGpuLookup(gpu::GpuTable* table, uint64_t keys, uint64_t n, int absent, ui
 
 int SokGpuLookupPooled(gpu::GpuTable* table, uint64_t keys, uint64_t ids, uint64_t splits,
                        uint64_t bags, int combiner, uint64_t out, void* stream) {
-  return Report(
-      table->LookupPooled({keys, ids, splits, 0, bags, static_cast<gpu::Combiner>(combiner)},
-                          gpu::Absent::kMake, 1, out, gpu::Element::kFloat32, stream));
+  gpu::RowBags each;
+  each.ids = ids;
+  each.bags = bags;
+  each.splits = splits;
+  each.combiner = static_cast<gpu::Combiner>(combiner);
+  each.vectors = out;
+  each.stride = static_cast<uint64_t>(table->dim());
+  return Report(table->LookupPooled(keys, ids, {each}, gpu::Absent::kMake, 1, stream));
+}
+
+// Writes the gradients (ids, dim) of the rows of summed bags, from those of their vectors.
+int SokGpuPoolGradient(gpu::GpuTable* table, uint64_t ids, uint64_t splits, uint64_t bags,
+                       uint64_t upstream, uint64_t gradients, void* stream) {
+  gpu::RowBags each;
+  each.ids = ids;
+  each.bags = bags;
+  each.splits = splits;
+  each.vectors = upstream;
+  each.stride = static_cast<uint64_t>(table->dim());
+  return Report(table->PoolGradient(each, gradients, stream));
 }
 
 int SokGpuFindOrMake(gpu::GpuTable* table, uint64_t keys, uint64_t n, uint64_t rows, void* stream) {

@@ -9,6 +9,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/gpu/check/on_device.h"
+#include "core/gpu/check/random_pooling.h"
 #include "core/gpu/gpu_table.h"
 #include "core/rows/row_store.h"
 
@@ -18,13 +19,7 @@ namespace {
 class Program {
  public:
   Program(std::shared_ptr<Device> device, const ProgramOptions& options)
-      : device_(device),
-        options_(options),
-        random_(options.seed),
-        keys_(device),
-        values_(device),
-        splits_(device),
-        weights_(device) {}
+      : device_(device), options_(options), random_(options.seed), keys_(device), values_(device) {}
 
   Status Run() {
     SOK_ASSIGN_OR_RETURN(const auto initializer,
@@ -148,56 +143,7 @@ class Program {
     const std::vector<Key> keys = RandomKeys();
     const auto absent = static_cast<Absent>(Random(3));
     SOK_ASSIGN_OR_RETURN(const std::vector<float> rows, Expected(keys, absent));
-    std::vector<int64_t> splits{0};
-    while (splits.back() < static_cast<int64_t>(keys.size())) {
-      splits.push_back(std::min<int64_t>(splits.back() + Random(6), keys.size()));
-    }
-    std::vector<float> weights(keys.size());
-    for (float& weight : weights) weight = static_cast<float>(Random(5)) / 4.0f;
-    const bool has_weights = Random(2) == 0;
-    const auto combiner = static_cast<Combiner>(Random(4));
-    const size_t bags = splits.size() - 1;
-    const int dim = options_.dim;
-    std::vector<float> expected(bags * dim), got(bags * dim, NAN);
-    for (size_t bag = 0; bag < bags; ++bag) {
-      double divisor = 0.0;
-      std::vector<double> sum(dim, 0.0);
-      for (int64_t i = splits[bag]; i < splits[bag + 1]; ++i) {
-        const double weight = has_weights && combiner != Combiner::kMax ? weights[i] : 1.0;
-        divisor += combiner == Combiner::kSqrtN ? weight * weight : weight;
-        for (int j = 0; j < dim; ++j) {
-          const double x = rows[i * dim + j];
-          if (combiner == Combiner::kMax) {
-            sum[j] = i == splits[bag] ? x : std::max(sum[j], x);
-          } else {
-            sum[j] += weight * x;
-          }
-        }
-      }
-      if (combiner == Combiner::kSqrtN) divisor = std::sqrt(divisor);
-      const bool divides = combiner == Combiner::kMean || combiner == Combiner::kSqrtN;
-      for (int j = 0; j < dim; ++j) {
-        if (divides) sum[j] = divisor == 0.0 ? 0.0 : sum[j] / divisor;
-        expected[bag * dim + j] = static_cast<float>(sum[j]);
-      }
-    }
-    GpuTable::Bags of_gpu{};
-    SOK_ASSIGN_OR_RETURN(of_gpu.keys, keys_.Put(keys));
-    SOK_ASSIGN_OR_RETURN(of_gpu.splits, splits_.Put(splits));
-    if (has_weights) {
-      SOK_ASSIGN_OR_RETURN(of_gpu.weights, weights_.Put(weights));
-    }
-    of_gpu.ids = keys.size();
-    of_gpu.bags = bags;
-    of_gpu.combiner = combiner;
-    SOK_ASSIGN_OR_RETURN(const DeviceAddress out, values_.Put(got));
-    SOK_RETURN_IF_ERROR(
-        table_->LookupPooled(of_gpu, absent, now_, out, Element::kFloat32, nullptr));
-    SOK_RETURN_IF_ERROR(values_.Get(&got));
-    for (size_t i = 0; i < got.size(); ++i) {
-      SOK_RETURN_IF_ERROR(Same("a pooled lookup", i / dim, expected[i], got[i], false));
-    }
-    return Status();
+    return CheckPooling(device_, table_.get(), {keys, rows, absent, now_}, &random_);
   }
 
   Status Commit() {
@@ -376,7 +322,7 @@ class Program {
   std::string rule_ = options_.rule;
   int64_t steps_ = 0;
   uint32_t now_ = 1;
-  OnDevice keys_, values_, splits_, weights_;
+  OnDevice keys_, values_;
 };
 
 }  // namespace

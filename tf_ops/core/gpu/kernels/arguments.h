@@ -159,18 +159,49 @@ struct GatherArguments {
 
 enum class Combiner : int { kSum, kMean, kSqrtN, kMax };
 
+// The bags that ids are in.
+struct BagsOfIds {
+  const int64_t* splits;  // (bags + 1), or null: each has `length` ids
+  uint64_t length;
+  const float* weights;  // (ids), or null
+  uint64_t bags;
+  Combiner combiner;
+};
+
+// Vectors of bags, or their gradients.
+struct BagFloats {
+  void* data;
+  uint64_t stride;  // elements from one to the next
+  Element element;
+  bool is_aligned;  // pieces of them lie as pieces of rows do
+};
+
 struct PoolArguments {
   Rows rows;
   const uint32_t* numbers;  // (ids)
   const uint64_t* keys;     // (ids)
-  const int64_t* splits;    // (bags + 1)
-  const float* weights;     // (ids), or null
-  uint64_t bags;
-  void* out;  // (bags, dim)
-  Element element;
-  Combiner combiner;
+  BagsOfIds bags;
+  BagFloats out;
   bool fills_start;
   StartVector start;
+};
+
+// Makes gradients of rows of those of vectors.
+struct PoolGradientArguments {
+  BagsOfIds bags;
+  int dim;
+  BagFloats upstream;
+  const float* rows;  // (ids, dim) of kMax; else it may be null
+  float* gradients;   // (ids, dim) out
+};
+
+// Makes gradients of weights of those of vectors.
+struct WeightGradientArguments {
+  BagsOfIds bags;
+  int dim;
+  BagFloats upstream;
+  const float* rows;  // (ids, dim)
+  float* gradients;   // (ids) out
 };
 
 // Copies whole rows between the table and a buffer of n rows, or only the first `floats` of each.

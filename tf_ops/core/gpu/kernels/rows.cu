@@ -1,3 +1,4 @@
 // The program that reads and writes rows of SOK_DIM floats.
+#include "core/gpu/kernels/pooling.h"
 #include "core/gpu/kernels/rows.h"
 #include "core/gpu/kernels/update.h"

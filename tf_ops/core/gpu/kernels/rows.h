@@ -89,42 +89,6 @@ SOK_KERNEL(Gather, sok::gpu::GatherArguments) {
   }
 }
 
-// Adds the rows of each bag in the order of its ids, or takes the largest of each element.
-SOK_KERNEL(Pool, sok::gpu::PoolArguments) {
-  using namespace sok::gpu;
-  const int pieces = PiecesOf(a.rows.dim);
-  for (uint64_t i = FirstItem(); i < a.bags * pieces; i += ItemStep()) {
-    const uint64_t bag = i / pieces;
-    const int piece = static_cast<int>(i % pieces);
-    const int64_t begin = a.splits[bag], end = a.splits[bag + 1];
-    Piece sum = {};
-    float divisor = a.weights == nullptr ? static_cast<float>(end - begin) : 0.0f;
-    for (int64_t id = begin; id < end; ++id) {
-      const Piece row = ReadPiece(a.rows, a.numbers[id], a.keys[id], piece, a.fills_start, a.start);
-      if (a.combiner == Combiner::kMax) {
-        SOK_UNROLL
-        for (int k = 0; k < kPiece; ++k) {
-          sum.x[k] = id == begin || row.x[k] > sum.x[k] ? row.x[k] : sum.x[k];
-        }
-        continue;
-      }
-      const float weight = a.weights == nullptr ? 1.0f : a.weights[id];
-      SOK_UNROLL
-      for (int k = 0; k < kPiece; ++k) sum.x[k] += weight * row.x[k];
-      if (a.weights != nullptr) {
-        divisor += a.combiner == Combiner::kSqrtN ? weight * weight : weight;
-      }
-    }
-    if (a.combiner == Combiner::kSqrtN) divisor = std::sqrt(divisor);
-    if (a.combiner == Combiner::kMean || a.combiner == Combiner::kSqrtN) {
-      const float scale = divisor == 0.0f ? 0.0f : 1.0f / divisor;
-      SOK_UNROLL
-      for (int k = 0; k < kPiece; ++k) sum.x[k] *= scale;
-    }
-    WritePiece(a.out, a.element, i, sum);
-  }
-}
-
 SOK_KERNEL(ReadRows, sok::gpu::CopyRowsArguments) {
   using namespace sok::gpu;
   for (uint64_t i = FirstItem(); i < a.n * a.floats; i += ItemStep()) {
