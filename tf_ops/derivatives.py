@@ -78,6 +78,7 @@ def _adaptive_lookup_of_all_turns(turns: Any) -> list[Any]:
 
 @pfor.RegisterPFor("SokEmbed>Deposit")
 @pfor.RegisterPFor("SokEmbed>DepositOnGpu")
+@pfor.RegisterPFor("SokEmbed>DepositPooledOnGpu")
 def _deposits_of_all_turns(_: Any) -> NoReturn:
     raise ValueError(
         "Expected the gradient of a loss by the rows of a table. Received: a jacobian by them, or "
@@ -88,6 +89,7 @@ def _deposits_of_all_turns(_: Any) -> NoReturn:
 
 @tf.RegisterGradient("SokEmbed>Deposit")
 @tf.RegisterGradient("SokEmbed>DepositOnGpu")
+@tf.RegisterGradient("SokEmbed>DepositPooledOnGpu")
 def _second_derivative(*_: Any) -> NoReturn:
     raise ValueError(
         "Expected second derivatives by way of the vectors that the layer returns. Received: one "

@@ -19,7 +19,7 @@ _ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"
 # A factor passes through these unchanged; through the last two only if the gradient is one operand
 # alone.
 _LINEAR = ("Identity", "IdentityN", "AddN", "AddV2", "Mul", "RealDiv")
-_DEPOSITS = ("SokEmbed>Deposit", "SokEmbed>DepositOnGpu")
+_DEPOSITS = ("SokEmbed>Deposit", "SokEmbed>DepositOnGpu", "SokEmbed>DepositPooledOnGpu")
 _CHECKS = ("CheckNumerics", "CheckNumericsV2", "Print", "Assert")
 _LABEL = "_sok_embed_deposits"
 

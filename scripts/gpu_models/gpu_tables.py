@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from common import BATCH, Arrays, case, examples, fitted, model_of, on_gpu, rows
+from layers import trained_collection
 
 
 def gpu_rows(**arguments: Any) -> Any:
@@ -48,6 +49,12 @@ def table_mixed_float16() -> Arrays:
 @case()
 def table_bags() -> Arrays:
     return fitted(model_of(gpu_rows(combiner="mean"), flatten=False), "adagrad")
+
+
+@case()
+def table_collection() -> Arrays:
+    """Has one lookup and one deposit of three tables, one of which no loss uses."""
+    return trained_collection("gpu" if on_gpu() else "cpu")
 
 
 @case()

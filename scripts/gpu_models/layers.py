@@ -29,12 +29,16 @@ from sok_embed import feature_column as sok_columns
 v1 = tf.compat.v1
 
 
-@case()
-def distributed_embedding() -> Arrays:
-    """Trains on several tables, one of which no loss uses, as a function and eagerly."""
-    shared = sok.TableConfig("shared", None, DIM, combiner="sum")
-    small = sok.TableConfig("small", KEYS, DIM, combiner="mean", optimizer="adagrad")
-    other = sok.TableConfig("other", None, 4, combiner="max")
+def trained_collection(rows_on: str = "cpu") -> Arrays:
+    """Trains on several tables, one of which no loss uses, as a function and eagerly.
+
+    Args:
+        rows_on: The device of the rows of all tables.
+    """
+    on: dict[str, Any] = {"device": rows_on}
+    shared = sok.TableConfig("shared", None, DIM, combiner="sum", **on)
+    small = sok.TableConfig("small", KEYS, DIM, combiner="mean", optimizer="adagrad", **on)
+    other = sok.TableConfig("other", None, 4, combiner="max", **on)
     features = {
         "a": sok.FeatureConfig("a", shared),
         "b": sok.FeatureConfig("b", shared, combiner=None),
@@ -52,6 +56,11 @@ def distributed_embedding() -> Arrays:
         trained = fitted(model, sgd, examples(4), run_eagerly=eagerly)
         found |= {f"{eagerly}.{name}": value for name, value in trained.items()}
     return found
+
+
+@case()
+def distributed_embedding() -> Arrays:
+    return trained_collection()
 
 
 @case()

@@ -192,6 +192,11 @@ class TableCollection(Mapping[str, Table]):
         tables = [table.resource_handle for table in self._tables.values()]
         return tf_ops.CollectionTables(self.queue.resource_handle, tables)
 
+    @property
+    def lookup_devices(self) -> list[str | None]:
+        """TensorFlow's name of the GPU on which layers look each table up; `None`: the CPU."""
+        return [table.lookup_device for table in self._tables.values()]
+
     @functools.cached_property
     def sharding(self) -> Plan:
         """The plan of the places of rows, with its costs; the same on every worker."""

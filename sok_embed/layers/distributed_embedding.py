@@ -30,8 +30,8 @@ from sok_embed.layers.export_forms import functional_inputs, refuse_dense_signat
 from sok_embed.layers.key_layer import activation_type
 from sok_embed.layers.rows_layer import LayerWithAnchor
 from sok_embed.layers.saved_rows import SavedRows, StorableRows
+from sok_embed.lookups.collection_lookup import CollectionLookup
 from sok_embed.lookups.exchange import PooledBatch
-from sok_embed.lookups.lookup import CollectionLookup
 from sok_embed.lookups.padding import mask_of_keys
 from sok_embed.lookups.regularizers import distinct_rows
 from sok_embed.planning import Plan

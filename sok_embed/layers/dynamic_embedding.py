@@ -217,7 +217,8 @@ class DynamicEmbedding(TableLayer):
         self.mask_zero = mask_zero
         self.padding_value = padding_value
         self.default_vector = default_vector
-        self._table_lookup.read = read_rows(self.table, default_key)
+        if default_key is not None:
+            self._table_lookup.read = read_rows(self.table, default_key)
         self._padding = padding
         self.supports_masking = padding is not None
         self.max_rows = max_rows
@@ -268,11 +269,12 @@ class DynamicEmbedding(TableLayer):
         if self._padding is not None:
             bags = bags.where(is_key(bags.keys, self._padding))
         assert self.combiner is not None
-        if self.embeddings_regularizer is None and self.table.lookup_device is None:
+        reads_all = self.default_vector is not None and self.table.lookup_device is not None
+        if self.embeddings_regularizer is None and not reads_all:
             call = self._begin_lookup(training)
             vectors = self._table_lookup.pooled(call, bags, self.combiner, self._compute_type)
             return shaped(vectors, ids)
-        # Rows on a GPU are pooled there, by TensorFlow's ops.
+        # A regularizer and a default vector need the row of each key, which TensorFlow's ops pool.
         rows = bags.pooled(self._rows(bags.keys, training, tf.float32), self.combiner)
         return shaped(tf.cast(rows, self._compute_type), ids)
 

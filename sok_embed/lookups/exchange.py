@@ -168,7 +168,7 @@ def look_up(asked: Sequence[Asked], name: str, dtype: tf.DType = tf.float32) -> 
     """
     if not asked:
         return []
-    plan = _plan(asked)
+    plan = plan_of(asked)
     batch = PooledBatch(
         keys=[one.keys for one in asked],
         bags=[one.bags for one in asked],
@@ -191,7 +191,7 @@ def look_up(asked: Sequence[Asked], name: str, dtype: tf.DType = tf.float32) -> 
     return pooled_rows(plan, batch, serve, name, dtype=dtype)
 
 
-def _plan(asked: Sequence[Asked]) -> tf_ops.CollectionPlan:
+def plan_of(asked: Sequence[Asked]) -> tf_ops.CollectionPlan:
     """Returns the plan of an exchange with one feature a table."""
     communicator = communicators.current()
     names = tuple(one.table.name for one in asked)

@@ -8,8 +8,8 @@ in how their owner looks keys up, and in what it is told beside the keys.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -17,8 +17,7 @@ import tensorflow as tf
 from sok_embed import communicators, tf_ops
 from sok_embed.communicators import Communicator
 from sok_embed.lookups.bags import Bags
-from sok_embed.lookups.exchange import Asked, PooledBatch, SharedTable, look_up, pooled_rows
-from sok_embed.lookups.served_bags import served_bags
+from sok_embed.lookups.exchange import Asked, SharedTable, look_up, plan_of
 from sok_embed.tf_ops.served import ServedRows, is_serving
 from sok_embed.training import strategies
 from sok_embed.training.anchor_parts import own_part, parts_of
@@ -135,7 +134,8 @@ class TableLookup(AnchoredLookup):
     ) -> None:
         super().__init__(host, table.owner, table.owners)
         self.table = table
-        self.read = read or read_rows(table)
+        self._plain_read = read_rows(table)
+        self.read = read or self._plain_read
         self._key_limit = key_limit
         self._buckets = buckets
 
@@ -180,9 +180,7 @@ class TableLookup(AnchoredLookup):
             `keys.shape + [dim]`.
         """
         if is_serving() or self.communicator().size == 1:
-            # The ops have no float16.
-            read_type = tf.float32 if dtype == tf.float16 else dtype
-            found = self.read(call, read_type, tf_ops.TableKeys(keys, said=said))
+            found = self.read(call, type_of_ops(dtype), tf_ops.TableKeys(keys, said=said))
             return tf.cast(found.embeddings, dtype)
         (rows,) = look_up([self.asked(call, keys, said)], self.table.name, dtype)
         return self.shaped(rows, keys)
@@ -215,12 +213,24 @@ class TableLookup(AnchoredLookup):
             dtype: The dtype of the result, `tf.float32`, `tf.bfloat16` or `tf.float16`; sums are in
                 float32.
         """
+        kind = tf_ops.BAG_A_ROW if bags.splits is None else tf_ops.BAG_BY_SPLITS
         asked = self.asked(call, bags.keys)._replace(
-            bags=tf_ops.BAG_A_ROW if bags.splits is None else tf_ops.BAG_BY_SPLITS,
-            splits=bags.splits,
-            weights=bags.weights,
-            combiner=combiner,
+            bags=kind, splits=bags.splits, weights=bags.weights, combiner=combiner
         )
+        device = getattr(self.table, "lookup_device", None)
+        if device is not None and self.read is self._plain_read and not is_serving():
+            feature = tf_ops.PooledFeature(0, bags.keys, kind, bags.splits, combiner, bags.weights)
+            (vectors,) = tf_ops.lookup_pooled_on_gpu(
+                self.table.resource_handle,
+                plan_of([asked]),
+                [feature],
+                device,
+                make_rows=call.trains,
+                trainable=[True],
+                anchor=call.anchor,
+                dtype=type_of_ops(dtype),
+            )
+            return tf.cast(vectors, dtype)
         (vectors,) = look_up([asked], self.table.name, dtype)
         return vectors
 
@@ -232,111 +242,9 @@ class TableLookup(AnchoredLookup):
         return vectors
 
 
-class CollectionLookup(AnchoredLookup):
-    """Pools the vectors of many features, in three messages whatever the number of tables.
-
-    Args:
-        plan: The plan of all calls.
-        tables: The part of this worker.
-        host: The owner of the tables, as a message begins: `"Layer 'fields'"`.
-        name: The name of its exchanges; the same on every worker.
-        owner: This worker.
-        exchange_dtype: The dtype of rows between workers, `tf.float32` or `tf.bfloat16`.
-    """
-
-    def __init__(
-        self,
-        plan: tf_ops.CollectionPlan,
-        tables: CollectedTables,
-        host: str,
-        name: str,
-        owner: int,
-        exchange_dtype: tf.DType = tf.float32,
-    ) -> None:
-        super().__init__(host, owner, plan.workers)
-        self._plan = plan
-        self._packed = plan.workers > 1 and exchange_dtype == tf.bfloat16
-        self._tables = tables
-        self._name = name
-
-    def make_anchor(self, make: Callable[..., Any], commit: Commit, **arguments: Any) -> Any:
-        """Makes the variable that stands for all tables.
-
-        Args:
-            make: The `add_weight` of a Keras layer.
-            commit: The constraint of the anchor.
-            **arguments: More of `make`, its name among them.
-
-        Returns:
-            The result of `make`.
-        """
-        return self._make_anchor(make, commit, **arguments)
-
-    def pooled(
-        self,
-        call: Call,
-        batch: PooledBatch,
-        *,
-        concat: bool = False,
-        dtype: tf.DType = tf.float32,
-    ) -> list[tf.Tensor]:
-        """Returns a vector of each bag. Collective, if there are several workers.
-
-        Args:
-            call: The rights of the call, from `begin`.
-            batch: The keys of all features.
-            concat: True for one vector an example, as for `tf_ops.collection_pool`.
-            dtype: The dtype of the result, `tf.float32`, `tf.bfloat16` or `tf.float16`.
-
-        Returns:
-            `[bags, dim]` for each feature; with `concat` one, of `[bags, sum of dims]`.
-        """
-        if is_serving():
-            tables = self._tables.handles.tables
-            rows = [
-                tf_ops.lookup(tables[table], keys, self._plan.dims[table], False).embeddings
-                for table, keys in zip(self._plan.feature_tables, batch.keys, strict=True)
-            ]
-            return served_bags(self._plan, batch, rows, concat=concat, dtype=dtype)
-        self.communicator()  # raises if the tables were made for another
-
-        def serve(
-            pools: Sequence[bool], message: tf.Tensor, splits: tf.Tensor
-        ) -> tf_ops.CollectionRows:
-            return tf_ops.collection_serve(
-                self._tables.handles,
-                self._plan,
-                pools,
-                message,
-                splits,
-                call.trains,
-                self._tables.trainable,
-                call.anchor,
-                packed=self._packed,
-            )
-
-        return pooled_rows(
-            self._plan,
-            batch,
-            serve,
-            self._name,
-            trains=call.anchor is not None,
-            concat=concat,
-            packed=self._packed,
-            dtype=dtype,
-        )
-
-
-class CollectedTables(Protocol):
-    """One worker's part of the tables of a collection."""
-
-    @property
-    def trainable(self) -> Sequence[bool]:
-        """True for each table that is trained."""
-
-    @property
-    def handles(self) -> tf_ops.CollectionTables:
-        """The handles of the tables for ops."""
+def type_of_ops(dtype: tf.DType) -> tf.DType:
+    """Returns the dtype in which ops make vectors: they have no float16."""
+    return tf.float32 if dtype == tf.float16 else dtype
 
 
 def _zeros(shape: Any, dtype: Any = None) -> tf.Tensor:

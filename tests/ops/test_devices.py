@@ -12,6 +12,11 @@ from sok_embed.serving import served_table  # noqa: F401, likewise
 ON_A_GPU = {
     "SokEmbed>LookupOnGpu": ["receipt", "token"],
     "SokEmbed>DepositOnGpu": ["anchor_gradient", "receipt"],
+    "SokEmbed>LookupPooledOnGpu": ["checked_keys", "host_splits", "receipt", "token", "vectors"],
+    "SokEmbed>PooledOutputOnGpu": ["receipt", "vectors"],
+    "SokEmbed>PooledOutputGradientOnGpu": ["gradients", "receipt"],
+    "SokEmbed>DepositPooledOnGpu": ["anchor_gradient", "gradients", "receipt"],
+    "SokEmbed>PooledWeightGradientsOnGpu": ["gradients", "receipt"],
     "SokEmbed>HashedBag": [],
     "SokEmbed>HashedBagGradient": ["size"],
     "SokEmbed>HashedBagScaleGradient": [],

@@ -72,7 +72,9 @@ def test_ops_run_where_they_are_placed(device, device_type):
 
 
 @pytest.mark.skipif(not gpu_standin.is_built(), reason="needs `make test`'s libraries")
-@pytest.mark.parametrize("cases", ["cases_on_gpu_tables.py", "cases_on_gpu_hashed.py"])
+@pytest.mark.parametrize(
+    "cases", ["cases_on_gpu_tables.py", "cases_on_gpu_pooled.py", "cases_on_gpu_hashed.py"]
+)
 def test_layers_with_rows_or_weights_on_a_gpu_look_up_and_train_there(cases, device, tmp_path):
     run_tests(
         device,

@@ -401,6 +401,10 @@ absl::Status AddVectors(tf::OpKernelContext* ctx, const VectorsVariant& a, const
     if (added.dtype() != there.dtype() || added.shape() != there.shape()) {
       return absl::InvalidArgumentError("expected gradients of one output to have one shape");
     }
+    if (a.on_gpu || b.on_gpu) {
+      return absl::UnimplementedError(
+          "expected one gradient of each vector on a GPU, which is what one tape makes, got two");
+    }
     TF_RETURN_IF_ERROR(AllocateOnHost(ctx, added.dtype(), added.shape(), &sum->outputs[i]));
     if (added.dtype() == tf::DT_FLOAT) {
       AddTo<float>(there, added, &sum->outputs[i]);

@@ -74,6 +74,7 @@ struct AskedVariant : ProcessVariant<AskedVariant> {
 struct VectorsVariant : ProcessVariant<VectorsVariant> {
   static constexpr char kName[] = "sok_embed::Vectors";
   std::vector<tensorflow::Tensor> outputs;
+  bool on_gpu = false;  // the tensors are in the memory of a GPU
 };
 
 // The variant of an input, which must be a scalar.

@@ -7,6 +7,7 @@
 
 #include "core/base/bfloat16.h"
 #include "kernels/gpu_copies.h"
+#include "kernels/gpu_rows_elsewhere.h"
 #include "kernels/host_variant.h"
 #include "kernels/lookup_kernel.h"
 #include "kernels/receipt.h"
@@ -87,20 +88,6 @@ Receipt ReceiptOnGpu(const std::shared_ptr<Table>& table, const std::string& nam
     return Status();
   };
   return receipt;
-}
-
-// Tells, once for a table, of lookups on a GPU that cannot read its rows.
-void LogCopies(const tf::DeviceBase& device, OpenTable* resource) {
-  if (!resource->BeginsCopies()) return;
-  const int gpu = resource->table()->gpu();
-  const std::string got = gpu < 0 ? "rows in the memory of the host"
-                                  : "rows in the memory of GPU " + std::to_string(gpu) +
-                                        ", which only the host looks up";
-  LOG(WARNING) << "table '" << resource->name() << "': expected rows in the memory of "
-               << device.name() << ", on which the model looks keys up, got " << got
-               << ". Each lookup copies its keys to the host and its vectors back, and waits for "
-                  "that. Load the model where it has the GPUs, driver and NVRTC that it was saved "
-                  "with, or save it with device=\"cpu\"";
 }
 
 }  // namespace

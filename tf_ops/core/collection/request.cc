@@ -15,6 +15,20 @@ namespace {
 
 constexpr int64_t kKeyCost = 15;  // of finding a distinct key, in nanoseconds
 
+Status CheckLengths(const CollectionPlan& plan, size_t feature, const FeatureBags& bags) {
+  const uint64_t most = feature < plan.max_lengths.size() ? plan.max_lengths[feature] : 0;
+  if (most == 0 || bags.bags == 0 || (bags.splits == nullptr && bags.length <= most)) {
+    return Status();
+  }
+  size_t bag = 0;
+  while (bag < bags.bags && bags.end(bag) - bags.begin(bag) <= most) ++bag;
+  if (bag == bags.bags) return Status();
+  return InvalidArgument("feature '" + plan.features[feature] + "': expected at most max_length=" +
+                         std::to_string(most) + " keys in an example, got " +
+                         std::to_string(bags.end(bag) - bags.begin(bag)) + " in example " +
+                         std::to_string(bag) + "; leave some out, or allow more");
+}
+
 // Sorts distinct keys by the worker that owns them, those of one worker in the order that they are
 // in, and renumbers the rows.
 void SortByOwner(const CollectedTable& table, uint32_t workers,
@@ -62,42 +76,26 @@ uint32_t OwnerOf(const CollectedTable& table, Key key, uint32_t workers) {
   return CollectionOwner(key, table.salt, workers);
 }
 
-Status CollectionRequest::CheckFeature(size_t feature) const {
-  const FeatureBags& bags = features_[feature];
+Status CollectionRequest::CheckBags(const CollectionPlan& plan, size_t feature,
+                                    const FeatureBags& bags) {
   const auto refuse = [&](const std::string& what) {
-    return InvalidArgument("feature '" + plan_->features[feature] + "': " + what);
+    return InvalidArgument("feature '" + plan.features[feature] + "': " + what);
   };
   if (bags.n >= size_t{INT32_MAX}) {
     return refuse("expected fewer than 2^31 keys, got " + std::to_string(bags.n));
   }
   if (bags.splits == nullptr) {
-    if (bags.bags * bags.length == bags.n) return CheckLengths(feature);
+    if (bags.bags * bags.length == bags.n) return CheckLengths(plan, feature, bags);
     return refuse("expected " + std::to_string(bags.bags) + " bags of " +
                   std::to_string(bags.length) + " keys, got " + std::to_string(bags.n) + " keys");
   }
   bool fits = bags.splits[0] == 0 && bags.splits[bags.bags] == static_cast<int64_t>(bags.n);
   for (size_t bag = 0; bag < bags.bags; ++bag) fits &= bags.splits[bag] <= bags.splits[bag + 1];
-  if (fits) return CheckLengths(feature);
+  if (fits) return CheckLengths(plan, feature, bags);
   return refuse(
       "expected row splits that begin with 0, never fall and end with the number of "
       "keys, " +
       std::to_string(bags.n) + "; got others");
-}
-
-Status CollectionRequest::CheckLengths(size_t feature) const {
-  const FeatureBags& bags = features_[feature];
-  const uint64_t most = feature < plan_->max_lengths.size() ? plan_->max_lengths[feature] : 0;
-  if (most == 0 || bags.bags == 0 || (bags.splits == nullptr && bags.length <= most)) {
-    return Status();
-  }
-  size_t bag = 0;
-  while (bag < bags.bags && bags.end(bag) - bags.begin(bag) <= most) ++bag;
-  if (bag == bags.bags) return Status();
-  return InvalidArgument("feature '" + plan_->features[feature] +
-                         "': expected at most max_length=" + std::to_string(most) +
-                         " keys in an example, got " +
-                         std::to_string(bags.end(bag) - bags.begin(bag)) + " in example " +
-                         std::to_string(bag) + "; leave some out, or allow more");
 }
 
 void CollectionRequest::FindRowsOfMany(size_t table, size_t n, const ParallelFor& parallel_for) {
@@ -168,7 +166,7 @@ Status CollectionRequest::FindRows(size_t table, const ParallelFor& parallel_for
   TablePart& part = tables_[table];
   const TablePlacement& placement = plan_->tables[table].placement;
   if (placement.pools) {
-    Status status = CheckKeys(table);
+    Status status = CheckKeysOf(table);
     if (status.ok()) AskForBags(table);
     return status;
   }
@@ -190,7 +188,7 @@ Status CollectionRequest::FindRows(size_t table, const ParallelFor& parallel_for
     part.splits.assign(plan_->workers, 0);
     part.splits[plan_->rank] = static_cast<uint32_t>(part.rows);
   }
-  return CheckKeys(table);
+  return CheckKeysOf(table);
 }
 
 void CollectionRequest::FindColumns(size_t table) {
@@ -210,18 +208,23 @@ void CollectionRequest::FindColumns(size_t table) {
   }
 }
 
-Status CollectionRequest::CheckKeys(size_t table) const {
-  const CollectedTable& of = plan_->tables[table];
+Status CollectionRequest::CheckKeys(const CollectionPlan& plan, size_t feature,
+                                    const FeatureBags& bags) {
+  const CollectedTable& of = plan.tables[plan.feature_tables[feature]];
   if (of.key_limit == 0) return Status();
+  for (size_t i = 0; i < bags.n; ++i) {
+    if (bags.keys[i] < of.key_limit) continue;
+    return Status(Code::kOutOfRange, "feature '" + plan.features[feature] +
+                                         "': expected keys of table '" + of.name + "' in [0, " +
+                                         std::to_string(of.key_limit) + "), got key " +
+                                         std::to_string(static_cast<int64_t>(bags.keys[i])));
+  }
+  return Status();
+}
+
+Status CollectionRequest::CheckKeysOf(size_t table) const {
   for (uint32_t feature : tables_[table].features) {
-    for (size_t i = 0; i < features_[feature].n; ++i) {
-      const Key key = features_[feature].keys[i];
-      if (key < of.key_limit) continue;
-      return Status(Code::kOutOfRange, "feature '" + plan_->features[feature] +
-                                           "': expected keys of table '" + of.name + "' in [0, " +
-                                           std::to_string(of.key_limit) + "), got key " +
-                                           std::to_string(static_cast<int64_t>(key)));
-    }
+    if (Status status = CheckKeys(*plan_, feature, features_[feature]); !status.ok()) return status;
   }
   return Status();
 }
@@ -238,7 +241,10 @@ Result<std::shared_ptr<const CollectionRequest>> CollectionRequest::Make(
   std::vector<TableWork> work(tables);
   for (size_t table = 0; table < tables; ++table) work[table].table = table;
   for (size_t feature = 0; feature < request->features_.size(); ++feature) {
-    if (Status status = request->CheckFeature(feature); !status.ok()) return status;
+    if (Status status = CheckBags(*request->plan_, feature, request->features_[feature]);
+        !status.ok()) {
+      return status;
+    }
     const uint32_t table = request->plan_->feature_tables[feature];
     request->tables_[table].features.push_back(static_cast<uint32_t>(feature));
     work[table].items += request->features_[feature].n;

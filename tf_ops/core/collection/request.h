@@ -118,6 +118,11 @@ class CollectionRequest {
       std::shared_ptr<const CollectionPlan> plan, std::vector<FeatureBags> features,
       const ParallelFor& parallel_for);
 
+  // The checks that Make does of a feature, for callers who look keys up by themselves: of its
+  // bags, and of its keys, which the first does not read. Errors: those of Make.
+  static Status CheckBags(const CollectionPlan& plan, size_t feature, const FeatureBags& bags);
+  static Status CheckKeys(const CollectionPlan& plan, size_t feature, const FeatureBags& bags);
+
   const CollectionPlan& plan() const { return *plan_; }
   const std::vector<TablePart>& tables() const { return tables_; }
   // The bags of a feature. Where they are pooled by the holder of the table, the vector that comes
@@ -133,8 +138,6 @@ class CollectionRequest {
 
  private:
   CollectionRequest() = default;
-  Status CheckFeature(size_t feature) const;
-  Status CheckLengths(size_t feature) const;
   // Finds the distinct keys of a table, and the row of every key.
   Status FindRows(size_t table, const ParallelFor& parallel_for);
   void FindRowsOfFew(size_t table, size_t n);
@@ -142,7 +145,7 @@ class CollectionRequest {
   void AskForBags(size_t table);
   // Finds what the owners are told of each distinct key.
   void FindColumns(size_t table);
-  Status CheckKeys(size_t table) const;
+  Status CheckKeysOf(size_t table) const;
 
   std::shared_ptr<const CollectionPlan> plan_;
   std::vector<FeatureBags> features_;

@@ -250,6 +250,38 @@ void TableCollection::Deposit(CollectionKeys keys, std::shared_ptr<const void> h
   }
 }
 
+Status TableCollection::DepositByTable(CollectionKeys keys, std::shared_ptr<const void> hold,
+                                       const AnchorGradient& anchor,
+                                       const ParallelFor& parallel_for) {
+  auto kept = std::make_shared<std::vector<std::shared_ptr<const void>>>();
+  kept->push_back(std::move(hold));
+  const bool measures = anchor.gradient != nullptr && anchor.measures;
+  keys.shares.assign(members_.size(), 1.0);
+  keys.n = 0;
+  for (size_t t = 0; t < members_.size(); ++t) {
+    LookupKeys& of_table = keys.tables[t];
+    of_table.order = keys.order;
+    keys.n += of_table.n;
+    if (!measures) continue;
+    const Table& table = *members_[t].table;
+    if (of_table.on_gpu) {
+      std::shared_ptr<const void> copies;
+      const BFloat16* none = nullptr;
+      Status status = table.BringToHost(&of_table, &copies, &keys.gradients[t], &none);
+      if (!status.ok()) return status.Within("table '" + members_[t].name + "': ");
+      kept->push_back(std::move(copies));
+    }
+    of_table.summed = table.SumByKey(of_table, keys.gradients[t], nullptr, parallel_for);
+  }
+  if (anchor.gradient == nullptr) {
+    queue_->deposits.Add(std::move(keys), std::move(kept), nullptr, nullptr);
+  } else {
+    queue_->deposits.Add(std::move(keys), std::move(kept), nullptr, nullptr, anchor.gradient,
+                         anchor.measures);
+  }
+  return Status();
+}
+
 uint64_t TableCollection::DropDeposits() {
   std::lock_guard<std::mutex> guard(queue_->commit_mu);  // not between the tables' parts of a step
   uint64_t gradients = queue_->deposits.Drop();

@@ -88,6 +88,14 @@ class TableCollection {
   void Deposit(CollectionKeys keys, std::shared_ptr<const void> hold, const float* gradients,
                const AnchorGradient& anchor, const ParallelFor& parallel_for);
 
+  // Returns the order of the deposit of a lookup that begins now.
+  DepositOrder NextOrder() { return {0, queue_->deposits.NextLookup(), 0}; }
+  // Keeps gradients (n, dim) of the keys of each table, of lookups of one worker, some of which may
+  // lie on GPUs; `hold` keeps them alive. Errors: those of copies from a GPU, where norms are asked
+  // for.
+  Status DepositByTable(CollectionKeys keys, std::shared_ptr<const void> hold,
+                        const AnchorGradient& anchor, const ParallelFor& parallel_for);
+
   // One step of every table, by its own options (tables), which redeem alike. One whose options
   // have no rule, or that has no gradients, stays as it is. Tables step one by one: where one fails
   // the others have stepped all the same, and the error is that of the first, with its name.

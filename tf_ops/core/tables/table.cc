@@ -282,6 +282,12 @@ Status Table::LookupOnGpu(const Key* keys, size_t n, bool make_rows, void* out, 
       is_bfloat16 ? gpu::Element::kBFloat16 : gpu::Element::kFloat32, stream);
 }
 
+Status Table::LookupPooledOnGpu(const Key* keys, size_t n, const std::vector<gpu::RowBags>& bags,
+                                bool make_rows, void* stream) {
+  return store_->on_gpu()->LookupPooledOnGpu(reinterpret_cast<gpu::DeviceAddress>(keys), n, bags,
+                                             make_rows, now(), stream);
+}
+
 Status Table::CopyToHost(void* to, const void* from, size_t bytes, void* stream) const {
   return store_->on_gpu()->CopyToHost(to, reinterpret_cast<gpu::DeviceAddress>(from), bytes,
                                       stream);

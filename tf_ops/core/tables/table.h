@@ -29,6 +29,10 @@
 
 namespace sok {
 
+namespace gpu {
+struct RowBags;
+}
+
 // kOutOfRange, naming the first key that is not below `limit`. A limit of 0 lets every key pass.
 Status CheckKeysBelow(const Key* keys, size_t n, uint64_t limit);
 
@@ -220,6 +224,11 @@ class Table {
   // count it among lookups. Errors: those of Lookup, and those of the GPU.
   Status LookupOnGpu(const Key* keys, size_t n, bool make_rows, void* out, bool is_bfloat16,
                      void* stream);
+  // Does so with bags of keys, whose vectors it pools: see gpu::GpuTable::LookupPooled.
+  Status LookupPooledOnGpu(const Key* keys, size_t n, const std::vector<gpu::RowBags>& bags,
+                           bool make_rows, void* stream);
+  // Returns the store on a GPU; null where the rows lie in the memory of the host.
+  const gpu::GpuStore* on_gpu() const { return store_->on_gpu(); }
   // Copies keys of a lookup from the GPU, or what else lies at an address of it, and waits for
   // that.
   Status CopyToHost(void* to, const void* from, size_t bytes, void* stream) const;

@@ -1,0 +1,92 @@
+// The objects that the ops which pool rows on a GPU hand to each other.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/collection/pooling.h"
+#include "core/collection/request.h"
+#include "core/collection/table_collection.h"
+#include "core/gpu/row_bags.h"
+#include "kernels/collection_resource.h"
+#include "kernels/table_resource.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
+
+namespace sok {
+
+// The tables that one commit trains. Handles are on the CPU, and this may go to another device.
+struct TrainedToken : ProcessVariant<TrainedToken> {
+  static constexpr char kName[] = "sok_embed::TrainedToken";
+  std::vector<std::shared_ptr<OpenTable>> tables;
+  std::shared_ptr<TableCollection> collection;  // null: there is one table, without a collection
+  std::string name;                             // for messages
+};
+
+// Where the vectors of a feature lie: in which output, at which element, how far apart.
+struct VectorPlace {
+  size_t output = 0;
+  size_t offset = 0;
+  size_t stride = 0;
+};
+
+// A lookup, for the gradients of its vectors. It was done on the GPU, or by the host where the rows
+// do not lie in the memory of that GPU.
+struct PooledCall {
+  TrainedToken trained;
+  std::shared_ptr<const CollectionPlan> plan;
+  tensorflow::DataType dtype = tensorflow::DT_FLOAT;
+  std::vector<tensorflow::TensorShape> outputs;
+  std::vector<VectorPlace> places;                     // (features)
+  std::vector<tensorflow::TensorShape> weight_shapes;  // (features) empty without weights
+  std::vector<LookupKeys> keys;  // (tables) of the deposit; n is 0 where the table is not trained
+  DepositOrder order = {};
+
+  bool on_gpu = false;
+  void* stream = nullptr;
+  std::vector<gpu::RowBags> bags;        // (features) without vectors
+  std::vector<tensorflow::Tensor> held;  // whose addresses are in `bags`
+
+  std::shared_ptr<const CollectionRequest> request;  // of the host
+  std::vector<Pooling> poolings;
+  std::vector<float> rows;  // of distinct keys
+
+  const Table& table_of(size_t feature) const {
+    return *trained.tables[plan->feature_tables[feature]]->table();
+  }
+};
+
+struct PooledReceipt : ProcessVariant<PooledReceipt> {
+  static constexpr char kName[] = "sok_embed::PooledReceipt";
+  std::shared_ptr<const PooledCall> call;
+};
+
+// Reads the receipt of an op, its input 1.
+inline absl::Status GetCall(tensorflow::OpKernelContext* ctx,
+                            std::shared_ptr<const PooledCall>* call) {
+  const PooledReceipt* receipt = nullptr;
+  TF_RETURN_IF_ERROR(GetVariant(ctx, 1, "receipt", &receipt));
+  if (receipt->call == nullptr) {
+    return absl::InvalidArgumentError(
+        "expected the receipt of a lookup of this process, got an "
+        "empty one");
+  }
+  *call = receipt->call;
+  return absl::OkStatus();
+}
+
+// Returns the keys of a table in a lookup, without keys yet.
+inline LookupKeys BatchOf(Table* table, const PooledCall& call, bool makes_rows) {
+  LookupKeys batch;
+  batch.removals = table->removals();
+  batch.order = call.order;
+  batch.rows_made = makes_rows;
+  return batch;
+}
+
+inline gpu::DeviceAddress AddressOf(const tensorflow::Tensor& tensor) {
+  return reinterpret_cast<gpu::DeviceAddress>(tensor.data());
+}
+
+}  // namespace sok

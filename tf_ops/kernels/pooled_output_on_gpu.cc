@@ -1,0 +1,130 @@
+// SokEmbed>TrainedToken says, on a GPU, which tables SokEmbed>LookupPooledOnGpu looks up in.
+// SokEmbed>PooledOutputOnGpu takes the vectors of one output, so that a feature whose vectors are
+// not used has no gradient, where an op with many outputs would be given zeros.
+#include <utility>
+
+#include "kernels/host_variant.h"
+#include "kernels/pooled_on_gpu.h"
+#include "kernels/register_kernel.h"
+#include "kernels/trained.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace sok {
+
+namespace tf = tensorflow;
+using tf::shape_inference::InferenceContext;
+
+[[maybe_unused]] static const bool trained_tokens = RegisterHostVariant<TrainedToken>();
+[[maybe_unused]] static const bool pooled_receipts = RegisterHostVariant<PooledReceipt>();
+
+REGISTER_OP("SokEmbed>TrainedToken")
+    .SOK_TRAINED.Output("token: variant")
+    .SetShapeFn(tf::shape_inference::ScalarShape);
+
+absl::Status PutTrainedToken(tf::OpKernelContext* ctx) {
+  TrainedToken token;
+  tf::OpInputList queues, handles;
+  TF_RETURN_IF_ERROR(ctx->input_list("queue", &queues));
+  TF_RETURN_IF_ERROR(ctx->input_list("tables", &handles));
+  for (const tf::Tensor& handle : handles) {
+    TF_RETURN_IF_ERROR(ExpectScalar(handle, "a table"));
+    std::shared_ptr<OpenTable> table;
+    TF_RETURN_IF_ERROR(GetContent(ctx, handle.scalar<tf::ResourceHandle>()(), &table));
+    TF_RETURN_IF_ERROR(table->CheckProcess());
+    token.tables.push_back(std::move(table));
+  }
+  if (queues.size() == 1) {
+    OpenCollection collection;
+    TF_RETURN_IF_ERROR(GetCollection(ctx, &collection));
+    token.collection = std::move(collection.tables);
+    token.name = std::move(collection.name);
+  } else if (queues.size() > 1 || handles.size() != 1) {
+    return absl::InvalidArgumentError("expected one table, or tables with one queue, got others");
+  } else {
+    token.name = token.tables[0]->name();
+  }
+  return PutVariant(ctx, 0, std::move(token));
+}
+SOK_REGISTER_KERNEL("TrainedToken", FunctionKernel<PutTrainedToken>);
+
+REGISTER_OP("SokEmbed>PooledOutputOnGpu")
+    .Input("vectors: variant")
+    .Input("receipt: variant")  // for the gradient
+    .Output("output: dtype")
+    .Attr("dtype: {float, bfloat16}")
+    .Attr("index: int >= 0")
+    .Attr("width: int >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      int64_t width;
+      TF_RETURN_IF_ERROR(c->GetAttr("width", &width));
+      c->set_output(0, c->Matrix(c->UnknownDim(), width));
+      return absl::OkStatus();
+    });
+
+class PooledOutputOnGpuOp : public tf::OpKernel {
+ public:
+  explicit PooledOutputOnGpuOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("index", &index_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dtype", &dtype_));
+  }
+
+  void Compute(tf::OpKernelContext* ctx) override {
+    const VectorsVariant* vectors = nullptr;
+    OP_REQUIRES_OK(ctx, GetVariant(ctx, 0, "vectors", &vectors));
+    OP_REQUIRES(ctx,
+                index_ < static_cast<int64_t>(vectors->outputs.size()) &&
+                    vectors->outputs[index_].dtype() == dtype_,
+                absl::InvalidArgumentError("expected vectors of the output, got others"));
+    ctx->set_output(0, vectors->outputs[index_]);
+  }
+
+ private:
+  int64_t index_;
+  tf::DataType dtype_;
+};
+
+SOK_REGISTER_CPU_KERNEL("PooledOutputOnGpu", PooledOutputOnGpuOp);
+SOK_REGISTER_GPU_KERNEL("PooledOutputOnGpu", PooledOutputOnGpuOp, "vectors", "receipt");
+
+// The receipt is there so that TensorFlow makes no constant of it where the gradient is one.
+REGISTER_OP("SokEmbed>PooledOutputGradientOnGpu")
+    .Input("gradient: dtype")
+    .Input("receipt: variant")
+    .Output("gradients: variant")
+    .Attr("dtype: {float, bfloat16}")
+    .Attr("index: int >= 0")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    });
+
+template <bool kOnGpu>
+class PooledOutputGradientOnGpuOp : public tf::OpKernel {
+ public:
+  explicit PooledOutputGradientOnGpuOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("index", &index_));
+  }
+
+  void Compute(tf::OpKernelContext* ctx) override {
+    std::shared_ptr<const PooledCall> call;
+    OP_REQUIRES_OK(ctx, GetCall(ctx, &call));
+    OP_REQUIRES(ctx, index_ < static_cast<int64_t>(call->outputs.size()),
+                absl::InvalidArgumentError("expected the number of an output, got another"));
+    VectorsVariant gradients;
+    gradients.on_gpu = kOnGpu;
+    gradients.outputs.resize(call->outputs.size(), tf::Tensor(tf::DT_INVALID));
+    gradients.outputs[static_cast<size_t>(index_)] = ctx->input(0);
+    OP_REQUIRES_OK(ctx, PutVariant(ctx, 0, std::move(gradients)));
+  }
+
+ private:
+  int64_t index_;
+};
+
+SOK_REGISTER_CPU_KERNEL("PooledOutputGradientOnGpu", PooledOutputGradientOnGpuOp<false>);
+SOK_REGISTER_GPU_KERNEL("PooledOutputGradientOnGpu", PooledOutputGradientOnGpuOp<true>, "receipt",
+                        "gradients");
+
+}  // namespace sok

@@ -1,0 +1,167 @@
+"""Lookups of many bags in tables whose rows lie in the memory of a GPU, pooled there.
+
+A step goes `SokEmbed>LookupPooledOnGpu` -> `SokEmbed>PooledOutputOnGpu` for each output. Gradients
+go the same way back, to `SokEmbed>DepositPooledOnGpu`, one deposit for all tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from sok_embed.tf_ops.collections import (
+    BAG_BY_SPLITS,
+    COMBINERS,
+    CollectionPlan,
+    CollectionTables,
+)
+from sok_embed.tf_ops.measuring import note_deposit
+from sok_embed.tf_ops.native import number_in_graph, on_cpu, ops
+from sok_embed.tf_ops.served import as_int64
+from sok_embed.tf_ops.tables import has_marks
+
+
+class PooledFeature(NamedTuple):
+    """The keys of a feature in a batch, and how they are pooled.
+
+    Attributes:
+        number: The number of the feature in the plan.
+        keys: int32, int64 or uint64 of any shape.
+        bags: `BAG_A_KEY`, `BAG_A_ROW` or `BAG_BY_SPLITS`, as for `collection_request`.
+        splits: int64 row splits, with `BAG_BY_SPLITS`.
+        combiner: `"sum"`, `"mean"`, `"sqrtn"` or `"max"`, as for `collection_pool`.
+        weights: float32, one a key, or `None`.
+    """
+
+    number: int
+    keys: tf.Tensor
+    bags: int
+    splits: tf.Tensor | None
+    combiner: str
+    weights: tf.Tensor | None
+
+
+def lookup_pooled_on_gpu(
+    tables: tf.Tensor | CollectionTables,
+    plan: CollectionPlan,
+    features: Sequence[PooledFeature],
+    device: str,
+    *,
+    make_rows: bool,
+    trainable: Sequence[bool],
+    anchor: tf.Tensor | None,
+    concat: bool = False,
+    dtype: tf.DType = tf.float32,
+) -> list[tf.Tensor]:
+    """Makes a vector of each bag, as `collection_pool` does, in the memory of a GPU.
+
+    Keys, weights, vectors and gradients stay there. The gradient of the vectors goes to `anchor`,
+    and deposits itself on its way, as that of `lookup`; weights have gradients too. A feature whose
+    vectors are not used leaves no gradient.
+
+    Args:
+        tables: The handle of one table, or those of a collection.
+        plan: The plan of all tables and features; those of one worker.
+        features: The features that are looked up. Their tables have their rows on the device, and
+            neither an admission nor an eviction.
+        device: The name of the GPU, as TensorFlow has it.
+        make_rows: True if a key without a row gets one, in tables that are trained.
+        trainable: True for each table that is trained. Others drop gradients.
+        anchor: float32, a vector of `ANCHOR_SIZE` or a scalar. `None`: rows have no gradient.
+        concat: True for one vector an example, of all of these features in their order.
+        dtype: `tf.float32` or `tf.bfloat16`; sums are in float32.
+
+    Returns:
+        `[bags, dim]` for each of the features; with `concat` one, of `[bags, sum of dims]`.
+
+    Raises:
+        tf.errors.InvalidArgumentError: As `collection_request` and `collection_pool`. Keys of
+            tables with a limit, and splits, are read on the host for that.
+        tf.errors.ResourceExhaustedError: If a table is full. Others may have made rows then.
+    """
+    alone = not isinstance(tables, CollectionTables)
+    queue: list[tf.Tensor] = [] if alone else [tables.queue]
+    handles: list[tf.Tensor] = [tables] if alone else list(tables.tables)
+    keys = [as_int64(each.keys) for each in features]
+    numbers = range(len(features))
+    splits = [each.splits for each in features if each.bags == BAG_BY_SPLITS]
+    of_tables = [plan.feature_tables[each.number] for each in features]
+    checked = [number for number in numbers if plan.key_limits[of_tables[number]]]
+    weighted = [number for number in numbers if features[number].weights is not None]
+    with on_cpu():
+        token = ops.sok_embed_trained_token(queue=queue, tables=handles)
+    widths = [plan.dims[table] for table in of_tables]
+    with tf.device(device):
+        vectors, receipt = ops.sok_embed_lookup_pooled_on_gpu(
+            token=token,
+            keys=keys,
+            splits=splits,
+            host_splits=splits,
+            checked_keys=[keys[number] for number in checked],
+            anchor=0.0 if anchor is None else anchor,
+            weights=[features[number].weights for number in weighted],
+            feature_names=[plan.feature_names[each.number] for each in features],
+            feature_tables=of_tables,
+            bags=[each.bags for each in features],
+            combiners=[COMBINERS.index(each.combiner) for each in features],
+            max_lengths=[plan.max_lengths[each.number] for each in features],
+            dims=list(plan.dims),
+            key_limits=list(plan.key_limits),
+            trainable=list(trainable),
+            weighted=weighted,
+            checked=checked,
+            make_rows=make_rows,
+            trains=anchor is not None,
+            concat=concat,
+            dtype=dtype,
+            number=number_in_graph(),
+        )
+    if not tf.executing_eagerly():
+        # So that a later commit waits for the lookup, as in `lookup`.
+        with on_cpu(), tf.control_dependencies([vectors.op]):
+            ops.sok_embed_trained_token(queue=queue, tables=handles)
+    with tf.device(device):
+        return [
+            ops.sok_embed_pooled_output_on_gpu(
+                vectors=vectors, receipt=receipt, dtype=dtype, index=index, width=width
+            )
+            for index, width in enumerate([sum(widths)] if concat else widths)
+        ]
+
+
+@tf.RegisterGradient("SokEmbed>PooledOutputOnGpu")
+def _output_gradient(op: Any, upstream: tf.Tensor) -> list[tf.Tensor | None]:
+    # Gradients go where the lookup ran.
+    with tf.device(op.outputs[0].device):
+        gradients = ops.sok_embed_pooled_output_gradient_on_gpu(
+            gradient=upstream, receipt=op.inputs[1], index=op.get_attr("index")
+        )
+    return [gradients, None]
+
+
+@tf.RegisterGradient("SokEmbed>LookupPooledOnGpu")
+def _lookup_gradient(op: Any, upstream: tf.Tensor, _: Any) -> list[tf.Tensor | None]:
+    weighted = op.get_attr("weighted")
+    anchor = op.inputs[len(op.inputs) - len(weighted) - 1]
+    of_anchor: tf.Tensor | None = None
+    of_weights: list[tf.Tensor] = []
+    with tf.device(op.outputs[0].device):
+        if op.get_attr("trains"):
+            of_anchor = ops.sok_embed_deposit_pooled_on_gpu(
+                gradients=upstream,
+                receipt=op.outputs[1],
+                number=number_in_graph(),
+                marks=has_marks(anchor),
+            )
+        if weighted:
+            of_weights = ops.sok_embed_pooled_weight_gradients_on_gpu(
+                gradients=upstream,
+                receipt=op.outputs[1],
+                num_weights=len(weighted),
+                weighted=weighted,
+            )
+    if of_anchor is not None and has_marks(anchor):
+        note_deposit(of_anchor)
+    return [*[None] * (len(op.inputs) - len(weighted) - 1), of_anchor, *of_weights]
