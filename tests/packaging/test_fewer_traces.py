@@ -3,7 +3,9 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from fewer_traces import spare_traces
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
 import sok_embed
 
@@ -45,3 +47,25 @@ def test_it_is_traced_once_and_trains_the_same(traces, layer):
     twice, as_users = traces(False, layer)
     assert (once, twice) == (1, 2)
     np.testing.assert_array_equal(spared, as_users)
+
+
+@pytest.mark.parametrize("batch_size", [3, 4])
+def test_batches_of_arrays_are_the_same(monkeypatch, batch_size):
+    monkeypatch.setattr("fewer_traces.ALL_TRACES", False)
+    keys = np.arange(24).reshape(8, 3)
+    x = {"keys": keys, "words": tf.constant([[each] for each in "abcdefgh"])}
+
+    def dataset(spared):
+        spare_traces(spared)
+        adapter = ArrayDataAdapter(x, np.ones((8, 1)), np.arange(8.0), batch_size=batch_size)
+        return adapter.get_tf_dataset()
+
+    try:
+        spared, as_users = dataset(True), dataset(False)
+    finally:
+        spare_traces(False)
+    assert spared.element_spec == as_users.element_spec
+    batches = [keras.tree.flatten(list(each.as_numpy_iterator())) for each in (spared, as_users)]
+    for found, expected in zip(*batches, strict=True):
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected)
