@@ -54,3 +54,9 @@ def few_or_many(few: int, many: int) -> list[Any]:
     `SOK_TEST_MANY` has another number for the second one, of the tests that are run.
     """
     return [few, long(int(os.environ.get("SOK_TEST_MANY", many)))]
+
+
+def rounds(few: int, many: int, variable: str = "") -> int:
+    """Returns how often a loop goes round in `make test`, in `make test-all`, or by a variable."""
+    given = many if os.environ.get("SOK_TEST_LONG") else few
+    return int(os.environ.get(variable, given))

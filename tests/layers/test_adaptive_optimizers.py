@@ -29,6 +29,7 @@ def train(layer, model, optimizer, steps=STEPS, seed=0, check=True):
             model.assert_equal(layer, atol=1e-5)
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("slots", ["copy", "zero"])
 @pytest.mark.parametrize("rule", list(CASES))
 def test_rows_follow_the_optimizer_of_the_model(rule, slots):

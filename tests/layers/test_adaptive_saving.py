@@ -152,6 +152,7 @@ def test_a_promotion_after_loading_copies_the_restored_static_row(tmp_path):
     assert np.abs(rows[0]).max() > 0
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize(
     "arguments",
     [{"static_buckets": 9}, {"output_dim": DIM + 1}, {"counter_bits": 16}],

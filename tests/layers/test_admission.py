@@ -43,6 +43,7 @@ class Admitted:
         return np.stack([self.rows.get(k, self._start(k)) for k in keys.ravel().tolist()])
 
 
+@pytest.mark.cover(3)
 @pytest.mark.parametrize("place", ["memory", "disk", "disk_reopened"])
 @pytest.mark.parametrize("make", [dynamic, all2all])
 def test_a_key_gets_its_row_when_it_was_trained_on_often_enough(tmp_path, make, place):

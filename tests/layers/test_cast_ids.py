@@ -108,6 +108,7 @@ INTEGERS = {
 LOSES = "ids in input 'ids.*that its dtype holds, {}. Received: {}.*dtype='{}'"
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("use", ["fit", "predict", "call", "dataset"])
 @pytest.mark.parametrize("ids", list(INTEGERS))
 @pytest.mark.parametrize("make", [functional, nested])
@@ -174,6 +175,7 @@ def test_every_pair_of_dtypes_that_loses_ids_is_refused(given, cast):
         model.predict(np.array([[1, 2]], given), verbose=0)
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("given", ["int64", "uint64"])
 @pytest.mark.parametrize("cast", ["int64", "uint64"])
 def test_casts_between_64_bits_keep_every_key(given, cast):
@@ -204,6 +206,7 @@ def test_a_subclassed_model_keeps_every_bit_of_an_id(eagerly):
     assert sorted(model.layer.table.export()[0]) == [5, 2**32 + 5]
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("make", [functional, sequential, nested])
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint32])
 def test_integers_of_every_width_are_taken_as_they_are(make, dtype):

@@ -24,7 +24,7 @@ def take_step(counted, optimizer, losses):
     optimizer.apply(tape.gradient(loss, variables), variables)
 
 
-@pytest.mark.cover("values")
+@pytest.mark.cover(8)
 @pytest.mark.parametrize("in_function", [False, True], ids=["eager", "function"])
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_layer_admits_what_came_often_enough(form, in_function):

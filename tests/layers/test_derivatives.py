@@ -45,6 +45,7 @@ def check_equal(make: Any, step: Any, in_function: bool) -> None:
     assert np.abs(expected - START).max() > 0.01
 
 
+@pytest.mark.cover("values")
 @EACH
 @IN_FUNCTION
 def test_a_lookup_within_a_vectorized_map_trains_rows(make, in_function):

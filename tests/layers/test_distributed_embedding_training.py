@@ -40,7 +40,7 @@ def metadata_of(layer: DistributedEmbedding, table: str) -> Any:
     return layer.tables[table].metadata(KEYS[table])
 
 
-@pytest.mark.cover(2)
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("rule", RULES)
 def test_fit_trains_all_tables_like_static_layers(rule):
     start = start_of()

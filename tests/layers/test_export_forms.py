@@ -69,7 +69,7 @@ def served(path, parts):
 REFUSED = "expected (ragged|sparse) ids, as the model was called with. Received: a dense signature"
 
 
-@pytest.mark.cover(7)
+@pytest.mark.cover(4)
 @pytest.mark.parametrize("name, form, weighted", list(cases()))
 def test_what_is_served_is_what_the_model_answers_or_the_export_is_refused(
     name, form, weighted, tmp_path
@@ -112,7 +112,7 @@ SPECS = {
 }
 
 
-@pytest.mark.cover("values")
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("name", list(LAYERS))
 @pytest.mark.parametrize("form", ["ragged", "sparse"])
 def test_a_subclassed_model_is_exported_with_a_signature_of_its_forms(name, form, tmp_path):
@@ -151,6 +151,7 @@ def test_a_signature_that_keras_adds_to_others_fails_when_it_is_served(tmp_path)
         loaded._default_save_signature({"ids": tf.constant([[5, 7]], tf.int64)})
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("make, padding", [
     (dynamic, {"padding_value": -1}),
     (adaptive, {"padding_value": -1}),
@@ -183,7 +184,7 @@ def test_ragged_outputs_and_several_ragged_dimensions(tmp_path):
     np.testing.assert_array_equal(found["output_row_lengths"], expected.row_lengths())
 
 
-@pytest.mark.cover("values")
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("form", ["ragged", "sparse"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_dense_arrays_are_warned_of_once_where_the_input_is_not_dense(name, form):
@@ -245,6 +246,7 @@ def test_inputs_of_one_name_are_refused(tmp_path):
             sok.export_model(Subclassed(dynamic()), tmp_path / "m", signature)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("make", [dynamic, adaptive, collection])
 def test_ragged_vectors_of_single_keys_are_exported_by_parts_alone(make, tmp_path):
     """A mask would tell of padding, but a sum over ragged vectors does not look for one."""

@@ -139,7 +139,7 @@ def cases():
     return [pytest.param(*case, id=f"{case[0]}-{case[1].__name__}") for case in (*ways, *layers)]
 
 
-@pytest.mark.cover(5)
+@pytest.mark.cover(3)
 @pytest.mark.parametrize("name, way", cases())
 def test_an_export_serves_what_the_model_answers(name, way, tmp_path):
     ids = SMALL if name in ("hashed", "bag") else IDS
@@ -151,7 +151,7 @@ def test_an_export_serves_what_the_model_answers(name, way, tmp_path):
     np.testing.assert_array_equal(serve(path, ids), expected)
 
 
-@pytest.mark.cover("values")
+@pytest.mark.cover(3)
 @pytest.mark.parametrize("name", list(MODELS))
 @pytest.mark.parametrize("save", ["export", "save"])
 def test_a_signature_that_keras_made_up_serves_what_floats_hold(name, save, tmp_path):

@@ -48,6 +48,7 @@ def gpu(tmp_path_factory):
     os.environ.update(before)
 
 
+@pytest.mark.cover(3)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_fit_trains_rows_on_a_gpu_as_it_trains_those_of_the_host(name):
     models = [model_with(layer(device), OPTIMIZERS[name]()) for device in ("cpu", "gpu")]
@@ -179,6 +180,7 @@ def test_a_table_on_a_gpu_assigns_removes_lists_and_tells():
     assert stats["index_bytes"] > 0
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("arguments", [{"eviction": LeastRecentlyUsed(), "max_rows": 60},
                                        {"admission": FrequencyAdmission(min_count=2)}],
                          ids=["eviction", "admission"])  # fmt: skip

@@ -105,7 +105,7 @@ def kind_in_fit(optimizer: keras.optimizers.Optimizer, batch_size: int) -> type:
     return kind
 
 
-@pytest.mark.cover("values")
+@pytest.mark.cover(3)
 @pytest.mark.parametrize("batch_size", [4, 3], ids=["whole_batches", "a_short_last_batch"])
 @pytest.mark.parametrize(
     ("optimizer", "kind"),

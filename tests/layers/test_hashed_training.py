@@ -68,7 +68,7 @@ def train(layer: Any, make_optimizer: Callable[[], Any]) -> np.ndarray:
     return layer.get_weights()[0]
 
 
-@pytest.mark.cover(8)
+@pytest.mark.cover(4)
 @each(OF_KERAS)
 def test_each_optimizer_trains_it_as_what_is_composed_of_ops(make_optimizer):
     expected = train(ComposedBag(), make_optimizer)
@@ -108,6 +108,7 @@ def test_fit_trains_it_as_what_is_composed_of_ops(make_optimizer):
         np.testing.assert_allclose(trained, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.cover(1)
 @each(("sgd", "adagrad", "adam"))
 def test_replicas_of_a_mirrored_strategy_train_as_one(make_optimizer):
     expected = fit(ours, make_optimizer)

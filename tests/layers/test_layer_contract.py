@@ -133,7 +133,7 @@ def test_fit_makes_a_row_for_each_key_and_trains_it(case):
     assert (moved > 1e-4).all()
 
 
-@pytest.mark.cover(2)
+@pytest.mark.cover(1)
 def test_training_lowers_the_loss(case):
     model, keys = case.model(), case.keys()
     model.compile(ko.Adam(0.05), "mse")
@@ -209,6 +209,7 @@ def test_a_dtype_policy_decides_the_output_and_rows_stay_float32(case, policy, c
     np.testing.assert_array_equal(outputs, tf.cast(layer.table.lookup(keys), compute))
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("policy", ["bfloat16", "mixed_bfloat16"])
 def test_a_model_of_a_bfloat16_policy_trains(case, policy):
     layer, keys = case.make(dtype=policy), case.keys()
@@ -235,6 +236,7 @@ def test_without_training_a_key_has_the_vector_that_training_would_start_from(ca
     np.testing.assert_array_equal(before, layer(keys, training=False))
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("method", ["predict", "evaluate", "test_on_batch", "predict_on_batch"])
 def test_inference_makes_no_rows(case, method):
     layer, keys = case.make(), case.keys()

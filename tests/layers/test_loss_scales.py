@@ -142,7 +142,7 @@ def test_scaled_gradients_are_clipped_and_accumulated_as_those_of_a_static_layer
     check(dynamic_rows, make, exponent)
 
 
-@pytest.mark.cover("values")
+@pytest.mark.cover(3)
 @pytest.mark.parametrize("exponent", [-40, 120])
 @pytest.mark.parametrize("kind", [kind for kind in LAYERS if kind != "adaptive_column"])
 def test_a_scale_of_the_optimizer_itself(kind, exponent):
@@ -197,6 +197,7 @@ def product(c: float, small: float) -> Any:
     return step
 
 
+@pytest.mark.cover("values")
 @IN_FUNCTION
 @pytest.mark.parametrize(
     ("c", "exponent"), [(40, 100), (-40, 126), (60, 60), (-20, -40), (15, 46)], ids=str
@@ -217,6 +218,7 @@ def test_products_of_scales(c, exponent, in_function):
     assert np.abs(expected[0] - START).max() > 1e-2
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("exponent", [-40, 62, 120])
 @pytest.mark.parametrize("option", [{}, {"global_clipnorm": 0.3}], ids=str)
 def test_replicas(option, exponent):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import optimizers as ko
+from tiers import few_or_many
 
 from sok_embed import AdaptiveEmbedding, DynamicEmbedding
 
@@ -78,6 +79,7 @@ def assert_summed_in_order(make, loss_of, wrap):
         np.testing.assert_array_equal(layer.table.lookup(np.arange(KEYS)), -expected)
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("wrap", [tf.function, lambda f: f], ids=["function", "eager"])
 @layers
 def test_gradients_of_several_calls_are_summed_in_the_order_of_the_calls(make, wrap):
@@ -97,7 +99,8 @@ def test_gradients_of_a_loop_are_summed_in_the_order_of_its_turns():
     assert_summed_in_order(dynamic, loss_of, tf.function)
 
 
-def test_replicas_can_be_repeated_bit_by_bit():
+@pytest.mark.parametrize("times", few_or_many(1, 4))
+def test_replicas_can_be_repeated_bit_by_bit(times):
     random = np.random.default_rng(6)
     keys = random.integers(0, KEYS, (128, 3))
     targets = random.normal(size=(128, 1)).astype(np.float32)
@@ -115,7 +118,7 @@ def test_replicas_can_be_repeated_bit_by_bit():
         return embedding.table.lookup(np.arange(KEYS + 1))
 
     first = trained_rows()
-    for _ in range(4):
+    for _ in range(times):
         np.testing.assert_array_equal(trained_rows(), first)
 
 

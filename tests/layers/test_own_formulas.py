@@ -106,6 +106,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.cover(3)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_options_of_the_optimizer_reach_rows(option):
     make = functools.partial(RootMomentum, **{"learning_rate": 0.05, **OPTIONS[option]})

@@ -82,6 +82,7 @@ class Subclassed(keras.Model):
         return self.fields(inputs)
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("make", [functional, Subclassed])
 @pytest.mark.parametrize("loss", [{"a": "mse", "b": "mae"}, "mse"], ids=["each", "one"])
 def test_a_model_trains_by_losses_of_its_outputs(make, loss):

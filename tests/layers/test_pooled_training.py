@@ -77,7 +77,7 @@ def batches_of(form: str, weighted: bool) -> tuple[list[Any], list[Any]]:
     return ours, theirs
 
 
-@pytest.mark.cover("values")
+@pytest.mark.cover(3)
 @pytest.mark.parametrize("name", ["sgd", "adagrad", "adam"])
 @pytest.mark.parametrize(
     ("combiner", "weighted", "form"),
@@ -136,6 +136,7 @@ def test_weights_get_the_gradients_of_numpy(combiner: str) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_functional_model_fits_and_loads_from_its_file(form: str, tmp_path: Any) -> None:
     how = {} if form == "dense" else {form: True}

@@ -168,6 +168,7 @@ def test_rows_take_the_steps_of_a_dense_layer(way, rule, in_function):
     assert np.isfinite(found[0]).all()
 
 
+@pytest.mark.cover("values")
 @IN_FUNCTION
 @pytest.mark.parametrize("way", [scaled_loss, scaled_loss_every_second])
 @pytest.mark.parametrize(
@@ -205,6 +206,7 @@ def test_two_optimizers_each_take_their_own(in_function):
     np.testing.assert_allclose(found[1], found[0], rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.cover("values")
 @IN_FUNCTION
 @pytest.mark.parametrize("way", ["every_second", "halved", "two_of_a_tape", "two_calls"])
 def test_static_rows_of_an_adaptive_embedding_take_them_too(way, in_function):

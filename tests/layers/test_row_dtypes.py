@@ -93,7 +93,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.cover("values")
+@pytest.mark.cover(2)
 @TWO
 def test_rows_follow_an_optimizer_as_float32_does(row_dtype, slot_dtype, optimizer):
     expected = steps(layer(), OPTIMIZERS[optimizer]())
@@ -238,6 +238,7 @@ def test_own_rows_of_a_column_are_of_the_type_of_its_option():
     np.testing.assert_array_equal(of_type(rows, "bfloat16"), rows)
 
 
+@pytest.mark.cover(1)
 @TWO
 def test_own_and_static_rows_of_an_adaptive_layer_are_of_the_type(row_dtype, slot_dtype):
     def made(*types):

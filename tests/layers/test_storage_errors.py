@@ -146,6 +146,7 @@ def test_a_full_table_is_left_as_it_was(storage, make):
     assert layer.table.size() == 5
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("eagerly", [False, True])
 @pytest.mark.parametrize("keys", [KEYS[:8], KEYS[:8] + 5000], ids=["old_keys", "new_keys"])
 def test_a_storage_that_is_read_only_predicts_and_does_not_train(tmp_path, keys, eagerly):

@@ -23,6 +23,7 @@ def trained_folder(tmp_path, optimizer):
     return tmp_path / "rows", contents
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("eagerly", [False, True])
 @pytest.mark.parametrize("own", [False, True], ids=["of_the_model", "of_the_layer"])
 def test_another_rule_is_refused_with_both_names_and_the_remedy(tmp_path, eagerly, own):
@@ -78,6 +79,7 @@ def test_a_new_optimizer_of_the_same_rule_goes_on_as_it_does_in_a_new_process(tm
     assert found[5] == 2 * STEPS
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("later", [False, True], ids=["at_opening", "later"])
 def test_with_leave_slots_and_steps_start_anew_and_rows_stay(tmp_path, later):
     path, _ = trained_folder(tmp_path, ko.Adam(0.01))

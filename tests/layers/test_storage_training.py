@@ -28,7 +28,7 @@ from storage_models import (
 from sok_embed import DynamicEmbedding, kv
 
 
-@pytest.mark.cover("values")
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
 @pytest.mark.parametrize("make", [dynamic, all2all])
 def test_rows_on_disk_train_to_the_bit_as_rows_in_memory(storage, make, optimizer):
@@ -114,7 +114,7 @@ def test_a_mirrored_strategy_of_two_devices_trains_as_in_memory(storage):
             np.testing.assert_array_equal(disk, memory)
 
 
-@pytest.mark.cover(2)
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
 def test_a_saved_model_goes_on_as_if_it_had_never_stopped(tmp_path, optimizer):
     with kv.Storage(tmp_path / "whole") as storage:
@@ -137,7 +137,7 @@ def test_a_saved_model_goes_on_as_if_it_had_never_stopped(tmp_path, optimizer):
         model.get_layer("emb").storage.close()
 
 
-@pytest.mark.cover("values")
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
 @pytest.mark.parametrize("own", [False, True], ids=["of_the_model", "of_the_layer"])
 def test_slots_and_step_count_go_on_under_a_new_optimizer(tmp_path, optimizer, own):

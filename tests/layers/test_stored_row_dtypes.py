@@ -2,8 +2,8 @@
 
 import os
 import subprocess
-import sys
 
+import forked
 import keras
 import numpy as np
 import pytest
@@ -66,6 +66,7 @@ def same_bits(a, b):
     np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
 
 
+@pytest.mark.cover("values")
 @ALL
 @pytest.mark.parametrize("rule", ["SGD", "Adam", "Adagrad", "Ftrl"])
 def test_a_table_on_disk_has_the_bits_of_one_in_memory(row_dtype, slot_dtype, rule, tmp_path):
@@ -140,7 +141,7 @@ def test_a_kill_leaves_the_bits_that_updates_have_made(row_dtype, slot_dtype, tm
     folder = str(tmp_path / "killed")
     here = os.path.dirname(__file__)
     program = PROGRAM.format(here=here, folder=folder, row_dtype=row_dtype, slot_dtype=slot_dtype)
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=HANG_S)
+    subprocess.run(forked.program(program), check=True, timeout=HANG_S)
     with kv.Storage(folder) as killed, kv.Storage(str(tmp_path / "whole")) as whole:
         update(embedding_of(whole, row_dtype, slot_dtype), range(9))
         keys = np.arange(1_100, dtype=np.uint64)

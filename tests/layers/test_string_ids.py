@@ -106,7 +106,7 @@ def test_the_mask_of_strings_leaves_the_missing_one_out():
     assert type(layer).from_config(config).padding_value == ""
 
 
-@pytest.mark.cover(2)
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_model_of_strings_trains_as_one_of_keys(kind, tmp_path):
     """Both models make the same steps, and what was trained is saved, loaded and exported."""

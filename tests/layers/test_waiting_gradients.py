@@ -13,8 +13,7 @@ from sok_embed import tf_ops
 MANY = 2 * tf_ops.ANCHOR_COORDINATES
 
 
-@pytest.mark.cover(1)
-@IN_FUNCTION
+@pytest.mark.parametrize("in_function", [False, long(True)], ids=["eager", "function"])
 @pytest.mark.parametrize("clip", [{"global_clipnorm": 1.1}, long({"clipnorm": 0.9}), long({})])
 def test_norms_are_right_after_many_gradients_that_nobody_applied(clip, in_function):
     def after_many(model, optimizer, keys, targets, number):
