@@ -24,6 +24,7 @@ from sharded.shards import (
     assert_as_trained,
     held,
     numbers_that_write,
+    optimizers_that_are_read,
     rows_of,
     tables_of,
 )
@@ -45,6 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     wrote = numbers_that_write(request)
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("SOK_CHECKPOINT_WROTE", " ".join(map(str, wrote)))
+        environment.setenv("SOK_CHECKPOINT_READ", " ".join(optimizers_that_are_read(request)))
         start_all(folder, wrote)
     return folder
 
@@ -95,7 +97,7 @@ def convert_some(folder: Path) -> None:
 
 
 @pytest.mark.cover(3)
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", [long("sgd"), "adam"])
 @pytest.mark.parametrize("reads", WORKERS)
 @pytest.mark.parametrize("wrote", WROTE)
 def test_every_row_slot_count_and_time_comes_back(folder, optimizer, wrote, reads) -> None:
@@ -169,7 +171,7 @@ def held_name(table: str) -> str:
     return f"{name}.{part}_" if part else f"{name}."
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", [long("sgd"), "adam"])
 @pytest.mark.parametrize("reads", WORKERS)
 @pytest.mark.parametrize("wrote", WROTE)
 def test_figures_of_adaptive_tables_add_up_to_what_they_were(
@@ -186,7 +188,7 @@ def test_figures_of_adaptive_tables_add_up_to_what_they_were(
     assert cells[0] == cells[1] > 0
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", [long("sgd"), "adam"])
 @pytest.mark.parametrize("reads", WORKERS)
 @pytest.mark.parametrize("wrote", WROTE)
 def test_training_goes_on_as_if_it_had_never_stopped(folder, optimizer, wrote, reads) -> None:

@@ -32,7 +32,7 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def run_cluster(folder: Path) -> Ended:
+def run_cluster(folder: Path, wanted: list[str]) -> Ended:
     """Starts a chief and a worker, which nobody but TF_CONFIG tells of each other."""
     addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
     cluster = {"chief": addresses[:1], "worker": addresses[1:]}
@@ -41,7 +41,7 @@ def run_cluster(folder: Path) -> Ended:
         config = json.dumps({"cluster": cluster, "task": {"type": kind, "index": 0}})
         with (folder / f"{kind}.log").open("w") as log:
             process = subprocess.Popen(
-                forked.command(WORKER, "multi_worker", folder),
+                forked.command(WORKER, "multi_worker", folder, *wanted),
                 env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "TF_CONFIG": config},
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -58,26 +58,34 @@ def run_cluster(folder: Path) -> Ended:
 
 
 @pytest.fixture(scope="session")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def wanted(request: pytest.FixtureRequest) -> list[str]:
+    """Names of what the chosen tests look at, and the one that all runs have."""
+    cases = [item for item in request.session.items if item.path == Path(__file__)]
+    parameters = [item.callspec.params for item in cases if hasattr(item, "callspec")]
+    return sorted({next(reversed(SUMMED)), *(each["name"] for each in parameters)})
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory: pytest.TempPathFactory, wanted: list[str]) -> Results:
     """The reference: this process, without a strategy."""
     folder = tmp_path_factory.mktemp("alone")
     for kind in ("multi_worker", "mirrored"):
-        for name, arrays in run_all(Here(0, 1), tf.distribute.get_strategy(), kind).items():
+        for name, arrays in run_all(Here(0, 1), tf.distribute.get_strategy(), kind, wanted).items():
             np.savez(folder / f"{name}.0.npz", **arrays)
     return Results(folder, 1, Ended(0, False, ""))
 
 
 @pytest.fixture(scope="session")
-def multi_worker(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def multi_worker(tmp_path_factory: pytest.TempPathFactory, wanted: list[str]) -> Results:
     folder = tmp_path_factory.mktemp("multi_worker")
-    return Results(folder, 2, run_cluster(folder))
+    return Results(folder, 2, run_cluster(folder, wanted))
 
 
 @pytest.fixture(scope="session")
-def mirrored(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def mirrored(tmp_path_factory: pytest.TempPathFactory, wanted: list[str]) -> Results:
     """Two workers of two replicas each."""
     folder = tmp_path_factory.mktemp("mirrored")
-    return Results(folder, 2, launch(WORKER, 2, ["mirrored", str(folder)], horovod=False))
+    return Results(folder, 2, launch(WORKER, 2, ["mirrored", str(folder), *wanted], horovod=False))
 
 
 def assert_equal_predictions(one: Results, many: Results, scenario: str) -> None:
@@ -113,6 +121,7 @@ def test_replicas_of_several_workers_train_as_one(
     assert_equal_predictions(alone, mirrored, name)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("name", CLIPPED)
 def test_norms_of_replicas_are_those_of_the_same_replica_on_all_workers(
     alone: Results, mirrored: Results, name: str, tmp_path: Path

@@ -9,9 +9,10 @@ With n workers `write` leaves `<optimizer>-<n>`, of Adam a chain of checkpoints 
 were written while training went on, and what the workers held when it was saved and
 after more steps; `read` restores each of these, trains it as far, and leaves what it held. With two
 workers it also restores `converted`. The checkpoints lie in FOLDER, or below the
-URL of SOK_CHECKPOINT_STORE; SOK_CHECKPOINT_WROTE says which numbers of workers have written.
-`refuse` leaves what was raised where one worker or a file was at fault. `fit` backs up into
-`backup` and goes on from there; with `die` the last worker is killed within the third epoch.
+URL of SOK_CHECKPOINT_STORE; SOK_CHECKPOINT_WROTE says which numbers of workers have written, and
+SOK_CHECKPOINT_READ which optimizers `read` restores: all, if it is not there. `refuse` leaves what
+was raised where one worker or a file was at fault. `fit` backs up into `backup` and goes on from
+there; with `die` the last worker is killed within the third epoch.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def write(folder: Path) -> None:
 
 def read(folder: Path) -> None:
     size = sok_embed.size()
-    for optimizer in OPTIMIZERS:
+    for optimizer in os.environ.get("SOK_CHECKPOINT_READ", " ".join(OPTIMIZERS)).split():
         for wrote in WORKERS:
             run = f"{optimizer}-{wrote}"
             model = model_in(folder / f"storage-of-{run}-on-{size}", optimizer)

@@ -6,7 +6,7 @@ results the others are compared with.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import keras
@@ -259,19 +259,25 @@ FITTED: dict[str, dict[str, Any]] = {
 }
 
 
-def run_all(here: Here, strategy: Strategy, kind: str) -> dict[str, dict[str, Any]]:
-    """The results of all that is trained under a kind of strategy, by name."""
+def run_all(
+    here: Here, strategy: Strategy, kind: str, wanted: Collection[str]
+) -> dict[str, dict[str, Any]]:
+    """The results of all wanted names that are trained under a kind of strategy."""
     made = {}
+
+    def chosen(hows: dict[str, dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+        return [(name, how) for name, how in hows.items() if name in wanted]
+
     if kind == "multi_worker":
-        for name, how in SUMMED.items():
+        for name, how in chosen(SUMMED):
             _begin()
             made[name] = train(here, strategy, **how)
         return made
-    for name, how in {**AVERAGED, **CLIPPED}.items():
+    for name, how in chosen({**AVERAGED, **CLIPPED}):
         _begin()
         # The loss of a worker is a mean over its own examples.
         made[name] = train(here, strategy, divisor=BATCH / here.size, **how)
-    for name, how in FITTED.items():
+    for name, how in chosen(FITTED):
         _begin()
         made[name] = fit(here, strategy, **how)
     return made

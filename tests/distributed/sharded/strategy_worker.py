@@ -113,7 +113,7 @@ def refusals(here: Here, strategy: Any, communicator: Any) -> dict[str, str]:
     return found
 
 
-def main(kind: str, folder: Path) -> None:
+def main(kind: str, folder: Path, wanted: list[str]) -> None:
     communicator = sok_embed.init()
     if kind == "multi_worker":
         strategy: Any = tf.distribute.MultiWorkerMirroredStrategy()
@@ -124,7 +124,7 @@ def main(kind: str, folder: Path) -> None:
         )
         strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     here = Here(sok_embed.rank(), sok_embed.size())
-    for name, arrays in run_all(here, strategy, kind).items():
+    for name, arrays in run_all(here, strategy, kind, wanted).items():
         np.savez(folder / f"{name}.{here.rank}.npz", **arrays)
     if kind == "multi_worker":
         said = refusals(here, strategy, communicator)
@@ -133,7 +133,7 @@ def main(kind: str, folder: Path) -> None:
 
 if __name__ == "__main__":
     try:
-        main(sys.argv[1], Path(sys.argv[2]))
+        main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])
     except Exception:
         traceback.print_exc()
         raise
