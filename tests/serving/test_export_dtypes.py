@@ -40,6 +40,7 @@ def three_kinds():
     return model, fed, predicted(model, fed)
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("ops", ["native", "stock"])
 @pytest.mark.parametrize("dtype, steps", [("float16", 2**11), ("int8", 510), ("int4", 30)])
 def test_rows_of_fewer_bytes_are_within_the_bound(dtype, steps, ops, three_kinds, tmp_path):

@@ -26,7 +26,7 @@ from sok_embed.serving import export
 from sok_embed.serving import rows as rows_files
 
 
-@pytest.mark.cover("values")
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("dtype", ["int64", "uint64", "int32"])
 @pytest.mark.parametrize(
     "name, layer",
@@ -82,6 +82,7 @@ def test_a_mask_of_an_adaptive_table_says_which_rows_are_read(tmp_path):
         answered(folder, {"ids": keys, "mask": routes + 2})
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("default", ["zeros", 5])
 def test_a_default_vector_is_that_of_unknown_keys(default, tmp_path):
     layer = sok.DynamicEmbedding(

@@ -15,6 +15,7 @@ from sok_embed import feature_column as fc
 from sok_embed.serving import export
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("output, ops", [("structure", "stock"), ("concat", "native")])
 def test_shared_tables_are_written_once(output, ops, tmp_path):
     shared = sok.TableConfig("shared", None, DIM, initializer="zeros")

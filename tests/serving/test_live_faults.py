@@ -221,6 +221,7 @@ def lie(field, value):
     return change
 
 
+@pytest.mark.cover(6)
 @pytest.mark.parametrize(
     "field, value",
     [

@@ -80,7 +80,7 @@ def column(storage):
 
 
 KINDS = [dynamic, of_max_rows, all_to_all, shared, adaptive, hashed, stored, column]
-IN_EACH_RUN = [of_max_rows, shared, adaptive, stored]
+IN_EACH_RUN = [of_max_rows, adaptive, stored]
 
 
 def made(kind, tmp_path):

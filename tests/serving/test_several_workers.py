@@ -33,6 +33,7 @@ def trained(request, tmp_path_factory):
     return folder
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("ops", ["native", "stock"])
 def test_a_checkpoint_of_two_workers_is_served_as_they_predict(ops, trained, tmp_path):
     predicted = np.load(trained / "predicted.npz")
@@ -41,6 +42,7 @@ def test_a_checkpoint_of_two_workers_is_served_as_they_predict(ops, trained, tmp
     assert_same_bits(found, [predicted["vectors"], predicted["scores"]])
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("number", range(1, len(OPTIONS) + 2))
 def test_workers_export_together_what_one_process_exports(number, trained, tmp_path):
     options = [*OPTIONS, {}][number - 1]
