@@ -151,6 +151,7 @@ def test_a_kill_at_the_beginning_of_an_epoch_loses_nothing_of_the_one_before(tmp
     assert begun == [[0, 1], [1, 2], [2]]
 
 
+@pytest.mark.long
 def test_a_second_interruption_is_one_more(tmp_path):
     callbacks = [BackupAndRestore(tmp_path, max_to_keep=2)]
     for at in (2, 4):

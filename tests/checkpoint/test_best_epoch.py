@@ -67,7 +67,7 @@ def fit(model, callbacks, epochs=12):
     )
 
 
-@pytest.mark.cover(2)
+@pytest.mark.cover(1)
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -81,6 +81,7 @@ def test_rows_in_many_blocks_come_back(tmp_path):
     held_state.assert_same(held_state.contents_of(other), held_state.contents_of(one))
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_rows_of_feature_columns_come_back_and_train_on(tmp_path, optimizer):
     def model():

@@ -84,6 +84,7 @@ def test_a_file_that_is_gone_is_missed(saved, tmp_path, kind):
     assert "Received: none" in str(restored_from(saved, folder))
 
 
+@pytest.mark.cover(3)
 @pytest.mark.parametrize("name", ["../rows", "/etc/passwd", "a/b", "", ".", "..", 7])
 def test_a_name_that_leads_elsewhere_is_refused(saved, tmp_path, name):
     _, folder = copied(saved, tmp_path)

@@ -176,7 +176,7 @@ def old_format(folder):
     return keras.callbacks.ModelCheckpoint(folder / "model.h5")
 
 
-@pytest.mark.cover("values")
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("make, text", [(early_stopping, "EarlyStopping"), (old_format, "HDF5")])
 @pytest.mark.parametrize("traced", [False, True])
 def test_callbacks_that_lack_rows_are_refused_before_the_first_step(
@@ -256,6 +256,7 @@ def test_a_model_within_a_model_is_found():
         outer.set_weights(outer.get_weights())
 
 
+@pytest.mark.cover(2)
 def test_orbax_is_refused(tmp_path, monkeypatch, kind):
     """Orbax need not be installed: only what Keras asks of the model before it writes."""
     orbax_checkpoint = pytest.importorskip("keras.src.callbacks.orbax_checkpoint")  # not in 3.12
@@ -288,7 +289,7 @@ def test_orbax_is_refused(tmp_path, monkeypatch, kind):
     assert not saved
 
 
-@pytest.mark.cover(2)
+@pytest.mark.cover(1)
 @pytest.mark.parametrize(
     "copied",
     [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))],

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from faulty_stores import FAULTS, FaultyS3
 from one_table import files_below, last_restored, one_table, restored
+from tiers import long
 
 import sok_embed as sok
 from sok_embed.checkpoint.files import manifest
@@ -77,6 +78,7 @@ def test_whatever_request_fails_the_newest_whole_checkpoint_is_right(done):
     assert asked > 3 and any(failures)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Expected to remove")
 def test_whatever_request_of_s3_fails_the_newest_whole_checkpoint_is_right(bucket):
     seed = random.randrange(2**32)
@@ -115,7 +117,7 @@ def damaged(files, path, how):
 @pytest.mark.cover("values")
 @pytest.mark.parametrize(
     ("how", "url"),
-    [("missing", "s3"), ("missing", "memory"), ("cut", "memory"), ("flipped", "memory")],
+    [long("missing", "s3"), ("missing", "memory"), ("cut", "memory"), ("flipped", "memory")],
     indirect=["url"],
 )
 @pytest.mark.parametrize("name", ["rows-*", "dense-*.index", "dense-*.data*", "manifest.json"])

@@ -74,6 +74,11 @@ def fresh(optimizer="adam", **compiling):
     return model
 
 
+def eager():
+    """A model for tests of what is refused, which need no graph."""
+    return fresh(run_eagerly=True)
+
+
 def examples():
     return tf.data.Dataset.from_tensor_slices((KEYS, TARGETS))
 
@@ -129,7 +134,7 @@ def whole(tmp_path_factory):
     return model, fit(model, passes(), tmp_path_factory.mktemp("whole"))
 
 
-@pytest.mark.cover("values")
+@pytest.mark.cover(2)
 @pytest.mark.parametrize(
     ("position", "stop"),
     [("iterator", 1), ("count", 6), ("iterator", 7), ("iterator", 9), ("count", 14)],
@@ -229,6 +234,7 @@ def test_a_save_that_accumulated_gradients_put_off_comes_with_the_next_step(tmp_
     assert watch.batches == [(1, 1), (1, 2), (1, 3), (1, 4)]
 
 
+@pytest.mark.long
 def test_several_steps_an_execution_go_on_too(tmp_path, whole):
     expected, history = whole
     with pytest.raises(Interruption):
@@ -242,6 +248,7 @@ def test_several_steps_an_execution_go_on_too(tmp_path, whole):
     assert_same(model, expected, atol=1e-6)
 
 
+@pytest.mark.long
 def test_a_dataset_of_unknown_length_goes_on_too(tmp_path):
     def some():
         return examples().filter(lambda keys, _: keys[0] > 3).batch(7)
@@ -327,38 +334,45 @@ def test_a_run_that_a_callback_has_stopped_stays_stopped(tmp_path):
 
 
 def test_other_callbacks_begin_anew_and_are_told_of(tmp_path):
-    fit(fresh(), passes(), tmp_path, epochs=1, callbacks=[Countdown()])
+    fit(eager(), passes(), tmp_path, epochs=1, callbacks=[Countdown()])
     with pytest.warns(UserWarning, match=r"\['Countdown'\] have a state.*\['EarlyStopping'\]"):
-        fit(fresh(), passes(), tmp_path, epochs=2, callbacks=callbacks_of(["early"]))
+        fit(eager(), passes(), tmp_path, epochs=2, callbacks=callbacks_of(["early"]))
 
 
 def test_a_checkpoint_within_an_epoch_is_not_taken_by_another_run(tmp_path):
     def stopped(folder, dataset, **arguments):
         with pytest.raises(Interruption):
-            fit(fresh(), dataset, folder, save_freq=2, callbacks=[Watch(3)], **arguments)
+            fit(
+                eager(),
+                dataset,
+                folder,
+                save_freq=2,
+                callbacks=[Watch(3)],
+                **arguments,
+            )
 
     stopped(tmp_path / "steps", endless(), steps_per_epoch=5)
     with pytest.raises(ValueError, match=r"steps_per_epoch=5, as.*Received: 6"):
-        fit(fresh(), endless(), tmp_path / "steps", steps_per_epoch=6)
+        fit(eager(), endless(), tmp_path / "steps", steps_per_epoch=6)
     stopped(tmp_path / "run", passes(), position="count")
     with pytest.raises(ValueError, match=r"dataset of 7 batches.*one of 6"):
-        fit(fresh(), passes().take(6), tmp_path / "run", position="count")
+        fit(eager(), passes().take(6), tmp_path / "run", position="count")
     with pytest.raises(ValueError, match=r"seeds of shuffles"):
         other = examples().shuffle(44, seed=9).batch(7)
-        fit(fresh(), other, tmp_path / "run", position="count")
+        fit(eager(), other, tmp_path / "run", position="count")
     with pytest.raises(ValueError, match=r"batches of 7 examples.*Received: 5"):
         other = examples().shuffle(44, seed=3).batch(5).take(7)
-        fit(fresh(), other, tmp_path / "run", position="count")
+        fit(eager(), other, tmp_path / "run", position="count")
     with pytest.raises(ValueError, match="iterator"):
-        fit(fresh(), passes(), tmp_path / "run")
+        fit(eager(), passes(), tmp_path / "run")
 
 
 def test_a_place_of_another_number_of_workers_needs_the_same_examples_to_be_left(tmp_path):
     with pytest.raises(Interruption):
-        fit(fresh(), passes(), tmp_path, save_freq=2, callbacks=[Watch(3)])
+        fit(eager(), passes(), tmp_path, save_freq=2, callbacks=[Watch(3)])
 
     def check(dataset, **fields):
-        run = Run(fresh(), Batches(dataset, "count"), "count", 3, None)
+        run = Run(eager(), Batches(dataset, "count"), "count", 3, None)
         saved = {"batch": 2, "steps": None, "taken": 2, "in_a_pass": 7, "seeds": [],
                  "global_batch": 7, "workers": 2}  # fmt: skip
         run._check_saved(saved | {"seeds": run._batches.seeds()} | fields)
@@ -399,7 +413,7 @@ def test_what_cannot_be_right_is_refused(tmp_path, changed, error, match):
         given = {"endless": endless(), "unordered": unordered}[given]
     others = {name: value for name, value in changed.items() if name != "dataset"}
     with pytest.raises(error, match=match):
-        fit(fresh(), given, tmp_path / "run", **others)
+        fit(eager(), given, tmp_path / "run", **others)
     assert not os.path.exists(tmp_path / "run")
 
 
@@ -417,7 +431,7 @@ def test_a_model_that_is_not_ready_is_refused(tmp_path):
 def test_a_dataset_that_ends_within_an_epoch_says_so(tmp_path):
     dataset = examples().filter(lambda *_: True).batch(11)
     with pytest.raises(ValueError, match=r"batches for epoch 2, 3.*ended after 1"):
-        fit(fresh(), dataset, tmp_path, steps_per_epoch=3)
+        fit(eager(), dataset, tmp_path, steps_per_epoch=3)
     # Where epochs end with passes, the next epoch begins another pass.
-    history = fit(fresh(), dataset, tmp_path / "other", steps_per_epoch=2, epochs=4)
+    history = fit(eager(), dataset, tmp_path / "other", steps_per_epoch=2, epochs=4)
     assert history.epoch == [0, 1, 2, 3]

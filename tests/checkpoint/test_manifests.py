@@ -1,7 +1,6 @@
 """Manifests with right checksums and wrong contents: one clear error each, and nothing changes."""
 
 import json
-import os
 import random
 import re
 import resource
@@ -18,6 +17,7 @@ from click.testing import CliRunner
 from dealt_rows import dealt
 from manifest_mutations import index_of, mutated, with_checksum, with_index
 from seeds import seed_of_test
+from tiers import rounds
 
 import sok_embed as sok
 from sok_embed.checkpoint import Checkpoint, CheckpointManager
@@ -25,7 +25,7 @@ from sok_embed.checkpoint.files import manifest as manifests
 from sok_embed.checkpoint.files.records import record_of
 from sok_embed.cli import main
 
-COUNT = int(os.environ.get("SOK_MANIFEST_MUTATIONS", "400"))
+COUNT = rounds(120, 400, "SOK_MANIFEST_MUTATIONS")
 MEMORY = 200 << 20
 KINDS = ["plain", "changes", "adaptive", "collection", "storage", "two_workers"]
 

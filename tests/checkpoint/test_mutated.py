@@ -1,6 +1,5 @@
 """Files that are not as they were written: a clear error each, and nothing changes."""
 
-import os
 import random
 import shutil
 
@@ -8,11 +7,12 @@ import held_state
 import numpy as np
 import pytest
 import tensorflow as tf
+from tiers import rounds
 
 import sok_embed as sok
 from sok_embed.checkpoint import Checkpoint, CheckpointManager
 
-MUTATIONS = int(os.environ.get("SOK_CHECKPOINT_MUTATIONS", "400"))
+MUTATIONS = rounds(150, 400, "SOK_CHECKPOINT_MUTATIONS")
 
 
 def things():

@@ -1,6 +1,5 @@
 """Counts of admissions and sketches with right checksums and wrong contents."""
 
-import os
 import random
 import re
 import shutil
@@ -12,6 +11,7 @@ import pytest
 from changed_files import xxh3
 from dealt_rows import dealt
 from seeds import seed_of_test
+from tiers import rounds
 
 import sok_embed as sok
 from sok_embed import tf_ops
@@ -20,7 +20,7 @@ from sok_embed.checkpoint import Checkpoint
 from sok_embed.checkpoint.files.rows_file import SKETCH
 from sok_embed.tables.counts import SketchPlace, merge_sketches
 
-COUNT = int(os.environ.get("SOK_ODD_COUNTS", "60"))
+COUNT = rounds(20, 60, "SOK_ODD_COUNTS")
 HEAD, CHUNK, CELLS = (struct.Struct(text) for text in ("<4sIIIQdII", "<4sIQIQ", "<4sIQQI"))
 BUCKETS = 6
 NUMBERS = [0, 1, 2, 3, 5, 7, 8, 16, 40, 255, 2**16, 2**31, 2**32 - 1]

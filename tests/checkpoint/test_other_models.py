@@ -78,6 +78,7 @@ def test_a_table_of_another_name_is_told(tmp_path, name, told, recwarn):
     assert len(texts) == int(told)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize(("calls", "waiting"), [(1, 1), (3, 0), (4, 1), (5, 2), (6, 0)])
 def test_a_save_in_the_midst_of_an_accumulation_is_refused(tmp_path, calls, waiting):
     model = small(optimizer=keras.optimizers.Adam(gradient_accumulation_steps=3))

@@ -71,7 +71,7 @@ WAYS = {
 }
 
 
-@pytest.mark.cover("values")
+@pytest.mark.cover(3)
 @pytest.mark.parametrize("name", list(MODELS))
 @pytest.mark.parametrize("way", list(WAYS))
 def test_a_saved_model_has_vectors_alone_and_serves_the_same(name, way, tmp_path):
@@ -87,6 +87,7 @@ def test_a_saved_model_has_vectors_alone_and_serves_the_same(name, way, tmp_path
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("name", ["dynamic", "adaptive"])
 def test_an_export_is_hardly_larger_than_its_vectors(name, tmp_path):
     keys = np.arange(40_000).reshape(-1, 2)
@@ -118,6 +119,7 @@ def test_checkpoints_and_files_of_keras_have_everything(name, tmp_path):
     np.testing.assert_array_equal(again.predict(keys, verbose=0), model.predict(keys, verbose=0))
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("name", ["dynamic", "adaptive"])
 def test_a_whole_saved_model_has_slots_too(name, tmp_path):
     model, _ = trained(name)

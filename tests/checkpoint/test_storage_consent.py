@@ -90,6 +90,7 @@ def test_the_root_as_working_directory_allows_nothing(tmp_path, monkeypatch):
         keras.models.load_model(tmp_path / "work" / "model.keras")
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("root", ["elsewhere", "elsewhere/rows", "."])
 def test_a_root_that_the_user_names_is_leave(tmp_path, root):
     expected = saved("model.keras", tmp_path / "elsewhere" / "rows")
@@ -114,6 +115,7 @@ def test_a_storage_that_is_open_is_leave(tmp_path):
         np.testing.assert_array_equal(loaded.predict(IDS, verbose=0), expected)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("ttl", [DAY, 0, 2**31])
 def test_a_config_never_changes_the_ttl(ttl):
     saved("model.keras", "rows", ttl=90 * DAY)
@@ -133,6 +135,7 @@ def test_a_folder_that_is_no_storage_stays_as_it_is(tmp_path):
     assert not list((tmp_path / "work" / "empty").iterdir())
 
 
+@pytest.mark.cover(4)
 @pytest.mark.parametrize(
     "wrong",
     [

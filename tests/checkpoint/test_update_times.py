@@ -93,13 +93,14 @@ def through_restore(model: keras.Model, folder: Any) -> keras.Model:
 WAYS = [through_keras, through_weights, through_checkpoint, through_restore]
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_rows_keep_the_times_and_counts_of_their_updates(tmp_path, way):
     loaded = way(aged(dynamic()), tmp_path)
     assert_aged(table_of(loaded).metadata(KEYS))
 
 
-@pytest.mark.cover("values")
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("config", [ONCE, BLOOM], ids=["frequency", "bloom"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_key_seen_once_before_a_save_has_its_row_when_seen_once_after_it(tmp_path, way, config):
@@ -111,6 +112,7 @@ def test_a_key_seen_once_before_a_save_has_its_row_when_seen_once_after_it(tmp_p
     assert sorted(table_of(loaded).export()[0]) == [1, 2]
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_own_and_static_rows_of_an_adaptive_table_keep_their_times(tmp_path, way):
     model = model_of(AdaptiveEmbedding(DIM, 10, promote_after=2, name="emb"))

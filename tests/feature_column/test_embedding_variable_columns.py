@@ -51,6 +51,7 @@ def features(weights=None):
     return made
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("combiner", ["mean", "sqrtn", "sum"])
 @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["unweighted", "weighted"])
 def test_bags_in_an_input_layer(combiner, weights):
@@ -68,6 +69,7 @@ def test_bags_in_an_input_layer(combiner, weights):
         np.testing.assert_allclose(row, expected_rows[key], rtol=0, atol=1e-6)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_each_optimizer(optimizer):
     with tf.Graph().as_default():

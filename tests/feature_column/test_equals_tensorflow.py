@@ -29,12 +29,14 @@ def assert_trains_alike(static, optimizer, rows, weights=None, steps=4, atol=1e-
     assert ours.own_rows() == {}
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("combiner", ["mean", "sqrtn", "sum"])
 @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["unweighted", "weighted"])
 def test_bags_of_any_size(combiner, weights):
     assert_trains_alike(STATIC, "adagrad", ROWS, weights, combiner=combiner)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_each_optimizer(optimizer):
     assert_trains_alike(STATIC, optimizer, ROWS)
@@ -49,6 +51,7 @@ def test_ids_of_int32():
     assert_trains_alike(STATIC, "sgd", [[1, -2], [3]], dtype=tf.int32)
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("combiner", ["mean", "sqrtn", "sum"])
 @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["unweighted", "weighted"])
 def test_longest_rows(combiner, weights):

@@ -27,6 +27,7 @@ def static_rows_of(model, ids=IDS):
     return model.static_rows()[[bucket_of(i, len(STATIC)) for i in ids]]
 
 
+@pytest.mark.cover("values")
 @each_column
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_first_own_row_is_the_static_row(column, optimizer):

@@ -54,6 +54,7 @@ def test_bags_of_any_size(combiner, weights):
     np.testing.assert_array_equal(ours.static_rows(), STATIC)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_each_optimizer(optimizer):
     ours = GraphModel(STATIC, optimizer)
@@ -83,6 +84,7 @@ def test_strings_go_by_63_bits_of_their_hash():
     assert set(ours.own_rows()) == set(keys)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adagrad"])
 def test_a_layer_trains_as_a_dynamic_embedding(optimizer):
     """Under `fit`; DynamicEmbedding's rows are put where static rows start."""
