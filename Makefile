@@ -122,7 +122,7 @@ core() { cmake --build $(NATIVE) --target sok_core_test && SOK_TEST_NVRTC=$(NVRT
 core > $(NATIVE)/core_tests.log 2>&1 & core=$$!; \
 trap 'kill $$core 2> /dev/null || true' EXIT; \
 status=0; \
-$(BIN)/pytest --numprocesses $(TESTING) --dist loadgroup $(1) $(ARGS) || status=$$?; \
+$(BIN)/pytest --numprocesses $(TESTING) --dist loadgroup --no-loadscope-reorder $(1) $(ARGS) || status=$$?; \
 echo "The core's tests ($(NATIVE)/core_tests.log):"; \
 wait $$core || status=$$?; \
 tail --lines 40 $(NATIVE)/core_tests.log; \

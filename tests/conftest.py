@@ -39,11 +39,19 @@ tf.config.set_logical_device_configuration(CPU, [tf.config.LogicalDeviceConfigur
 tf.get_logger().setLevel(logging.ERROR)
 
 
+# These files and this group take longest. They start first, so that none is left alone at the end.
+LONGEST = """
+workers test_fitting test_examples test_training_equals_keras test_failing_memory test_backup
+test_layer_contract test_several_workers test_strategies test_restored_by_others test_keras_files
+""".split()
+
+
 # pytest-xdist and the choice by marks read them in hooks of their own, which come before this one
 # otherwise.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Keeps tests that share what takes long in one process, and marks those that are `long`."""
+    items.sort(key=_turn_of)
     covered = defaultdict(list)
     for item in items:
         item.add_marker(pytest.mark.xdist_group(_group_of(item)))
@@ -60,6 +68,12 @@ def pytest_collection_modifyitems(items):
 def _group_of(item):
     """Returns a file, or a name for all tests that look at what one start of workers left."""
     return "workers" if "results_of" in item.fixturenames else str(item.path)
+
+
+def _turn_of(item):
+    """Returns when a test starts: smaller numbers come first, and equal ones in their order."""
+    group = Path(_group_of(item)).stem
+    return LONGEST.index(group) if group in LONGEST else len(LONGEST)
 
 
 def pytest_collection_finish():
@@ -82,9 +96,8 @@ class _FirstOfTwo(sok_embed.communicators.LocalCommunicator):
 # These files, which have each kind of layer and column, train as users do in `make test` as well.
 AS_USERS_TRAIN = frozenset(
     """
-    test_checkpoint test_distributed_embedding_models test_examples test_export_models
-    test_export_pooled test_layer_contract test_own_rows test_steps_equal_keras
-    test_storage_training
+    test_checkpoint test_distributed_embedding_models test_export_models test_export_pooled
+    test_layer_contract test_own_rows test_steps_equal_keras test_storage_training
     """.split()
 )
 

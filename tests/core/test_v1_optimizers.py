@@ -144,7 +144,7 @@ def model(*arguments, **keywords):
             yield made
 
 
-@pytest.mark.cover(12)
+@pytest.mark.cover(6)
 @each
 @pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
 def test_rows_in_a_graph_equal_a_variable_under_the_same_optimizer(make_optimizer, use_resource):
@@ -157,6 +157,7 @@ def test_rows_in_a_graph_equal_a_variable_under_the_same_optimizer(make_optimize
         assert both.session.run(both.anchor) == 0.0
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("name", ["gradient_descent", "momentum", "adagrad", "adam", "rmsprop"])
 def test_a_rate_may_be_a_number_or_a_callable(name):
     for rate in (0.05, lambda: tf.constant(0.05)):
@@ -209,6 +210,7 @@ def test_adam_goes_on_when_the_power_of_its_first_beta_is_0():
         both.assert_equal(atol=3e-6)  # this allows for 300 steps of rounding
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.0, 0.99), (0.5, 0.9), (0.99, 0.5), (0.9, 0.0)])
 def test_adams_powers_tell_the_step_and_its_size(betas):
     optimizer = v1.train.AdamOptimizer(0.1, *betas)

@@ -80,6 +80,7 @@ def test_slices_of_the_variable_sum_to_the_dense_gradient(wrap, make_rows, dtype
         tf_ops.drop_deposits(table)
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("storage", [False, True], ids=["memory", "rocksdb"])
 @pytest.mark.parametrize("min_count", [1, 3])
 @pytest.mark.parametrize("rule", list(RULES))

@@ -1,13 +1,12 @@
 """Tables with an eviction hold exactly the rows that a simulation in NumPy says, step by step."""
 
-import os
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from eviction_model import EvictionModel, Full
 from seeds import seed_of_test
+from tiers import rounds
 
 from sok_embed import DistributedEmbedding, FeatureConfig, TableConfig, kv, tf_ops
 from sok_embed.eviction import LeastRecentlyUsed, MaxAge
@@ -16,7 +15,7 @@ from sok_embed.initializers import RowInitializer
 from sok_embed.tables.table import Table
 
 # Operations of a random run; on large rows fewer, as each takes longer.
-OPERATIONS = int(os.environ.get("SOK_EVICTION_OPERATIONS", "6000"))
+OPERATIONS = rounds(3000, 6000, "SOK_EVICTION_OPERATIONS")
 
 ZEROS = RowInitializer("constant", 0.0, 0.0, None)
 SGD = tf_ops.RuleStep("sgd")
@@ -134,6 +133,7 @@ def test_random_steps_in_memory_keep_exactly_the_rows_of_the_simulation(kind):
     assert run.model.evicted > 500
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("kind", ["lru", "lfu"])
 def test_steps_that_have_no_room_for_all_their_rows_go_on_as_the_simulation_does(kind):
     run = Run(random_source(), kind, 100, 12)
@@ -141,6 +141,7 @@ def test_steps_that_have_no_room_for_all_their_rows_go_on_as_the_simulation_does
     assert run.model.left_out > 0
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("kind", ["lru", "lfu"])
 def test_random_steps_over_a_storage_keep_exactly_the_rows_of_the_simulation(tmp_path, kind):
     run = None
@@ -228,7 +229,7 @@ def call(embedding, which, keys):
         embedding.apply_gradients(keys, zeros)
 
 
-@pytest.mark.cover(2)
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("kind", ["lru", "lfu"])
 @pytest.mark.parametrize(
     "dimension, max_rows, operations", [(2, 90, OPERATIONS), (300, 2500, OPERATIONS // 60)]

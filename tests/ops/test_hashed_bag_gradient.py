@@ -61,6 +61,7 @@ def test_gradients_in_float32_are_within_a_millionth(mode):
             np.testing.assert_allclose(got, expected_factors, rtol=1e-6, atol=5e-6)
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("mode", MODES)
 @each_mapping(("mixed_blocks_of_5_signed", "modulo_blocks_of_5"))
 def test_gradients_equal_finite_differences(mapping, mode):
@@ -78,6 +79,7 @@ def test_gradients_equal_finite_differences(mapping, mode):
             np.testing.assert_allclose(got, expected, rtol=0, atol=1e-9)
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("mode", MODES)
 @each_mapping(FEW)
 def test_sparse_gradients_are_the_dense_ones_at_distinct_ascending_slots(mapping, mode):

@@ -11,6 +11,7 @@ import pytest
 from failing_memory_worker import BEFORE, KINDS, rows_of, value_after
 from kill_storage import DURABILITIES
 from limits import HANG_S
+from tiers import rounds
 
 from sok_embed.binding import _core
 
@@ -19,10 +20,10 @@ SHORT_WORKER = Path(__file__).with_name("short_memory_worker.py")
 ENDED_WORKER = Path(__file__).with_name("ended_memory_worker.py")
 READ_WORKER = Path(__file__).with_name("failing_read_worker.py")
 LIBRARY = Path(__file__).with_name("failing_memory.c")
-# `make test-all` has each allocation fail by itself, and `make test` each third one.
+# `make test-all` has each allocation fail by itself, and `make test` each seventh one.
 SHORT_KINDS = ("load", "assign")
 ENDED_KINDS = ("update", "assign", "remove", "flush", "dump")
-STRIDE = 1 if os.environ.get("SOK_TEST_LONG") else 3
+STRIDE = rounds(7, 1)
 
 
 def turn_of(kinds, kind, durability):
