@@ -195,7 +195,7 @@ class Fuzz {
 
 template <typename Kind>
 void RunFuzz(const ParallelFor& parallel_for) {
-  for (uint64_t round = 0; round < 4; ++round) {
+  for (uint64_t round = 0; round < (LongTests() ? 4 : 2); ++round) {
     INFO("round ", round);
     Fuzz<Kind>(parallel_for, TestSeed() + round).Run(Kind::kDim < 100 ? 300 : 100);
   }

@@ -134,7 +134,7 @@ TEST_CASE("calls of every kind survive a kill, and the next ones, in files or pu
     StorageOptions options = At(folder / "rows");
     options.journal_bytes = journal_bytes;
     Calls calls(seed);
-    for (int life = 0; life < 4; ++life) {
+    for (int life = 0; life < (LongTests() ? 4 : 2); ++life) {
       const auto storage = Value(Storage::Open(options));
       const auto table = TableOf(*storage);
       REQUIRE(RowsOf(*table) == calls.model);

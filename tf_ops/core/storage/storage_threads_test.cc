@@ -145,7 +145,7 @@ TEST_CASE("rows that are set and removed beside lookups are all there, then all 
 
       std::vector<Key> coming(comers);
       for (size_t i = 0; i < comers; ++i) coming[i] = i;
-      for (uint32_t life = 0; life < 4; ++life) {
+      for (uint32_t life = 0; life < (LongTests() ? 4u : 2u); ++life) {
         std::atomic<bool> done{false};
         std::thread looker([&] {
           std::mt19937 rng(seed + life);
@@ -200,7 +200,7 @@ TEST_CASE("rows on their way from memory to the database are counted once") {
   REQUIRE(table->Assign(keys.data(), residents, rows.data(), ProcessPool()).ok());
   REQUIRE(storage->Flush().ok());
   const Key* const coming = keys.data() + residents;
-  for (uint32_t life = 0; life < 10; ++life) {
+  for (uint32_t life = 0; life < (LongTests() ? 10u : 3u); ++life) {
     REQUIRE(table->Assign(coming, comers, rows.data(), ProcessPool()).ok());
     std::atomic<bool> done{false};
     std::thread looker([&] {

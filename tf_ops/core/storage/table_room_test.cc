@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/base/test_result.h"
+#include "core/base/test_threads.h"
 #include "core/storage/storage.h"
 #include "core/storage/test_place.h"
 #include "core/tables/table.h"
@@ -229,7 +230,7 @@ TEST_CASE("removals in other threads fail no call that makes rows in a full tabl
     Table& table = *place.table;
     std::atomic<int> makers{3};
     std::atomic<int> failures{0};
-    const int calls = on_disk ? 600 : 6000;
+    const int calls = (on_disk ? 200 : 2000) * (LongTests() ? 3 : 1);
     const auto make = [&](int what) {
       std::mt19937_64 random(what);
       const std::vector<float> values(kBatch * kDim, 1.0f);
