@@ -42,7 +42,7 @@ DiskStore::DiskStore(std::shared_ptr<StorageCore> core, int group, const GroupMe
       layout_(std::make_shared<const RowLayout>(meta.dim, meta.state.slots, meta.form)),
       state_(meta.state) {
   for (uint32_t s = 0; s < shard_count(); ++s) {
-    shards_.push_back(std::make_unique<Shard>(this, layout_));
+    shards_.push_back(std::make_unique<Shard>(this, s, layout_));
     core_->memory.Register(shards_.back().get());
   }
 }

@@ -15,6 +15,8 @@ namespace {
 
 // Rows that leave at a time, at least: a write has a cost of its own.
 constexpr size_t kFewestVictims = 32;
+// The most keys of a shard that are known to be absent.
+constexpr size_t kMostAbsent = size_t{1} << 16;
 // A call gives so many bytes of a shard back where the cache has too many.
 constexpr size_t kTrimmed = size_t{2} << 20;
 
@@ -115,6 +117,8 @@ Status DiskStore::LoadKeys(Shard& shard, const std::vector<Key>& keys) {
   Status status = MakeRoom(shard, keys.size());
   if (status.ok()) status = shard.index.Reserve(static_cast<uint32_t>(keys.size()));
   if (!status.ok()) return status;
+  if (keys == shard.absent) return Status();
+  shard.absent.clear();
   CacheRows& cached = shard.rows;
   const RowLayout& layout = cached.layout();
   std::vector<RowKey> wanted;
@@ -140,8 +144,10 @@ Status DiskStore::LoadKeys(Shard& shard, const std::vector<Key>& keys) {
     shard.index.Insert(key, Hash(key), row);
   }
   Status damaged;
+  bool any = false;
   status =
       core_->database->Read(wanted.data(), wanted.size(), [&](size_t i, std::string_view bytes) {
+        any = true;
         const Key key = RowKey::KeyOf(wanted[i].view());
         RowValue value;
         const bool parsed = value.Parse(bytes, layout);
@@ -160,7 +166,10 @@ Status DiskStore::LoadKeys(Shard& shard, const std::vector<Key>& keys) {
         *cached.meta(row) = value.header.meta;
         shard.index.Insert(key, Hash(key), row);
       });
-  return status.ok() ? damaged : status;
+  if (status.ok()) status = damaged;
+  const bool none = wanted.size() == keys.size() && !any;
+  if (status.ok() && none && keys.size() <= kMostAbsent) shard.absent = keys;
+  return status;
 }
 
 Status DiskStore::MakeRoom(Shard& shard, size_t wanted) {
@@ -209,8 +218,10 @@ Status DiskStore::SpillRows(Shard& shard, const std::vector<uint32_t>& rows) {
   }
   bool spilled = false;
   SOK_RETURN_IF_ERROR(SpillOrWrite(shard, &leaving, &spilled));
-  for (Key key : left) shard.spill->Remove(key);  // an older version may be there
-  for (uint32_t row : rows) shard.Forget(row);
+  shard.spill->RemoveAll(left);  // an older version may be there
+  shard.index.ForEachAhead(
+      rows.size(), [&](size_t i) { return shard.rows.key(rows[i]); },
+      [&](size_t i) { shard.Forget(rows[i]); });
   return Status();
 }
 

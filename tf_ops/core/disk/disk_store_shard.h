@@ -12,10 +12,13 @@
 namespace sok {
 
 struct alignas(64) DiskStore::Shard final : CacheMemory::Holder {
-  Shard(DiskStore* owner, std::shared_ptr<const RowLayout> layout)
+  Shard(DiskStore* owner, uint32_t number_of_it, std::shared_ptr<const RowLayout> layout)
       : store(owner),
+        number(number_of_it),
+        index(NewIndex()),
         rows(layout, &owner->core_->memory, this),
-        spill(std::make_unique<Spill>(owner->core_->spill.get(), layout->value_bytes())) {}
+        spill(std::make_unique<Spill>(owner->core_->spill.get(), layout->value_bytes(),
+                                      number_of_it, owner->shard_count())) {}
 
   bool GiveUpBlock() override;
 
@@ -44,11 +47,18 @@ struct alignas(64) DiskStore::Shard final : CacheMemory::Holder {
 
   // Takes all of them out. Needs no memory: where it ended, some shards would be reset only.
   void Reset(std::shared_ptr<const RowLayout> layout) {
-    index = HashIndex();
+    index = NewIndex();
+    absent.clear();
     spill->Reset(layout->value_bytes());
     rows.Reset(std::move(layout));
   }
 
+  // Returns an index whose sizes are not those of other shards, so that they grow at other times.
+  HashIndex NewIndex() const {
+    IndexConfig config;
+    config.shard_bits = store->shard_bits_;
+    return HashIndex(config, number);
+  }
   // Has the memory of the two indexes counted as part of the cache's.
   void ChargeIndexes() {
     const uint64_t bytes = index.bytes() + spill->index_bytes();
@@ -56,10 +66,14 @@ struct alignas(64) DiskStore::Shard final : CacheMemory::Holder {
   }
 
   DiskStore* const store;
+  const uint32_t number;
   mutable SharedMutex mu;
   HashIndex index;
   CacheRows rows;
   std::unique_ptr<Spill> spill;
+  // Keys that the last search has found nowhere: who makes their rows then need not search again.
+  // No row has been made since.
+  std::vector<Key> absent;
   // The row of each entry of the call that keeps them in the cache; empty between calls.
   std::vector<uint32_t> found;
   // Rows that lookups have made meanwhile, and those that have expired and could not be removed.

@@ -151,6 +151,7 @@ void DiskStore::WriteEntries(Shard& shard, const ShardEntry* entries, size_t n, 
     decoded->Write(row);
     cached.MarkChanged(row);
   }
+  if (made > 0) shard.absent.clear();
   made_.fetch_add(made, std::memory_order_relaxed);
 }
 

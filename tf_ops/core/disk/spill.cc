@@ -11,10 +11,24 @@ namespace {
 
 // Rows between a prefetch and its use.
 constexpr size_t kAhead = 12;
+// A spill may have so much more than an equal part of the rows: a 64th at least, since the numbers
+// of keys differ, up to nine of them. So their indexes have different sizes, and are made anew at
+// different times.
+constexpr uint64_t kPartMore = 64, kSharesMore = 8;
+constexpr uint64_t kFewestPlaces = 4096;
+
+void Prefetch(const char* values, size_t bytes) {
+  for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(values + at);
+}
 
 }  // namespace
 
-Spill::Spill(SpillFile* file, size_t row_bytes) : file_(file) { Reset(row_bytes); }
+Spill::Spill(SpillFile* file, size_t row_bytes, uint32_t number, uint32_t shards) : file_(file) {
+  const uint64_t rows = file == nullptr ? 0 : file->most_rows() / shards;
+  most_rows_ =
+      std::max(kFewestPlaces, rows + rows / kPartMore * (1 + kSharesMore * number / shards));
+  Reset(row_bytes);
+}
 
 void Spill::Reset(size_t row_bytes) {
   Clear();
@@ -33,7 +47,7 @@ void Spill::Clear() {
   }
   if (file_ != nullptr) file_->Unreserve(index_.size());
   segments_.clear();
-  index_ = HashIndex();
+  index_ = HashIndex::ForAtMost(most_rows_);
   filling_ = kNone;
   dirty_ = 0;
 }
@@ -141,6 +155,7 @@ Status Spill::WriteRows(const std::vector<Row>& rows) {
     if (!status.ok()) break;
     for (size_t i = 0; i < n; ++i) {
       const Row& row = rows[done + i];
+      if (done + i + kAhead < rows.size()) Prefetch(rows[done + i + kAhead].values, row_bytes_);
       char* record = bytes.data() + i * record_bytes_;
       std::memcpy(record, &row.head, sizeof(Head));
       std::memcpy(record + sizeof(Head), row.values, row_bytes_);
@@ -150,12 +165,10 @@ Status Spill::WriteRows(const std::vector<Row>& rows) {
     if (!status.ok()) break;
     segments_[s].runs.swap(runs);
     segments_[s].last = rows[done + n - 1].head.key;
-    for (size_t i = 0; i < n; ++i) {
+    const auto key_of = [&](size_t i) { return rows[done + i].head.key; };
+    index_.ForEachAhead(n, key_of, [&](size_t i) {
       const Row& row = rows[done + i];
       const Key key = row.head.key;
-      if (done + i + kAhead < rows.size()) {
-        index_.Place(HashIndex::Hash(rows[done + i + kAhead].head.key));
-      }
       Remove(key);
       const auto at = static_cast<uint32_t>(first + i);
       index_.Insert(key, HashIndex::Hash(key), (s << shift_) | at);
@@ -167,7 +180,7 @@ Status Spill::WriteRows(const std::vector<Row>& rows) {
       }
       ++segment.valid_rows;
       ++segment.rows;
-    }
+    });
     done += n;
   }
   if (!status.ok()) file_->Unreserve(rows.size() - done);
@@ -186,10 +199,12 @@ Status Spill::Compact() {
     std::vector<char> values;
   };
   std::vector<Copy> copies;
-  SOK_RETURN_IF_ERROR(ForEachOfSegment(emptiest, [&](const Head& head, const char* values) {
-    copies.push_back({{head, nullptr, dirty(Find(head.key))}, {values, values + row_bytes_}});
-    return Status();
-  }));
+  SOK_RETURN_IF_ERROR(
+      ForEachOfSegment(emptiest, [&](uint32_t i, const Head& head, const char* values) {
+        const bool dirty = Bit(segments_[emptiest].dirty, i);
+        copies.push_back({{head, nullptr, dirty}, {values, values + row_bytes_}});
+        return Status();
+      }));
   std::vector<Row> rows;
   for (Copy& copy : copies) {
     copy.row.values = copy.values.data();
@@ -218,6 +233,12 @@ void Spill::Remove(Key key) {
   if (place == kNone) return;
   Invalidate(place);
   file_->Unreserve(1);
+}
+
+void Spill::RemoveAll(const std::vector<Key>& keys) {
+  if (index_.size() == 0) return;
+  index_.ForEachAhead(
+      keys.size(), [&](size_t i) { return keys[i]; }, [&](size_t i) { Remove(keys[i]); });
 }
 
 void Spill::Free(uint32_t s) {

@@ -29,8 +29,9 @@ class Spill {
     uint64_t is_new;
   };
 
-  // `file` is null if nothing can be spilled.
-  Spill(SpillFile* file, size_t row_bytes);
+  // `file` is null if nothing can be spilled. So many spills share the file in equal parts; this is
+  // one of them, counted from 0.
+  Spill(SpillFile* file, size_t row_bytes, uint32_t number = 0, uint32_t shards = 1);
   ~Spill();
   Spill(const Spill&) = delete;
 
@@ -64,10 +65,13 @@ class Spill {
   // Writes rows with distinct keys, in place of older versions. On an error some of them may be
   // there. The caller has reserved room for as many rows.
   Status Append(const std::vector<Row>& rows);
-  bool Reserve(size_t rows) { return file_->Reserve(rows); }
+  // Returns whether there is room for so many more rows, which it keeps then: in the file, and in
+  // this spill, which has its part of all places and a little more.
+  bool Reserve(size_t rows) { return index_.size() + rows <= most_rows_ && file_->Reserve(rows); }
 
-  // Forgets a row, if it is there. Remove, Clear and Reset allocate no memory.
+  // Forgets a row, if it is there, or several. Remove, Clear and Reset allocate no memory.
   void Remove(Key key);
+  void RemoveAll(const std::vector<Key>& keys);
   void Clear();
   // Clears the spill, for rows of another size from then on.
   void Reset(size_t row_bytes);
@@ -106,14 +110,14 @@ class Spill {
     // Collected here, so that nothing has to read the file again, and may fail, after taken().
     std::vector<Key> keys;
     for (uint32_t s : oldest) {
-      SOK_RETURN_IF_ERROR(ForEachOfSegment(s, [&](const Head& head, const char* values) {
+      SOK_RETURN_IF_ERROR(ForEachOfSegment(s, [&](uint32_t row, const Head& head, const char* at) {
         keys.push_back(head.key);
-        return dirty(Find(head.key)) ? fn(head, values) : Status();
+        return Bit(segments_[s].dirty, row) ? fn(head, at) : Status();
       }));
     }
     if (oldest.empty()) return false;
     SOK_RETURN_IF_ERROR(taken());
-    for (Key key : keys) Remove(key);
+    RemoveAll(keys);
     for (uint32_t s : oldest) FreeIfEmpty(s);
     return true;
   }
@@ -142,8 +146,8 @@ class Spill {
     (*bits)[i / 64] &= ~(uint64_t{1} << (i % 64));
   }
 
-  // Calls fn(head, values) for the rows of a segment, until it returns an error. fn must not change
-  // the spill.
+  // Calls fn(row, head, values) for the rows of a segment, until it returns an error. fn must not
+  // change the spill.
   template <typename Fn>
   Status ForEachOfSegment(uint32_t s, const Fn& fn) const {
     const Segment& segment = segments_[s];
@@ -156,7 +160,7 @@ class Spill {
       const char* record = bytes.data() + i * record_bytes_;
       Head head;
       std::memcpy(&head, record, sizeof(head));
-      status = fn(head, record + sizeof(head));
+      status = fn(i, head, record + sizeof(head));
     }
     return status;
   }
@@ -181,6 +185,7 @@ class Spill {
   static constexpr size_t kMostRuns = 64;
 
   SpillFile* const file_;
+  uint64_t most_rows_ = 0;
   size_t row_bytes_ = 0;
   size_t record_bytes_ = 0;
   uint32_t rows_per_segment_ = 0;

@@ -28,6 +28,7 @@ class SpillFile {
   void ReserveAnyway(uint64_t rows) { rows_ += rows; }
   void Unreserve(uint64_t rows) { rows_ -= rows; }
   uint64_t rows() const { return rows_; }
+  uint64_t most_rows() const { return most_rows_; }
   uint64_t bytes() const;  // the length of the file, free segments included
 
   uint32_t AllocateSegment();

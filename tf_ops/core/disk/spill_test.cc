@@ -137,6 +137,21 @@ TEST_CASE("the oldest segment of a spill goes with its rows, once the dirty ones
   CHECK(spill.Find(899) != Spill::kNone);  // it lies in the segment that is being filled
 }
 
+TEST_CASE("spills that share a file keep each to its part of the rows, and a little more") {
+  const TestFolder folder;
+  const auto file = Value(SpillFile::Open(folder / ".", 80'000));
+  for (uint32_t number = 0; number < 8; ++number) {
+    Spill spill(file.get(), 64, number, /*shards=*/8);
+    CHECK(spill.Reserve(10'100));
+    file->Unreserve(10'100);
+    CHECK_FALSE(spill.Reserve(11'500));
+    CHECK(file->rows() == 0);
+  }
+  Spill alone(file.get(), 64);
+  CHECK(alone.Reserve(80'000));
+  CHECK_FALSE(alone.Reserve(1));
+}
+
 TEST_CASE("rows too long for a segment are not spilled") {
   const TestFolder folder;
   const auto file = Value(SpillFile::Open(folder / ".", 1000));

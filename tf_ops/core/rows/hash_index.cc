@@ -17,18 +17,29 @@ constexpr uint64_t kMostUsed = 14;
 constexpr uint64_t kShrinkBelow = 3, kShrunk = 6;
 // If the keys fill less than this, erased cells are what fills the array: another one of the same
 // size will do.
-constexpr uint64_t kStayBelow = 8;
+constexpr uint64_t kStayBelow = 10;
 
 // Bins; numbers of cells are below 2^31.
 constexpr uint64_t kSmallest = 4, kLargest = uint64_t{3} << 25;
 constexpr uint64_t kLeastShrunk = 256;  // smaller arrays stay
 constexpr uint64_t kGroupsAKeyErased = 4;
+// Trim moves no more bins at a time: one of a shard of millions of keys held a step up for 0.2 s.
+constexpr uint64_t kMostMoved = 4096;
 
 // Returns so many sixteenths of the cells of a number of bins; a bin has 16 cells.
 uint64_t Part(uint64_t bins, uint64_t sixteenths) { return bins * sixteenths; }
 static_assert(kBinWidth == 16);
 
 }  // namespace
+
+HashIndex HashIndex::ForAtMost(uint64_t keys) {
+  const uint64_t bins = std::max(kSmallest, (keys + kStayBelow - 1) / kStayBelow);
+  uint64_t power = kSmallest;
+  while (2 * power <= bins) power *= 2;
+  HashIndex index;
+  index.phase_ = static_cast<uint32_t>((((bins - power) << kPhaseBits) + power - 1) / power);
+  return index;
+}
 
 uint64_t HashIndex::BinsFor(uint64_t keys, uint64_t sixteenths, uint64_t least) const {
   for (uint64_t power = least;; power *= 2) {
@@ -45,7 +56,8 @@ bool HashIndex::Holds(uint32_t more) const {
 }
 
 Status HashIndex::Reserve(uint32_t more) {
-  if (moving()) Move(more / 2 + 1);
+  // Two arrays of one size are twice the memory, so that is soon over.
+  if (moving()) Move(leaving().bins() < cells().bins() ? more / 2 + 1 : 2 * uint64_t{more} + 1);
   if (Holds(more)) return Status();
   const uint64_t wanted = uint64_t{size()} + more;
   uint64_t bins = BinsFor(wanted, kGrowAt, kSmallest);
@@ -100,7 +112,7 @@ uint32_t HashIndex::Erase(Key key, uint64_t hash) {
 }
 
 void HashIndex::Trim(uint32_t erased) {
-  const uint64_t share = erased * kGroupsAKeyErased;
+  const uint64_t share = std::min(erased * kGroupsAKeyErased, kMostMoved);
   Move(share);
   if (moving() || size() >= Part(cells().bins(), kShrinkBelow)) return;
   const uint64_t bins = BinsFor(size(), kShrunk, kLeastShrunk);

@@ -1,6 +1,7 @@
 // Leads from any 64-bit key to the number of its row: one shard's open-addressing index.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <utility>
 
@@ -27,6 +28,10 @@ class HashIndex {
   HashIndex() = default;
   HashIndex(const IndexConfig& config, uint32_t shard)
       : phase_(static_cast<uint32_t>((uint64_t{shard} << kPhaseBits) >> config.shard_bits)) {}
+  // Returns an index that keeps to kBytesAKey for each of so many keys, if it never has more, while
+  // they come and go.
+  static HashIndex ForAtMost(uint64_t keys);
+  static constexpr uint64_t kBytesAKey = 21;
 
   static uint64_t Hash(Key key, const IndexConfig&) { return Hash(key); }
   static uint64_t Hash(Key key) { return HashOfKey(key); }
@@ -62,6 +67,20 @@ class HashIndex {
     const HashCells& array = Of(hash);
     const uint32_t cell = array.Find(key, hash);
     return cell == kNone ? kNone : array.RowAt(cell);
+  }
+
+  // Calls fn(i) for all i below n in turn, while the memory that a search for key_of(i) reads is
+  // fetched ahead. fn may erase keys, and insert those that have room reserved.
+  template <typename KeyOf, typename Fn>
+  void ForEachAhead(size_t n, const KeyOf& key_of, const Fn& fn) const {
+    constexpr size_t kKeysAhead = 16;  // between one step of a search and the next
+    uint32_t places[kKeysAhead];
+    for (size_t i = 0; i < n + 2 * kKeysAhead; ++i) {
+      if (i >= 2 * kKeysAhead) fn(i - 2 * kKeysAhead);
+      uint32_t& place = places[i % kKeysAhead];
+      if (i >= kKeysAhead && i - kKeysAhead < n) Candidate(Hash(key_of(i - kKeysAhead)), place);
+      if (i < n) place = Place(Hash(key_of(i)));
+    }
   }
 
   // Makes room for `more` keys beyond those that are there. On an error nothing has changed.

@@ -127,6 +127,65 @@ TEST_CASE("a hash index does what an unordered_map does, with keys of every kind
   SUBCASE("few") { Fuzz({0, 1, ~Key{0}, Key{1} << 63}, rng); }
 }
 
+TEST_CASE("an index for at most so many keys keeps to its bytes a key while keys come and go") {
+  std::mt19937_64 rng(TestSeed());
+  for (const uint64_t most : {uint64_t{50'000}, 80'000 + rng() % 90'000, uint64_t{1} << 18}) {
+    CAPTURE(most);
+    HashIndex index = HashIndex::ForAtMost(most);
+    const uint64_t allowed = most * HashIndex::kBytesAKey + (uint64_t{2} << 20);  // a huge page
+    Rows expected;
+    std::vector<Key> keys;
+    while (keys.size() < most) {
+      keys.push_back(rng());
+      Insert(index, keys.back(), expected[keys.back()] = static_cast<uint32_t>(rng() >> 33));
+    }
+    while (index.bytes() > allowed) REQUIRE(index.Reserve(100).ok());  // the last growth ends
+    uint64_t moments = 0, small = 0;
+    for (uint64_t i = 0; i < 6 * most; ++i) {
+      Key& key = keys[rng() % most];
+      index.Erase(key, HashIndex::Hash(key));
+      expected.erase(key);
+      key = rng();
+      Insert(index, key, expected[key] = static_cast<uint32_t>(rng() >> 33));
+      if (i % 1000 != 0) continue;
+      // Now and then keys move to an array of the same size.
+      REQUIRE(index.bytes() <= 2 * allowed);
+      moments += 1;
+      small += index.bytes() <= allowed;
+    }
+    CHECK(small > moments * 3 / 4);
+    CheckSame(index, expected, keys);
+  }
+}
+
+TEST_CASE("a walk that fetches ahead comes to all in turn, while keys come and go") {
+  std::mt19937_64 rng(TestSeed());
+  for (const size_t n : {0, 1, 15, 16, 17, 33, 1000}) {
+    HashIndex index;
+    Rows expected;
+    std::vector<Key> keys(n);
+    for (Key& key : keys) {
+      key = rng();
+      if (rng() % 2 == 0) Insert(index, key, expected[key] = static_cast<uint32_t>(rng() >> 33));
+    }
+    REQUIRE(index.Reserve(static_cast<uint32_t>(n)).ok());
+    size_t next = 0;
+    index.ForEachAhead(
+        n, [&](size_t i) { return keys.at(i); },
+        [&](size_t i) {
+          REQUIRE(i == next++);
+          const uint64_t hash = HashIndex::Hash(keys[i]);
+          if (expected.erase(keys[i]) > 0) {
+            REQUIRE(index.Erase(keys[i], hash) != HashIndex::kNone);
+          } else {
+            index.Insert(keys[i], hash, expected[keys[i]] = static_cast<uint32_t>(i));
+          }
+        });
+    REQUIRE(next == n);
+    CheckSame(index, expected, keys);
+  }
+}
+
 TEST_CASE("a key that was erased from a full bin is not found by what its cell still holds") {
   // There are 100 keys of one first bin and as many tags; the bin holds sixteen of them.
   HashIndex index;

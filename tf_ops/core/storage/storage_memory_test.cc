@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <numeric>
 #include <vector>
@@ -20,10 +21,11 @@ constexpr uint64_t kCache = uint64_t{32} << 20;
 
 // A group with nothing but itself in its storage. The row of a key has its number in each element.
 struct Group {
-  Group() : core(std::make_shared<StorageCore>(/*ttl=*/0, /*now=*/nullptr, kCache)) {
+  explicit Group(uint64_t most_spilled = 1 << 20)
+      : core(std::make_shared<StorageCore>(/*ttl=*/0, /*now=*/nullptr, kCache)) {
     core->path = folder / "rows";
     core->database = Value(RowDatabase::Open({core->path, /*read_only=*/false, core->expiry}));
-    core->spill = Value(SpillFile::Open(core->path, /*most_rows=*/1 << 20));
+    core->spill = Value(SpillFile::Open(core->path, most_spilled));
     GroupMeta meta;
     meta.dim = kDim;
     store = std::make_unique<DiskStore>(core, /*group=*/0, meta);
@@ -83,11 +85,56 @@ TEST_CASE("a call gives back all memory that it took beyond the cache") {
   for (size_t rows : {1000, 600000, 600000}) {
     group.Write(0, rows);
     // Indexes have grown meanwhile, which calls that follow make good.
-    CHECK(memory.used() <= memory.limit() + memory.limit() / 4);
+    CHECK(memory.used() <= memory.budget());
     for (int call = 0; call < 20 && memory.used() > memory.limit(); ++call) group.Write(0, 1000);
     CHECK(memory.used() <= memory.limit());
   }
   group.Check(600000);
+}
+
+TEST_CASE("keys that a search found nowhere have rows once somebody has made them") {
+  Group group;
+  std::vector<Key> keys(1000);
+  std::iota(keys.begin(), keys.end(), Key{0});
+  const auto made = [&] {
+    std::atomic<size_t> made{0};
+    const auto write = [&](size_t, RowRef, bool is_new) { made += is_new; };
+    REQUIRE(group.store->Upsert(keys.data(), keys.size(), 0, 0, write, ProcessPool()).ok());
+    return made.load();
+  };
+  const auto missing = [&] {
+    return Value(group.store->Missing(keys.data(), keys.size(), ProcessPool())).size();
+  };
+  for (const bool flushed : {false, true}) {
+    CHECK(missing() == 1000);
+    CHECK(missing() == 1000);
+    group.Write(0, 1000);
+    CHECK(missing() == 0);
+    // These rows leave the cache, by way of the spill or for the database.
+    group.Write(1000, 400000);
+    if (flushed) {
+      REQUIRE(group.store->Settle().ok());
+      group.store->DropSpilled();
+    }
+    CHECK(made() == 0);
+    CHECK(Value(group.store->Erase(keys.data(), keys.size(), ProcessPool())) == 1000);
+    CHECK(missing() == 1000);
+    CHECK(made() == 1000);
+    CHECK(made() == 0);
+    CHECK(Value(group.store->Erase(keys.data(), keys.size(), ProcessPool())) == 1000);
+  }
+}
+
+TEST_CASE("the places of spilled rows take no more memory than they were given") {
+  Group group(/*most_spilled=*/1 << 18);
+  group.Write(0, 1000);
+  const CacheMemory& memory = group.core->memory;
+  for (size_t rows = 0; rows < 1200000; rows += 20000) group.Write(rows, 20000);
+  // Beside them there is the index of cached rows: at most 40 bytes for each 100 of a row.
+  const uint64_t places = (uint64_t{1} << 18) * (HashIndex::kBytesAKey + 2);
+  CHECK(memory.charged() <= StorageCore::WorkBytes(kCache) + places + kCache * 2 / 5);
+  CHECK(group.core->spill->rows() > (1 << 18) * 3 / 4);
+  group.Check(1000);
 }
 
 }  // namespace sok

@@ -25,7 +25,7 @@ constexpr char kStorageName[] = "storage";
 constexpr uint64_t kLeastCache = uint64_t{1} << 20;
 // The least memory for the places of spilled rows, in bytes.
 constexpr uint64_t kLeastSpillIndex = uint64_t{32} << 20;
-constexpr uint64_t kBytesAPlace = 20;
+constexpr uint64_t kBytesAPlace = HashIndex::kBytesAKey + 2;  // see Spill
 std::mutex& RegistryMutex() {
   static std::mutex mu;
   return mu;
@@ -214,7 +214,7 @@ Result<std::shared_ptr<Storage>> Storage::Open(const StorageOptions& options) {
   SOK_ASSIGN_OR_RETURN(auto opened, OpenFolder(options));
   const std::shared_ptr<StorageCore> core = opened.core;
   const std::string& description = opened.description;
-  const uint64_t spill_index = std::max(kLeastSpillIndex, options.cache_bytes / 4);
+  const uint64_t spill_index = std::max(kLeastSpillIndex, options.cache_bytes / 5);
   auto spill =
       SpillFile::Open(options.path, options.spill_rows.value_or(spill_index / kBytesAPlace));
   if (!spill.ok() && !options.read_only) return spill.status();
