@@ -34,6 +34,11 @@ constexpr char kMetaName[] = "sok_meta";
 // A large part of the filter over all keys takes this part of the memory: so it never has many.
 constexpr uint64_t kPartOfKeys = 32;
 
+// Searches of one call that run at a time: RocksDB asks the device for the rows of 32 keys at once,
+// file by file, and a device has room for more.
+constexpr int kReaders = 8;
+constexpr int64_t kReadCost = 160;  // nanoseconds a key, so that 128 keys are worth a thread
+
 constexpr int kResumeAttempts = 50;
 constexpr std::chrono::milliseconds kResumePause(100);
 
@@ -106,6 +111,7 @@ RowDatabase::RowDatabase(const Options& options, std::shared_ptr<OwnedFiles> fil
                          std::unique_ptr<Handles> handles)
     : options_(options),
       path_(options.path),
+      readers_(kReaders),
       files_(std::move(files)),
       handles_(std::move(handles)) {}
 
@@ -488,7 +494,10 @@ Status RowDatabase::ReadFiles(const RowKey* keys, size_t n, const Found& found) 
   for (size_t i = 0; i < n; ++i) wanted[i] = rocksdb::Slice(keys[i].bytes, RowKey::kBytes);
   std::vector<rocksdb::PinnableSlice> values(n);
   std::vector<rocksdb::Status> statuses(n);
-  h.db->MultiGet(RowRead(), h.published, n, wanted.data(), values.data(), statuses.data(), true);
+  readers_.Run(static_cast<int64_t>(n), kReadCost, [&](int64_t begin, int64_t end) {
+    h.db->MultiGet(RowRead(), h.published, end - begin, wanted.data() + begin,
+                   values.data() + begin, statuses.data() + begin, true);
+  });
   for (size_t i = 0; i < n; ++i) {
     if (statuses[i].ok()) {
       found(i, ViewOf(values[i]));

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/base/thread_pool.h"
 #include "core/base/types.h"
 #include "core/disk/database.h"
 
@@ -113,6 +114,7 @@ class RowDatabase final : public Database {
 
   const Options options_;
   const std::string path_;
+  mutable ThreadPool readers_;
   // These hold the folder's lock, also while the handles are made anew. Null: read-only.
   const std::shared_ptr<OwnedFiles> files_;
   std::unique_ptr<Handles> handles_;
