@@ -42,7 +42,8 @@ tf.get_logger().setLevel(logging.ERROR)
 # These files and this group take longest. They start first, so that none is left alone at the end.
 LONGEST = """
 workers test_fitting test_examples test_training_equals_keras test_failing_memory test_backup
-test_layer_contract test_several_workers test_strategies test_restored_by_others test_keras_files
+test_layer_contract test_guarded_device test_several_workers test_strategies
+test_restored_by_others test_keras_files
 """.split()
 
 

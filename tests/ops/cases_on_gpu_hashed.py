@@ -116,6 +116,7 @@ def test_bags_and_gradients_are_the_cpus_for_every_hash(mode):
         assert_like_the_cpus(mode, spec)
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("gradient", ["dense", "sparse"])
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 @pytest.mark.parametrize("integer", [np.int32, np.int64])
@@ -232,6 +233,7 @@ def trained(device, name, run_eagerly):
     return model.get_weights(), model.predict(IDS, verbose=0)
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("run_eagerly", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
 def test_fit_trains_a_weight_on_a_gpu_as_on_the_cpu(name, run_eagerly):

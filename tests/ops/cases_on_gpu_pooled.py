@@ -69,6 +69,7 @@ def of_names(given, names):
     return {name: value for name, value in given.items() if name in names}
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("devices", DEVICES)
 @pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "function"])
 def test_every_feature_is_what_numpy_makes_of_its_rows(wrap, devices, lookups):
@@ -88,6 +89,7 @@ def test_vectors_are_on_the_gpu():
     assert outputs["item_best"].device.endswith(GPU)
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("devices", DEVICES)
 @pytest.mark.parametrize("names", [NAMES[:2] + NAMES[3:4], ("user", "user_log", "place")])
 def test_outputs_in_one_tensor_are_those_of_the_structure(names, devices):
@@ -141,6 +143,7 @@ def gradients_of(devices, eager):
     return dict(zip(given, of_weights, strict=True)), rows
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("eager", [True, False])
 @pytest.mark.parametrize("devices", DEVICES)
 def test_gradients_of_rows_and_weights_are_those_of_the_host(devices, eager):
@@ -185,6 +188,7 @@ def assert_models_alike(found, expected, tolerance):
     )
 
 
+@pytest.mark.cover(3)
 @pytest.mark.parametrize(
     ("name", "devices"), [*((name, "both") for name in OPTIMIZERS), ("adam", "gpu"), ("sgd", "gpu")]
 )
@@ -250,6 +254,7 @@ def test_frozen_tables_stay_and_make_no_rows():
     assert (embedding.tables["a"].size(), embedding.tables["b"].size()) == (len(np.unique(IDS)), 0)
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize(
     ("name", "combiner"),
     [("adam", "sum"), ("clipnorm", "mean"), ("adam", "sqrtn"), ("accumulated", "max")],
@@ -317,6 +322,7 @@ def test_empty_batches_and_bags_without_keys_are_zeros():
         np.testing.assert_array_equal(embedding(keys, training=True)[0], np.zeros(DIM))
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("device", ["cpu", "gpu:1"])
 @pytest.mark.parametrize("eager", [False, True])
 def test_rows_that_lie_elsewhere_than_the_lookup_runs_are_trained(device, eager, monkeypatch):

@@ -169,6 +169,7 @@ def test_a_table_says_why_a_saved_model_has_it_on_the_host(tmp_path, monkeypatch
     assert "Expected a GPU. Received: a process that sees none." in said
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("device", ["cpu", "gpu:1"])
 @pytest.mark.parametrize("name", ["adam", "clipnorm"])
 @pytest.mark.parametrize("eager", [False, True])
