@@ -22,8 +22,8 @@ from sok_embed.cli.terminal import (
     table,
 )
 
-# What brings NumPy and the core is imported by the commands that need it, so that --help and
-# completion in the shell answer at once.
+# Commands import NumPy and the core only where they need them, so that --help and completion in
+# the shell answer at once.
 if TYPE_CHECKING:
     from sok_embed import kv
 
@@ -247,7 +247,7 @@ def can_ask() -> bool:
 
 
 def _confirm(yes: bool, question: str) -> None:
-    """Asks before something goes for good; raises where no person can answer."""
+    """Asks a person before rows are removed; raises if nobody can answer."""
     if yes:
         return
     if not can_ask():

@@ -24,7 +24,7 @@ struct TrainedToken : ProcessVariant<TrainedToken> {
   std::string name;                             // for messages
 };
 
-// Where the vectors of a feature lie: in which output, at which element, how far apart.
+// The place of the vectors of a feature: in which output, at which element, how far apart.
 struct VectorPlace {
   size_t output = 0;
   size_t offset = 0;

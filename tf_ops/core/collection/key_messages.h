@@ -40,7 +40,7 @@ struct AskedBags {
 
 // The keys that all workers have asked this one for.
 struct AskedKeys {
-  // Of everything that is looked up, by table; in a message it is the layout of the gradients.
+  // The layout of all rows that are looked up, by table; in a message, of their gradients.
   RowSegments segments;
   RowSegments answers;                   // of the rows that go back
   std::shared_ptr<const void> hold;      // keeps the keys alive

@@ -71,7 +71,7 @@ rocksdb::ColumnFamilyOptions RowOptions(const std::shared_ptr<rocksdb::Cache>& b
                                         const rocksdb::CompactionFilter* filter, uint32_t ttl) {
   rocksdb::BlockBasedTableOptions table;
   table.block_cache = block_cache;
-  // Of the keys that a run does not have one in 500 passes, and costs a read of the disk.
+  // One in 500 of the keys that a run does not have passes, and costs a read of the disk.
   table.filter_policy.reset(rocksdb::NewBloomFilterPolicy(14));
   // Index and filters stay in memory, about two and a half bytes a row: where they lay in the block
   // cache, a search of one file took locks and system calls of its own.
