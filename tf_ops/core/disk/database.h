@@ -54,6 +54,10 @@ class Database {
     uint64_t written_bytes = 0;    // bytes of files that these and their merges wrote
   };
   using Meta = NamedValues;
+  // Pending rows of so many bytes are written as a file: each then costs a fraction of its way
+  // through a memtable, and the file itself some milliseconds, or a quarter of a second on a disk
+  // that is busy, which RocksDB syncs.
+  static constexpr size_t kPendingFileBytes = size_t{4} << 20;
 
   Database() = default;
   virtual ~Database() = default;

@@ -17,8 +17,9 @@ namespace {
 constexpr size_t kFewestVictims = 32;
 // The most keys of a shard that are known to be absent.
 constexpr size_t kMostAbsent = size_t{1} << 16;
-// A call gives so many bytes of a shard back where the cache has too many.
+// Where the cache has too many bytes, a call gives so many back, in so many of the shards.
 constexpr size_t kTrimmed = size_t{2} << 20;
+constexpr uint32_t kTrimmedShards = 4;
 
 }  // namespace
 
@@ -238,6 +239,7 @@ Status DiskStore::SpillOrWrite(Shard& shard, std::vector<Spill::Row>* in_no_orde
     if (row.dirty) AddSpillRow(row.head, row.values, spill.row_bytes(), &batch);
   }
   SOK_RETURN_IF_ERROR(Write(batch));
+  if (batch.bytes() >= Database::kPendingFileBytes) core_->ChargeDatabase();
   for (const Spill::Row& row : rows) spill.Remove(row.head.key);
   return Status();
 }
@@ -258,6 +260,10 @@ Result<bool> DiskStore::ReserveSpill(Shard& shard, size_t rows) {
   Spill& spill = *shard.spill;
   if (!spill.enabled()) return false;
   while (!spill.Reserve(rows)) {
+    // So many rows are a file by themselves: they go there at once, where others would have to be
+    // written for them.
+    const bool are_file = rows * RecordBytes() >= Database::kPendingFileBytes;
+    if (are_file && spill.OldestAreDirty()) return false;
     RowBatch batch;
     std::vector<uint32_t> cached;  // of the rows that go to the database
     auto dropped = spill.DropOldest(
@@ -275,6 +281,7 @@ Result<bool> DiskStore::ReserveSpill(Shard& shard, size_t rows) {
     if (!dropped.ok()) return dropped.status();
     for (uint32_t row : cached) shard.rows.Unmark(row, kRowSpilled | kRowNew);
     if (!dropped.value()) return false;
+    core_->ChargeDatabase();
   }
   return true;
 }
@@ -294,7 +301,10 @@ Status DiskStore::Trim(Shard& shard) {
   shard.ChargeIndexes();
   // Memory that counts beside the rows may grow by much at once. A call gives back what it took,
   // and some of that, so that none has to wait for all of it.
-  size_t most = shard.rows.TakeBeyond() + std::max<size_t>(1, kTrimmed / shard.rows.block_bytes());
+  size_t most = shard.rows.TakeBeyond();
+  if (shard.trims++ % std::max<uint32_t>(1, shard_count() / kTrimmedShards) == 0) {
+    most += std::max<size_t>(1, kTrimmed / shard.rows.block_bytes());
+  }
   for (; core_->memory.used() > core_->memory.limit() && shard.rows.blocks() > 1 && most > 0;
        --most) {
     const size_t before = shard.rows.blocks();

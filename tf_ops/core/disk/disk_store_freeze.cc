@@ -28,18 +28,19 @@ bool DiskStore::can_spill() const {
 Result<uint64_t> DiskStore::SpillDirty(uint32_t part) {
   Shard& shard = *shards_[part];
   CacheRows& cached = shard.rows;
+  // Enough for a file of pending rows where the spill is full.
+  const size_t most = Database::kPendingFileBytes / RecordBytes() + 1;
   uint64_t count = 0;
   const Status status = OrNoMemory([&] {
     std::vector<uint32_t> dirty;
     std::vector<Spill::Row> rows;
     for (uint32_t block = 0;;) {
-      // About a segment at a time, so that other calls need not wait for all of them. A lock that
-      // is taken again at once would be gone before a thread that waits for it has woken up.
+      // A part at a time, so that other calls need not wait for all of them. A lock that is taken
+      // again at once would be gone before a thread that waits for it has woken up.
       if (block > 0) std::this_thread::sleep_for(kPause);
       const std::lock_guard<SharedMutex> lock(shard.mu);
       dirty.clear();
       rows.clear();
-      const size_t most = SpillFile::kSegmentBytes / shard.spill->record_bytes();
       for (; block < cached.block_numbers() && rows.size() < most; ++block) {
         cached.ForEachOfBlock(block, [&](uint32_t row) {
           if ((cached.state(row) & kRowDirty) == 0) return;

@@ -89,6 +89,17 @@ std::vector<uint32_t> Spill::Oldest() const {
   return oldest;
 }
 
+bool Spill::OldestAreDirty() const {
+  uint64_t rows = 0, dirty = 0;
+  for (const uint32_t s : Oldest()) {
+    rows += segments_[s].valid_rows;
+    for (const uint64_t bits : segments_[s].dirty) {
+      dirty += static_cast<uint64_t>(__builtin_popcountll(bits));
+    }
+  }
+  return dirty > rows / 2;
+}
+
 uint32_t Spill::Filling() {
   if (filling_ != kNone && segments_[filling_].rows < rows_per_segment_) return filling_;
   if (filling_ != kNone) FreeIfEmpty(std::exchange(filling_, kNone));

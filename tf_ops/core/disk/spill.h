@@ -100,6 +100,8 @@ class Spill {
   // Returns the memory of the places of rows.
   uint64_t index_bytes() const { return index_.bytes(); }
 
+  // Returns true if most rows that DropOldest would forget are dirty.
+  bool OldestAreDirty() const;
   // Empties the oldest segments, those whose filling began first, of those without frozen rows: an
   // eighth of them, at most kMostDropped. Calls fn(head, values) for each of their dirty rows, then
   // taken(), which must store what fn has collected, and forgets all rows of the segments. Returns

@@ -30,7 +30,7 @@ Status StorageCore::CheckProcess() const {
 
 void StorageCore::ChargeDatabase() {
   const uint64_t bytes = database->disk_use().key_bytes;
-  memory.Charge(std::exchange(charged_, bytes), bytes);
+  memory.Charge(charged_.exchange(bytes), bytes);
 }
 
 Status StorageCore::CheckOpen() const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -75,7 +76,7 @@ struct StorageCore {
   Status WriteAtRest(const std::function<Status()>& call);
 
   // Counts the memory that the database takes for the keys of its rows as part of the cache's.
-  // Called with the gate held.
+  // Thread-safe. Called with the gate held.
   void ChargeDatabase();
 
   const std::shared_ptr<Expiry> expiry;
@@ -116,7 +117,7 @@ struct StorageCore {
   // Returns true if there is something to mend and it is worth trying.
   bool ShouldMend(bool to_write) const;
 
-  uint64_t charged_ = 0;  // bytes of the database that are counted
+  std::atomic<uint64_t> charged_{0};  // bytes of the database that are counted
   // An attempt that has failed is repeated after a while, if the storage can be used without.
   std::chrono::steady_clock::time_point next_mend_;
   mutable std::mutex publishing_mu_;

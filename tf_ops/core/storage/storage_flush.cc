@@ -167,7 +167,9 @@ Status Storage::SpillBeside(const OpenGroupMap& groups) {
     }
     uint64_t rows = 0;
     for (const auto& [number, group] : groups) {
-      for (uint32_t part = 0; part < group.store->parts(); ++part) {
+      // A lookup takes the locks of all parts in ascending order. In that order it would follow
+      // this thread from lock to lock, and wait for each.
+      for (uint32_t part = group.store->parts(); part-- > 0;) {
         // The gate is let go in between, so that a call that wants it alone need not wait long.
         SOK_ASSIGN_OR_RETURN(const auto entrance, core_->Enter(/*to_write=*/true));
         const auto spilled = group.store->SpillDirty(part);

@@ -21,6 +21,7 @@
 #include "core/base/thread_pool.h"
 #include "core/disk/rocksdb/row_database.h"
 #include "core/disk/test_failing_database.h"
+#include "core/rows/hash_index.h"
 #include "core/storage/storage.h"
 #include "core/tables/test_contents.h"
 
@@ -415,6 +416,49 @@ TEST_CASE("rows that cannot be spilled are flushed at rest") {
   std::vector<float> found(n * kDim);
   REQUIRE(table->Lookup(keys.data(), n, false, found.data(), ProcessPool()).ok());
   CHECK(found == rows);
+}
+
+TEST_CASE("a flush beside other calls writes more rows of one shard than the spill can take") {
+  constexpr int dim = 4096;
+  constexpr size_t n = 900;  // 15 MB
+  const TestFolder folder;
+  StorageOptions options;
+  options.path = folder / "storage";
+  options.cache_bytes = uint64_t{64} << 20;
+  options.spill_rows = 300;
+  options.batch_bytes = 0;
+  auto storage = Value(Storage::Open(options));
+  TableConfig config;
+  config.dim = dim;
+  auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+  std::vector<Key> keys;
+  for (Key key = 0; keys.size() < n; ++key) {
+    if (HashIndex::ShardOf(HashIndex::Hash(key), 10) == 0) keys.push_back(key);
+  }
+  std::vector<float> rows(n * dim), found(n * dim);
+  const auto assign = [&](size_t first, size_t last, float more) {
+    for (size_t i = first; i < last; ++i) {
+      std::fill_n(&rows[i * dim], dim, static_cast<float>(i) + more);
+    }
+    REQUIRE(table->Assign(&keys[first], last - first, &rows[first * dim], ProcessPool()).ok());
+  };
+  const auto check = [&] {
+    REQUIRE(table->size() == n);
+    REQUIRE(table->Lookup(keys.data(), n, false, found.data(), ProcessPool()).ok());
+    CHECK(found == rows);
+  };
+  assign(0, n, 0);
+  REQUIRE(storage->Flush(/*wait=*/false).ok());
+  assign(n / 3, n, 0.25f);  // while that goes on
+  check();
+  REQUIRE(storage->Flush(/*wait=*/false).ok());
+  assign(0, n / 2, 0.5f);
+  check();
+  REQUIRE(storage->Flush().ok());
+  REQUIRE(storage->Close().ok());
+  storage = Value(Storage::Open(options));
+  table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+  check();
 }
 
 TEST_CASE("a flush beside other calls sorts more rows than it keeps in memory") {

@@ -18,9 +18,9 @@ class RowDatabase::PendingRows {
   PendingRows(const RowDatabase& database, bool set_apart) : database_(database) {
     const Handles& h = *database.handles_;
     if (!set_apart && database.has_newest()) {
-      newest_ = h.Iterate(WholeRead(), h.pending[database.newest_]);
+      newest_ = h.IterateWhole(h.pending[database.newest_]);
     }
-    if (database.has_set_apart()) apart_ = h.Iterate(WholeRead(), h.pending[1 - database.newest_]);
+    if (database.has_set_apart()) apart_ = h.IterateWhole(h.pending[1 - database.newest_]);
   }
   void Seek(std::string_view key) {
     for (rocksdb::Iterator* rows : {newest_.get(), apart_.get()}) {

@@ -16,13 +16,6 @@
 #include "core/disk/rocksdb/row_database_handles.h"
 
 namespace sok {
-namespace {
-
-// Rows of so many bytes are written as a file: each then costs a fraction of its way through the
-// skip list of a memtable, and the file itself some milliseconds.
-constexpr size_t kFileFrom = size_t{2} << 20;
-
-}  // namespace
 
 Status RowDatabase::WritePending(const RowBatch& batch) {
   if (batch.rows() == 0) return Status();
@@ -42,7 +35,7 @@ Status RowDatabase::WritePending(const RowBatch& batch) {
                    [](const auto& a, const auto& b) { return a.first < b.first; });
   // Rows that no file can take may have room in a memtable, and there the caller learns of an
   // error.
-  if (batch.bytes() < kFileFrom || !WritePendingFile(rows).ok()) {
+  if (batch.bytes() < kPendingFileBytes || !WritePendingFile(rows).ok()) {
     SOK_RETURN_IF_ERROR(WritePendingRows(rows, batch.bytes()));
   }
   pending_rows_ += batch.rows();

@@ -17,8 +17,12 @@
 namespace sok {
 namespace {
 
-constexpr Key kKeys = 150000;
-constexpr size_t kMany = 70000;  // rows that take more than the 2 MiB from which on they get a file
+constexpr int kDim = 32;
+constexpr Key kKeys = 100000;
+constexpr size_t kMany =
+    60000;  // rows that take more bytes than those from which on they get a file
+static_assert(kMany * (RowBatch::kBytesBesideValues + kDim * sizeof(float) / 2) >
+              Database::kPendingFileBytes);
 constexpr int kGroup = 3;
 
 using Rows = std::map<Key, float>;  // the first float of each row
@@ -44,10 +48,10 @@ class Program {
         batch.Remove(RowKey(kGroup, key));
         written.erase(key);
       } else {
-        const float value = static_cast<float>(rng_() % 100000);
-        batch.Put(RowKey(kGroup, key), {RowHeader::kVersion, 1, 0, {0, 0}},
-                  {reinterpret_cast<const char*>(&value), sizeof(value)});
-        written[key] = value;
+        const float values[kDim] = {static_cast<float>(rng_() % 100000)};
+        batch.Put(RowKey(kGroup, key), {RowHeader::kVersion, kDim, 0, {0, 0}},
+                  {reinterpret_cast<const char*>(values), sizeof(values)});
+        written[key] = values[0];
       }
     }
     const Status status = database_->WritePending(batch);
@@ -58,7 +62,7 @@ class Program {
     Rows rows;
     const auto add = [&](Key key, std::string_view bytes) {
       RowValue value;
-      if (!value.Parse(bytes, RowLayout(1, {}))) return;
+      if (!value.Parse(bytes, RowLayout(kDim, {}))) return;
       std::memcpy(&rows[key], value.values.data(), sizeof(float));
     };
     REQUIRE(database_

@@ -6,6 +6,7 @@
 #include <rocksdb/write_buffer_manager.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "core/base/expiry.h"
@@ -51,7 +52,7 @@ std::unique_ptr<rocksdb::CompactionFilter> MakeExpiryFilter(std::shared_ptr<cons
 
 rocksdb::DBOptions DatabaseOptions() {
   rocksdb::DBOptions options;
-  options.max_background_jobs = 2;
+  options.max_background_jobs = 3;  // one writes memtables, and two merge where files are many
   options.max_open_files = 512;
   options.db_write_buffer_size = kMemtableBytes;
   options.max_total_wal_size = uint64_t{128} << 20;
@@ -99,6 +100,15 @@ rocksdb::ColumnFamilyOptions RowOptions(const std::shared_ptr<rocksdb::Cache>& b
   if (filter != nullptr && ttl > 0) {
     options.periodic_compaction_seconds = std::max<uint64_t>(ttl, 60);
   }
+  return options;
+}
+
+rocksdb::ColumnFamilyOptions PendingOptions(const std::shared_ptr<rocksdb::Cache>& block_cache) {
+  rocksdb::ColumnFamilyOptions options = RowOptions(block_cache, nullptr, 0);
+  // Where training may wait for a merge, it waits for all that are before that one, a minute and
+  // more. Until files are merged a search of them takes longer.
+  options.level0_slowdown_writes_trigger = std::numeric_limits<int>::max();
+  options.level0_stop_writes_trigger = std::numeric_limits<int>::max();
   return options;
 }
 

@@ -28,6 +28,8 @@ rocksdb::DBOptions DatabaseOptions();
 // age stay.
 rocksdb::ColumnFamilyOptions RowOptions(const std::shared_ptr<rocksdb::Cache>& block_cache,
                                         const rocksdb::CompactionFilter* filter, uint32_t ttl);
+// Those of rows that are pending: writes of them never wait for files to be merged.
+rocksdb::ColumnFamilyOptions PendingOptions(const std::shared_ptr<rocksdb::Cache>& block_cache);
 rocksdb::ColumnFamilyOptions MetaOptions();
 
 // Returns the Status of an attempt that failed. `what` names the attempt, such as "open the storage

@@ -52,19 +52,6 @@ bool IsSaved(rocksdb::DB* db, rocksdb::ColumnFamilyHandle* family) {
   return true;
 }
 
-// Returns the number of sorted runs that the files of a column family form.
-uint64_t RunsOf(rocksdb::DB* db, rocksdb::ColumnFamilyHandle* family) {
-  const auto files = [&](int level) {
-    std::string value;
-    db->GetProperty(family, rocksdb::DB::Properties::kNumFilesAtLevelPrefix + std::to_string(level),
-                    &value);
-    return std::strtoull(value.c_str(), nullptr, 10);
-  };
-  uint64_t runs = files(0);
-  for (int level = 1; level < db->NumberLevels(family); ++level) runs += files(level) > 0;
-  return runs;
-}
-
 Status InUse(const std::string& path, const std::string& holder) {
   return Status(Code::kUnavailable,
                 "the storage '" + path + "' is in use: its lock '" + path + "/LOCK' is taken" +
@@ -163,7 +150,7 @@ Result<std::unique_ptr<RowDatabase::Handles>> RowDatabase::OpenHandles(
   handles->block_cache = rocksdb::NewLRUCache(kBlockCacheBytes);
   const uint32_t ttl = options.expiry != nullptr ? options.expiry->ttl() : 0;
   if (options.expiry != nullptr) handles->filter = MakeExpiryFilter(options.expiry);
-  handles->row_options = RowOptions(handles->block_cache, nullptr, 0);
+  handles->pending_options = PendingOptions(handles->block_cache);
   std::vector<rocksdb::ColumnFamilyDescriptor> families = {
       {rocksdb::kDefaultColumnFamilyName,
        RowOptions(handles->block_cache, handles->filter.get(), ttl)}};
@@ -174,7 +161,7 @@ Result<std::unique_ptr<RowDatabase::Handles>> RowDatabase::OpenHandles(
   }
   for (int i = 0; i < 2 && !options.read_only; ++i) {
     if (!has(kPendingNames[i])) continue;
-    families.emplace_back(kPendingNames[i], handles->row_options);
+    families.emplace_back(kPendingNames[i], handles->pending_options);
     places.push_back(&handles->pending[i]);
   }
   std::vector<rocksdb::ColumnFamilyHandle*> opened;
@@ -243,6 +230,18 @@ Result<std::unique_ptr<Database>> RowDatabase::Open(const Options& options) {
   database->keys_ = std::move(keys);
   database->keys_->Open(path, h.db.get(), h.published);
   return std::unique_ptr<Database>(std::move(database));
+}
+
+uint64_t RowDatabase::Handles::Runs(rocksdb::ColumnFamilyHandle* family) const {
+  const auto files = [&](int level) {
+    std::string value;
+    db->GetProperty(family, rocksdb::DB::Properties::kNumFilesAtLevelPrefix + std::to_string(level),
+                    &value);
+    return std::strtoull(value.c_str(), nullptr, 10);
+  };
+  uint64_t runs = files(0);
+  for (int level = 1; level < db->NumberLevels(family); ++level) runs += files(level) > 0;
+  return runs;
 }
 
 bool RowDatabase::failed() const {
@@ -331,7 +330,7 @@ Status RowDatabase::DropFamily(int number) {
 Status RowDatabase::MakeFamily(int number) {
   Handles& h = *handles_;
   const auto made = h.Call([&](rocksdb::DB* db) {
-    return db->CreateColumnFamily(h.row_options, kPendingNames[number], &h.pending[number]);
+    return db->CreateColumnFamily(h.pending_options, kPendingNames[number], &h.pending[number]);
   });
   // There is one already, which an error has kept from being dropped.
   if (made.IsInvalidArgument()) {
@@ -348,6 +347,12 @@ Status RowDatabase::SetPendingApart() {
   if (!has_newest()) return Status();
   const int other = 1 - newest_;
   SOK_RETURN_IF_ERROR(OrNoMemory([&] { return MakeFamily(other); }));
+  // Its files will be dropped, and merges of the newest ones must not wait for theirs. Where this
+  // fails they are merged, which takes time alone.
+  Handles& h = *handles_;
+  static_cast<void>(h.Call([&](rocksdb::DB* db) {
+    return db->SetOptions(h.pending[newest_], {{"disable_auto_compactions", "true"}});
+  }));
   newest_ = other;
   apart_rows_ = pending_rows_.exchange(0);
   return Status();
@@ -374,7 +379,7 @@ void RowDatabase::RenewKeysIfStale() {
                                  &rows);
     if (keys_->ShouldRenew(rows) && !has_pending()) {
       keys_->Renew([this]() -> std::shared_ptr<rocksdb::Iterator> {
-        return handles_->Iterate(WholeRead(), handles_->published);
+        return handles_->IterateWhole(handles_->published);
       });
     }
     return Status();
@@ -628,25 +633,23 @@ Status RowDatabase::Compact() {
 RowDatabase::DiskUse RowDatabase::disk_use() const {
   DiskUse use;
   if (handles_->stuck) return use;
-  const auto number = [&](const std::string& name) {
+  const auto number = [&](rocksdb::ColumnFamilyHandle* family, const std::string& name) {
     uint64_t value = 0;
-    handles_->db->GetIntProperty(handles_->published, name, &value);
+    handles_->db->GetIntProperty(family, name, &value);
     return value;
   };
-  use.file_bytes = number(rocksdb::DB::Properties::kTotalSstFilesSize);
+  using Properties = rocksdb::DB::Properties;
+  use.file_bytes = number(handles_->published, Properties::kTotalSstFilesSize);
   for (auto* family : {handles_->published, handles_->pending[0], handles_->pending[1]}) {
-    uint64_t bytes = 0;
-    if (family != nullptr &&
-        handles_->db->GetIntProperty(family, rocksdb::DB::Properties::kSizeAllMemTables, &bytes)) {
-      use.memory_bytes += bytes;
-    }
+    if (family == nullptr) continue;
+    use.memory_bytes += number(family, Properties::kSizeAllMemTables);
+    use.key_bytes += number(family, Properties::kEstimateTableReadersMem);
   }
   use.memory_bytes += handles_->block_cache->GetUsage();
-  use.key_bytes = number(rocksdb::DB::Properties::kEstimateTableReadersMem);
   if (keys_ != nullptr) use.filter_bytes = keys_->bytes();
   use.key_bytes += use.filter_bytes;
   use.memory_bytes += use.key_bytes;
-  use.runs = RunsOf(handles_->db.get(), handles_->published);
+  use.runs = handles_->Runs(handles_->published);
   use.searched = searched_;
   use.filtered = filtered_;
   use.found = found_;

@@ -7,6 +7,7 @@
 #include <rocksdb/env.h>
 #include <rocksdb/listener.h>
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <new>
@@ -23,11 +24,14 @@ constexpr char kPublishPrefix[] = "sok-publish-";
 inline rocksdb::Slice SliceOf(std::string_view view) { return {view.data(), view.size()}; }
 inline std::string_view ViewOf(const rocksdb::Slice& slice) { return {slice.data(), slice.size()}; }
 
-// Returns reading options for a caller that reads many rows once.
-inline rocksdb::ReadOptions WholeRead() {
+// Returns reading options for a caller that reads many rows once, in the order of their keys, from
+// so many sorted runs at a time. Each has a buffer.
+inline rocksdb::ReadOptions WholeRead(uint64_t runs = 1) {
+  constexpr uint64_t kMost = uint64_t{2} << 20, kLeast = uint64_t{64} << 10;
   rocksdb::ReadOptions reading;
   reading.fill_cache = false;
-  reading.readahead_size = size_t{2} << 20;
+  reading.readahead_size =
+      std::clamp((uint64_t{64} << 20) / std::max<uint64_t>(1, runs), kLeast, kMost);
   return reading;
 }
 
@@ -70,7 +74,7 @@ struct RowDatabase::Handles {
   std::unique_ptr<rocksdb::Env> env;  // over DatabaseFiles
   std::unique_ptr<rocksdb::CompactionFilter> filter;
   std::shared_ptr<rocksdb::Cache> block_cache;
-  rocksdb::ColumnFamilyOptions row_options;
+  rocksdb::ColumnFamilyOptions pending_options;
   std::shared_ptr<Listener> listener = std::make_shared<Listener>();
   // A column family of pending rows could be neither dropped nor made.
   bool pending_unusable = false;
@@ -130,6 +134,12 @@ struct RowDatabase::Handles {
   Iterator Iterate(const rocksdb::ReadOptions& options, rocksdb::ColumnFamilyHandle* family) const {
     return Iterator(db->NewIterator(options, family), {this});
   }
+  // The same for a caller that reads most of its rows.
+  Iterator IterateWhole(rocksdb::ColumnFamilyHandle* family) const {
+    return Iterate(WholeRead(Runs(family)), family);
+  }
+  // Returns the number of sorted runs that the files of a column family form.
+  uint64_t Runs(rocksdb::ColumnFamilyHandle* family) const;
 
   ~Handles() { Close(); }
   void Close() {

@@ -81,7 +81,7 @@ class RowDatabase::RowRef final : public View {
       : database_(*database),
         group_(group),
         first_(group < 0 ? "" : std::string(RowKey(group, from).view())),
-        published_(database->handles_->Iterate(WholeRead(), database->handles_->published)),
+        published_(database->handles_->IterateWhole(database->handles_->published)),
         newer_(database->IterateNewer()) {}
 
   Status ForEach(const Visit& fn) override {
