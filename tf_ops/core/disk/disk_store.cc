@@ -17,6 +17,8 @@
 namespace sok {
 namespace {
 
+// So many shards of a call give back more than what the call took.
+constexpr uint32_t kTrimmedShards = 4;
 constexpr int64_t kLookupCost = 30;  // nanoseconds a key, for ParallelFor
 
 int ShardBits() {
@@ -107,6 +109,11 @@ Status DiskStore::ForEachShard(const ShardPartition& partition, const ParallelFo
                                const VisitShard& fn, bool keep_room) {
   Status failure;
   std::mutex failure_mu;
+  // Each shard that gives rows up writes them, so a call has only some of them do that, in turn.
+  uint32_t shards = 0;
+  for (uint32_t s = 0; s < shard_count(); ++s) shards += partition.size(s) > 0;
+  const uint32_t turns = std::max<uint32_t>(1, shards / kTrimmedShards);
+  const uint32_t turn = trims_.fetch_add(1, std::memory_order_relaxed);
   parallel_for(shard_count(), kShardCost, [&](int64_t first, int64_t last) {
     for (int64_t s = first; s < last; ++s) {
       if (partition.size(s) == 0) continue;
@@ -115,7 +122,8 @@ Status DiskStore::ForEachShard(const ShardPartition& partition, const ParallelFo
       Status status = fn(shard, partition.begin(s), partition.size(s));
       if (status.ok()) {
         // It only gives memory back. What cannot be written now stays.
-        if (!keep_room) status = OrNoMemory([&] { return Trim(shard); });
+        const bool has_turn = (shard.number + turn) % turns == 0;
+        if (!keep_room) status = OrNoMemory([&] { return Trim(shard, has_turn); });
         continue;
       }
       std::lock_guard<std::mutex> guard(failure_mu);

@@ -219,8 +219,8 @@ class DiskStore final : public DurableStore {
   static Status NotOnDisk(const Status& why);
   // Makes the call that changed these rows durable, where calls are, with unrecorded_.
   Status Record(Journal::Room room, std::vector<RowBatch> rows);
-  // Gives back what a large batch took beyond the budget.
-  Status Trim(Shard& shard);
+  // Gives back what a large batch took beyond the budget, and if the shard has its turn some more.
+  Status Trim(Shard& shard, bool has_turn);
   // Removes rows that have expired, so that they are met no more; what the disk does not let go now
   // stays, and is expired all the same. Returns those.
   std::vector<uint32_t> RemoveExpired(Shard& shard, std::vector<uint32_t> expired);
@@ -271,6 +271,7 @@ class DiskStore final : public DurableStore {
   std::mutex write_mu_;
   RowBatch unrecorded_;  // removals that no record has yet: the next one begins with them
   ShardPartition apply_partition_;  // scratch of Apply
+  std::atomic<uint32_t> trims_{0};  // calls that may give memory back
   mutable std::mutex meta_mu_;      // guards the two below
   std::shared_ptr<const RowLayout> layout_;
   TableState state_;

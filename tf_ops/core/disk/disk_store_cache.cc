@@ -17,9 +17,8 @@ namespace {
 constexpr size_t kFewestVictims = 32;
 // The most keys of a shard that are known to be absent.
 constexpr size_t kMostAbsent = size_t{1} << 16;
-// Where the cache has too many bytes, a call gives so many back, in so many of the shards.
+// A call gives so many bytes of a shard back where the cache has too many.
 constexpr size_t kTrimmed = size_t{2} << 20;
-constexpr uint32_t kTrimmedShards = 4;
 
 }  // namespace
 
@@ -296,15 +295,13 @@ Status DiskStore::SpillBlock(Shard& shard) {
   return status;
 }
 
-Status DiskStore::Trim(Shard& shard) {
+Status DiskStore::Trim(Shard& shard, bool has_turn) {
   shard.index.Trim(std::exchange(shard.forgotten, 0));
   shard.ChargeIndexes();
   // Memory that counts beside the rows may grow by much at once. A call gives back what it took,
   // and some of that, so that none has to wait for all of it.
   size_t most = shard.rows.TakeBeyond();
-  if (shard.trims++ % std::max<uint32_t>(1, shard_count() / kTrimmedShards) == 0) {
-    most += std::max<size_t>(1, kTrimmed / shard.rows.block_bytes());
-  }
+  if (has_turn) most += std::max<size_t>(1, kTrimmed / shard.rows.block_bytes());
   for (; core_->memory.used() > core_->memory.limit() && shard.rows.blocks() > 1 && most > 0;
        --most) {
     const size_t before = shard.rows.blocks();

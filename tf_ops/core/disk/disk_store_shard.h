@@ -81,8 +81,7 @@ struct alignas(64) DiskStore::Shard final : CacheMemory::Holder {
   std::optional<DecodedRow<CacheRows>> decoded;  // by which that call writes rows
   bool keeps = false;                            // such a call is under way
   uint64_t charged = 0;                          // the bytes of the indexes that are counted
-  uint32_t forgotten = 0;   // rows that were taken out since the index was last trimmed
-  uint32_t trims = number;  // counts them, so that shards take turns: see Trim
+  uint32_t forgotten = 0;  // rows that were taken out since the index was last trimmed
 };
 
 }  // namespace sok

@@ -50,23 +50,39 @@ uint64_t SpillFile::bytes() const {
 
 uint32_t SpillFile::AllocateSegment() {
   std::lock_guard<std::mutex> guard(mu_);
-  if (free_.empty()) {
+  std::vector<uint32_t>& from = free_.empty() ? given_back_ : free_;
+  if (from.empty()) {
     // Room is reserved here, since FreeSegment must not need memory.
-    if (free_.capacity() <= segments_) free_.reserve(2 * (size_t{segments_} + 1));
+    for (auto* list : {&free_, &given_back_}) {
+      if (list->capacity() <= segments_) list->reserve(2 * (size_t{segments_} + 1));
+    }
     return segments_++;
   }
-  const uint32_t segment = free_.back();
-  free_.pop_back();
+  const uint32_t segment = from.back();
+  from.pop_back();
   return segment;
 }
 
 void SpillFile::FreeSegment(uint32_t segment) {
-  // The segment's space goes back to the disk, where the file system can do that.
-  fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-            static_cast<off_t>(uint64_t{segment} * kSegmentBytes),
-            static_cast<off_t>(kSegmentBytes));
   std::lock_guard<std::mutex> guard(mu_);
   free_.push_back(segment);
+}
+
+void SpillFile::GiveBack() {
+  for (;;) {
+    uint32_t segment = 0;
+    {
+      std::lock_guard<std::mutex> guard(mu_);
+      if (free_.empty()) return;
+      segment = free_.back();
+      free_.pop_back();
+    }
+    fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+              static_cast<off_t>(uint64_t{segment} * kSegmentBytes),
+              static_cast<off_t>(kSegmentBytes));
+    std::lock_guard<std::mutex> guard(mu_);
+    given_back_.push_back(segment);
+  }
 }
 
 Status SpillFile::Failed(const char* what) const {

@@ -32,8 +32,11 @@ class SpillFile {
   uint64_t bytes() const;  // the length of the file, free segments included
 
   uint32_t AllocateSegment();
-  // Gives a segment back. This needs no memory.
+  // Lets go of a segment, for the next one who asks. This needs no memory.
   void FreeSegment(uint32_t segment);
+  // Gives the space of free segments back to the disk, where the file system can do that. It may
+  // wait for the disk, for as long as others write there.
+  void GiveBack();
 
   // Errors: kResourceExhausted if the disk is full.
   Status Write(uint32_t segment, size_t offset, const char* from, size_t n) const;
@@ -59,9 +62,10 @@ class SpillFile {
   const std::string folder_;
   const uint64_t most_rows_;
   std::atomic<uint64_t> rows_{0};
-  mutable std::mutex mu_;  // guards the two below
+  mutable std::mutex mu_;  // guards the three below
   uint32_t segments_ = 0;
-  std::vector<uint32_t> free_;
+  std::vector<uint32_t> free_;        // those that have their space
+  std::vector<uint32_t> given_back_;  // free ones without
 };
 
 }  // namespace sok

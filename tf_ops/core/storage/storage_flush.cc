@@ -126,6 +126,7 @@ void Storage::FlushOnThread() {
 }
 
 Result<StorageCore::Alone> Storage::FlushBeside() {
+  if (core_->spill != nullptr) core_->spill->GiveBack();
   if (!core_->read_only) SOK_RETURN_IF_ERROR(SpillBeside(OpenGroups()));
   auto gate = core_->TakeAlone();
   if (core_->database == nullptr || core_->read_only) {
