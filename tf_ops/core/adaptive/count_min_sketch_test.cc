@@ -320,6 +320,11 @@ TEST_CASE("few keys reach k before they were drawn so often") {
   std::discrete_distribution<Key> zipf(weights.begin(), weights.end());
   std::vector<Key> draws(kDraws);
   for (Key& key : draws) key = zipf(rng);
+  std::vector<std::map<Key, uint32_t>> batches;
+  for (size_t i = 0; i < kDraws; ++i) {
+    if (i % kBatch == 0) batches.emplace_back();
+    ++batches.back()[draws[i]];
+  }
   for (uint64_t buckets : {20, 2000, 20000}) {
     for (uint32_t k : {2u, 3u, 10u}) {
       CAPTURE(buckets);
@@ -327,9 +332,7 @@ TEST_CASE("few keys reach k before they were drawn so often") {
       const auto sketch = Make(buckets, CountMinSketch::CellsPerBucket(kDistinct, buckets), 8);
       std::vector<uint32_t> truth(kDistinct);
       std::vector<bool> promoted(kDistinct);
-      for (size_t begin = 0; begin < kDraws; begin += kBatch) {
-        std::map<Key, uint32_t> counts;
-        for (size_t i = begin; i < std::min(kDraws, begin + kBatch); ++i) ++counts[draws[i]];
+      for (const std::map<Key, uint32_t>& counts : batches) {
         Batch batch;
         for (const auto& [key, count] : counts) {
           truth[key] += count;

@@ -5,8 +5,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <string>
 
@@ -29,19 +27,14 @@ std::string Bytes(size_t n) {
   return bytes;
 }
 
-std::string ContentsOf(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return std::string(std::istreambuf_iterator<char>(file), {});
-}
-
 TEST_CASE("a stream writes every byte in order, whatever the pieces are") {
   const TestFolder folder;
   int number = 0;
   for (size_t size :
        {size_t{0}, size_t{1}, size_t{4096}, 4 * kMiB, 4 * kMiB + 1, 8 * kMiB, 13 * kMiB + 4095}) {
+    const std::string bytes = Bytes(size);
     for (size_t piece : {size_t{999}, size_t{4096}, 5 * kMiB + 3}) {
       const std::string path = folder / std::to_string(number++);
-      const std::string bytes = Bytes(size);
       {
         const auto stream = NewStream(path);
         for (size_t begin = 0; begin < size; begin += piece) {
@@ -50,7 +43,7 @@ TEST_CASE("a stream writes every byte in order, whatever the pieces are") {
         CHECK(stream->bytes() == size);
         REQUIRE(stream->Finish().ok());
       }
-      CHECK(ContentsOf(path) == bytes);
+      CHECK(ReadAll(path) == bytes);
     }
   }
 }

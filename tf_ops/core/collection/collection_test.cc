@@ -203,8 +203,9 @@ void CheckSteps(uint32_t workers_count, const ParallelFor& parallel_for, std::mt
 
 TEST_CASE("tables of a collection are pooled and trained as sums of doubles are") {
   std::mt19937_64 rng(TestSeed());
+  const int rounds = LongTests() ? 30 : 10;
   for (uint32_t workers = 1; workers <= 3; ++workers) {
-    for (int round = 0; round < 30; ++round) {
+    for (int round = 0; round < rounds; ++round) {
       INFO(workers, " workers, round ", round);
       CheckSteps(workers, SerialFor, rng);
       CheckSteps(workers, ThreadedFor, rng);

@@ -157,7 +157,7 @@ void CheckProgram(uint32_t workers_count, const ParallelFor& parallel_for, std::
 TEST_CASE("a step of many tables leaves the bits of a step of each table by itself") {
   std::mt19937_64 rng(TestSeed());
   for (uint32_t workers = 1; workers <= 2; ++workers) {
-    for (int round = 0; round < 4; ++round) {
+    for (int round = 0; round < (LongTests() ? 4 : 2); ++round) {
       INFO(workers, " workers, round ", round);
       CheckProgram(workers, SerialFor, rng);
       CheckProgram(workers, ThreadedFor, rng);
