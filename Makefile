@@ -114,6 +114,9 @@ bench: setup  ## the benchmarks
 # test that waits leaves its processor to another.
 TESTING = $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
 NVRTC = $(firstword $(wildcard $(VENV)/lib/python3.*/site-packages/nvidia/cuda_nvrtc/lib/libnvrtc.so.12))
+# Bytecode is kept, whatever the environment says: each of some hundred processes would compile the
+# same sources.
+test test-all: export PYTHONDONTWRITEBYTECODE :=
 define run_tests
 @mkdir -p $(NATIVE); \
 cmake --build $(NATIVE) --target standin_cuda standin_nvrtc standin_kernels_0 standin_kernels_16 \

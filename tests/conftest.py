@@ -15,6 +15,9 @@ from pathlib import Path
 
 import pytest
 
+# Nothing that imports and collection make is garbage: see `pytest_collection_finish`.
+gc.disable()
+
 # This lets tests import the helper modules beside this file; it comes last, so that they shadow
 # nothing.
 sys.path.append(str(Path(__file__).parent))
@@ -84,6 +87,7 @@ def pytest_collection_finish():
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 class _FirstOfTwo(sok_embed.communicators.LocalCommunicator):

@@ -2,7 +2,8 @@
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -64,12 +65,22 @@ def defined_in(tree: ast.AST) -> Iterator[str]:
             yield from (key.value for key in keys if isinstance(key.value, str))
 
 
-TREES = {file: ast.parse(path.read_text()) for file, path in SOURCES.items()}
-OURS = {name for tree in TREES.values() for name in defined_in(tree)} - OF_PYTHON
+# These take seconds, which processes that run other tests are spared.
+@cache
+def trees() -> dict[str, ast.Module]:
+    """Returns the parsed sources by file."""
+    return {file: ast.parse(path.read_text()) for file, path in SOURCES.items()}
 
 
-def uses_of(tree: ast.AST, ours: set[str] = OURS) -> set[str]:
+@cache
+def names_of_ours() -> frozenset[str]:
+    """Returns the names that the package defines."""
+    return frozenset(name for tree in trees().values() for name in defined_in(tree)) - OF_PYTHON
+
+
+def uses_of(tree: ast.AST, ours: Set[str] | None = None) -> set[str]:
     """Returns private modules, and private attributes of objects of Keras and TensorFlow."""
+    ours = names_of_ours() if ours is None else ours
     found = set(imports_of(tree))
     for name, own in attributes_of(tree):
         is_ours = name in ours and (own or name not in ON_THE_PAGE)
@@ -80,7 +91,7 @@ def uses_of(tree: ast.AST, ours: set[str] = OURS) -> set[str]:
 
 def test_private_names_are_used_in_the_bridge_and_where_its_page_says():
     wrong = []
-    for file, tree in TREES.items():
+    for file, tree in trees().items():
         if file.startswith(BRIDGE):
             continue
         allowed = {
@@ -102,7 +113,7 @@ def test_private_names_are_used_in_the_bridge_and_where_its_page_says():
 def test_the_page_names_nothing_that_its_place_does_not_use(row):
     used = {
         name
-        for file, tree in TREES.items()
+        for file, tree in trees().items()
         if file.startswith(row.piece)
         for name in (*imports_of(tree), *(name for name, _ in attributes_of(tree)))
     }
