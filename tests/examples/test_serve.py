@@ -14,6 +14,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import forked
 import keras
 import numpy as np
 import pytest
@@ -67,7 +68,7 @@ class Service:
     """A service in a process of its own, on a free port."""
 
     def __init__(self, path: Path, *options: str) -> None:
-        command = [sys.executable, str(FOLDER / "serve.py"), str(path), "--port", "0", *options]
+        command = forked.command(FOLDER / "serve.py", path, "--port", "0", *options)
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.log: list[str] = []
         self._listening = threading.Event()

@@ -6,10 +6,9 @@ import copy
 import gc
 import os
 import subprocess
-import sys
 import threading
-from pathlib import Path
 
+import forked
 import keras
 import numpy as np
 import pytest
@@ -71,12 +70,8 @@ def test_tables_go_with_their_model_though_graphs_keep_their_handles(kind, monke
 def test_memory_is_that_of_one_model(kind):
     """The rows of each model take at least 10 MiB, and more with slots."""
     models = MODELS or 8
-    made = subprocess.run(
-        [sys.executable, Path(trained_models.__file__), kind, str(models)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    program = forked.command(trained_models.__file__, kind, models)
+    made = subprocess.run(program, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
     after = [float(each) for each in made.stdout.split()]
     assert len(after) == models

@@ -2,8 +2,8 @@
 
 import os
 import subprocess
-import sys
 
+import forked
 import gpu_standin
 import keras
 import numpy as np
@@ -281,7 +281,7 @@ assert DynamicEmbedding(4, device="auto").table.device == "gpu:0"
 
 def test_an_error_says_what_a_gpu_table_misses():
     run = subprocess.run(
-        [sys.executable, "-c", WITHOUT_A_GPU], capture_output=True, text=True, timeout=HANG_S
+        forked.program(WITHOUT_A_GPU), capture_output=True, text=True, timeout=HANG_S
     )
     assert run.returncode == 0, run.stderr[-2000:]
 
