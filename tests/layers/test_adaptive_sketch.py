@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from adaptive_reference import make
+from tiers import long
 
 KEYS = 1_000_000
 DRAWS = 10_000_000
@@ -22,7 +23,7 @@ def stream():
     return keys * 2654435761 - 2**50, np.bincount(keys, minlength=KEYS)
 
 
-@pytest.mark.parametrize("promote_after", [2, 5, 10])
+@pytest.mark.parametrize("promote_after", [2, long(5), 10])
 def test_of_a_million_zipf_keys_less_than_one_percent_is_promoted_too_early(stream, promote_after):
     keys, counts = stream
     layer = make(

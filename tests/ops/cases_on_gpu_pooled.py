@@ -188,7 +188,7 @@ def assert_models_alike(found, expected, tolerance):
     )
 
 
-@pytest.mark.cover(3)
+@pytest.mark.cover(2)
 @pytest.mark.parametrize(
     ("name", "devices"), [*((name, "both") for name in OPTIMIZERS), ("adam", "gpu"), ("sgd", "gpu")]
 )
@@ -210,6 +210,7 @@ def test_an_eager_loop_that_clips_by_hand_trains_as_on_the_host():
     assert_models_alike(found[1], found[0], 2e-5)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("devices", ["gpu", "both"])
 def test_rows_that_no_used_feature_asked_for_stay(devices):
     used = ("user_log", "item", "place_log")

@@ -14,6 +14,7 @@ import gpu_standin
 import pytest
 import tensorflow as tf
 from limits import HANG_S
+from tiers import long
 
 HERE = Path(__file__).parent
 COMPILER = shutil.which("c++")
@@ -36,7 +37,7 @@ def device(tmp_path_factory):
     return library
 
 
-def run_tests(device, arguments, device_type, **variables):
+def run_tests(device, files, device_type, *options, **variables):
     environment = {
         **os.environ,
         **variables,
@@ -58,27 +59,23 @@ def run_tests(device, arguments, device_type, **variables):
         "-p",
         "no:cacheprovider",
     ]
-    run = subprocess.run(
-        [*command, *arguments], env=environment, capture_output=True, text=True, timeout=HANG_S
-    )
+    command += [*options, *(str(HERE / name) for name in files)]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG_S)
     assert run.returncode == 0, run.stdout[-8000:] + run.stderr[-4000:]
     assert " passed" in run.stdout
 
 
-@pytest.mark.cover(1)
-@pytest.mark.parametrize("device_type", ["GUARDED", "GPU"])
-def test_ops_run_where_they_are_placed(device, device_type):
-    run_tests(device, [str(HERE / "cases_on_guarded_device.py")], device_type)
+@pytest.mark.long
+def test_ops_run_on_a_device_that_says_that_it_is_a_gpu(device):
+    run_tests(device, ["cases_on_guarded_device.py"], "GPU")
 
 
+# Files of one device share a process, which takes seconds to import TensorFlow.
 @pytest.mark.skipif(not gpu_standin.is_built(), reason="needs `make test`'s libraries")
-@pytest.mark.parametrize(
-    "cases", ["cases_on_gpu_tables.py", "cases_on_gpu_pooled.py", "cases_on_gpu_hashed.py"]
-)
-def test_layers_with_rows_or_weights_on_a_gpu_look_up_and_train_there(cases, device, tmp_path):
+def test_layers_with_rows_or_weights_on_a_gpu_look_up_and_train_there(device, tmp_path):
     run_tests(
         device,
-        [str(HERE / cases)],
+        ["cases_on_gpu_tables.py", "cases_on_gpu_pooled.py", "cases_on_gpu_hashed.py"],
         "GPU",
         SOK_CUDA_DRIVER=str(gpu_standin.DRIVER),
         SOK_NVRTC=str(gpu_standin.COMPILER),
@@ -88,17 +85,26 @@ def test_layers_with_rows_or_weights_on_a_gpu_look_up_and_train_there(cases, dev
 
 
 # Tests that go on past sok_embed's ops to some of TensorFlow's have nothing to run them on.
-@pytest.mark.cover(2)
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["test_ops.py", "-k", "not optimizer_commits_through_the_constraint"],
-        ["test_collections.py", "test_static_buckets.py", "test_adaptive_table_contents.py"],
-        ["test_adaptive_table_ops.py"],
-        ["test_hashed_bag_gradient.py", "-k", "original or within_a_millionth"],
-    ],
-    ids=lambda arguments: arguments[0],
+RUN_ON_IT = (
+    "not optimizer_commits_through_the_constraint"
+    " and (not test_hashed_bag_gradient or original or within_a_millionth)"
 )
-def test_tests_of_the_ops_pass_on_the_device(device, arguments):
-    files = [str(HERE / name) if name.endswith(".py") else name for name in arguments]
-    run_tests(device, files, "GUARDED")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ("cases_on_guarded_device.py", "test_ops.py", "test_adaptive_table_ops.py"),
+        long(
+            (
+                "test_collections.py",
+                "test_static_buckets.py",
+                "test_adaptive_table_contents.py",
+                "test_hashed_bag_gradient.py",
+            )
+        ),
+    ],
+    ids=lambda files: files[0],
+)
+def test_ops_run_on_the_device_where_they_are_placed(device, files):
+    run_tests(device, files, "GUARDED", "-k", RUN_ON_IT)

@@ -27,6 +27,7 @@ BEFORE = 2.0  # what every element of every row is; 0: there is no row
 AFTER = {"update": 1.0, "assign": 5.0, "remove": 0.0, "flush": BEFORE, "dump": BEFORE}
 SECONDS = 20  # a call that takes longer hangs
 NEVER = 1 << 40
+STRIDE = 7 if os.environ.get("SOK_TEST_LONG") else 21
 
 
 def main(core_path: str, folder: str, durability: str, kind: str, turn: int) -> None:
@@ -99,7 +100,7 @@ def main(core_path: str, folder: str, durability: str, kind: str, turn: int) -> 
         return int(said or 0)
 
     calls = calls_in(lambda m: m.fail_memory(ctypes.c_long(NEVER), ctypes.c_size_t(1)))
-    points = [*range(0, calls - 12, 7), *range(max(0, calls - 12), calls)]
+    points = [*range(0, calls - 12, STRIDE), *range(max(0, calls - 12), calls)]
     for after in points:
         for name in ("fail_memory", "end_memory"):
             print(name, after, "of", calls, flush=True)

@@ -20,10 +20,10 @@ SHORT_WORKER = Path(__file__).with_name("short_memory_worker.py")
 ENDED_WORKER = Path(__file__).with_name("ended_memory_worker.py")
 READ_WORKER = Path(__file__).with_name("failing_read_worker.py")
 LIBRARY = Path(__file__).with_name("failing_memory.c")
-# `make test-all` has each allocation fail by itself, and `make test` each seventh one.
+# `make test-all` has each allocation fail by itself, and `make test` each eleventh one.
 SHORT_KINDS = ("load", "assign")
 ENDED_KINDS = ("update", "assign", "remove", "flush", "dump")
-STRIDE = rounds(7, 1)
+STRIDE = rounds(11, 1)
 
 
 def turn_of(kinds, kind, durability):
