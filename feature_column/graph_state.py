@@ -21,6 +21,7 @@ from sok_embed.feature_column.column_lookup import EmbeddingRows, check_same_row
 from sok_embed.feature_column.own_table import Evictor, open_storage, table_attributes
 from sok_embed.feature_column.saveable import RowsSaveable
 from sok_embed.lookups.lookup import Call
+from sok_embed.tables.gpus import refuse_in_graph
 
 _Keys = tf.compat.v1.GraphKeys
 _BRANCHES = (
@@ -53,6 +54,7 @@ class GraphTable:
     ) -> None:
         self.name = name
         self.dim = dim
+        refuse_in_graph(f"Table '{name}'", column.ev_option.device)
         # Handles of the slots of the static rows, once an optimizer has been applied.
         self.slot_sources: Sequence[tf.Tensor] = ()
         self.lookups: list[tf.Tensor] = []  # what they read

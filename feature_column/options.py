@@ -18,6 +18,7 @@ from sok_embed.feature_column.initializers import (
     serialize_initializer,
 )
 from sok_embed.feature_column.storage_options import StorageOption, StorageType
+from sok_embed.tables.devices import CPU, check_device
 from sok_embed.tables.row_dtypes import FLOAT32, check_row_dtypes
 
 
@@ -87,6 +88,8 @@ class EmbeddingVariableOption:
         init_option: `None` or `InitializerOption`.
         row_dtype: The type in which own rows lie, as for `DynamicEmbedding`.
         slot_dtype: The type in which their optimizer's slots do.
+        device: The device whose memory own rows lie in, as for `DynamicEmbedding`. A GPU has no use
+            for `partition_num`, and TF1 graphs, embedding variables too, have none.
 
     Raises:
         ValueError: For anything else, and for a `GlobalStepEvict` or other types than float32 of
@@ -99,6 +102,7 @@ class EmbeddingVariableOption:
     init_option: InitializerOption | None = None
     row_dtype: str = FLOAT32
     slot_dtype: str = FLOAT32
+    device: str = CPU
 
     def __post_init__(self) -> None:
         for name, kinds in _PARTS.items():
@@ -110,6 +114,7 @@ class EmbeddingVariableOption:
                 )
         on_disk = self.storage_option is not None and self.storage_option.on_disk
         check_row_dtypes("EmbeddingVariableOption", self.row_dtype, self.slot_dtype)
+        check_device("EmbeddingVariableOption", self.device)
         if on_disk and isinstance(self.evict_option, GlobalStepEvict):
             raise ValueError(
                 "EmbeddingVariableOption: expected no GlobalStepEvict with a storage_option on "
@@ -147,13 +152,13 @@ class EmbeddingVariableOption:
     def get_config(self) -> dict[str, Any]:
         """Returns the parts, as JSON can hold them; see `from_config`."""
         parts = {name: _config_of(getattr(self, name)) for name in _PARTS}
-        return {**parts, "row_dtype": self.row_dtype, "slot_dtype": self.slot_dtype}
+        return {**parts, **{name: getattr(self, name) for name in _TEXTS}}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> EmbeddingVariableOption:
         """Makes the option that a `get_config` came from."""
-        types = {name: config[name] for name in ("row_dtype", "slot_dtype") if name in config}
-        return cls(**{name: _part_from(config[name]) for name in _PARTS}, **types)
+        texts = {name: config[name] for name in _TEXTS if name in config}
+        return cls(**{name: _part_from(config[name]) for name in _PARTS}, **texts)
 
 
 _PARTS: dict[str, tuple[type[Any], ...]] = {
@@ -162,6 +167,7 @@ _PARTS: dict[str, tuple[type[Any], ...]] = {
     "storage_option": (StorageOption,),
     "init_option": (InitializerOption,),
 }
+_TEXTS = ("row_dtype", "slot_dtype", "device")
 
 
 def _is_number(value: Any) -> bool:

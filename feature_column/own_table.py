@@ -145,6 +145,7 @@ class OwnRows(Table):
         owner: int,
         name: str,
     ) -> None:
+        option = column.ev_option
         self._more_attributes = table_attributes(column)
         self._evict = Evictor(column, dim, static, f"sok_embed.{name}")
         super().__init__(
@@ -153,7 +154,10 @@ class OwnRows(Table):
             owners=owners,
             owner=owner,
             storage=open_storage(column, name),
-            admission=column.ev_option.admission,
+            admission=option.admission,
+            row_dtype=option.row_dtype,
+            slot_dtype=option.slot_dtype,
+            device=option.device,
             name=name,
         )
 

@@ -93,7 +93,8 @@ class StorageOption:
             raise ValueError(
                 "StorageOption: expected storage_type to be DRAM or one of "
                 f"{', '.join(known.name for known in _ON_DISK)}. Received: {kind.name}. Rows live "
-                "in memory or in RocksDB here."
+                "in memory or in RocksDB here; EmbeddingVariableOption(device='gpu') has them in "
+                "the memory of a GPU."
             )
         if self.on_disk and not self.storage_path:
             raise ValueError(

@@ -26,8 +26,8 @@ def anonymous_adaptive_table(table_name: str, dim: int, **attributes: Any) -> tf
         **attributes: `initializer`, `initializer_a`, `initializer_b` and `seed`, of static rows;
             `static_buckets`, of all workers; `owners`, `owner`; `promote_after`; `max_rows`,
             `decay_every` and `ttl`, where 0 is none; `copy_slots`; `demote_blend`;
-            `sketch_capacity`; `counter_bits`; `row_dtype` and `slot_dtype`. See
-            `sok_embed.AdaptiveEmbedding`.
+            `sketch_capacity`; `counter_bits`; `row_dtype` and `slot_dtype`; `gpu` and
+            `gpu_optional`, as of a table. See `sok_embed.AdaptiveEmbedding`.
 
     Returns:
         A scalar resource tensor, on the CPU.

@@ -21,12 +21,14 @@ from sok_embed.lookups.combining import output_spec
 from sok_embed.lookups.input_forms import flat_values, values_beside
 from sok_embed.lookups.padding import is_key, mask_of_keys, padding_key
 from sok_embed.tables.adaptive_table import AdaptiveTable
+from sok_embed.tables.devices import CPU, check_device
 from sok_embed.tables.row_dtypes import FLOAT32
 
 # Arguments of the layer that stand in its config as they are.
 _ARGUMENTS = (
     "output_dim static_buckets promote_after max_rows decay_every ttl combiner mask_zero "
-    "padding_value mask slots demote_blend sketch_capacity counter_bits row_dtype slot_dtype"
+    "padding_value mask slots demote_blend sketch_capacity counter_bits row_dtype slot_dtype "
+    "device"
 )
 
 
@@ -96,6 +98,7 @@ class AdaptiveEmbedding(KeyLayer):
         row_dtype: The type in which own and static rows lie in memory, as `DynamicEmbedding` has
             it: `"float32"`, `"bfloat16"`, `"float16"` or `"int8"`.
         slot_dtype: The type in which their optimizer slots do: `"float32"` or `"bfloat16"`.
+        device: The device whose memory own and static rows lie in, as `DynamicEmbedding` has it.
         **kwargs: The arguments of `keras.layers.Layer`.
 
     Call arguments:
@@ -117,7 +120,9 @@ class AdaptiveEmbedding(KeyLayer):
 
     Raises:
         ValueError: For an argument, an input or a policy that is none of the above; for an
-            initializer or an optimizer that rows cannot follow.
+            initializer or an optimizer that rows cannot follow; with `device="gpu"`, for other
+            types than float32.
+        RuntimeError: For `device="gpu"` where no GPU can be used, as `DynamicEmbedding` raises it.
         tf.errors.InvalidArgumentError: For a mask with another number than -1, 0 and 1, or whose
             values lie elsewhere than those of the inputs.
     """
@@ -149,6 +154,7 @@ class AdaptiveEmbedding(KeyLayer):
         counter_bits: int = 8,
         row_dtype: str = FLOAT32,
         slot_dtype: str = FLOAT32,
+        device: str = CPU,
         **kwargs: Any,
     ) -> None:
         refuse_unknown_arguments(
@@ -201,6 +207,7 @@ class AdaptiveEmbedding(KeyLayer):
         self.counter_bits = counter_bits
         self.row_dtype = row_dtype
         self.slot_dtype = slot_dtype
+        self.device = check_device(f"Layer '{self.name}'", device)
         self.seed = self._choose_seed(seed)
         communicator = communicators.current()
         self.table = AdaptiveTable(
@@ -218,6 +225,7 @@ class AdaptiveEmbedding(KeyLayer):
             counter_bits=counter_bits,
             row_dtype=row_dtype,
             slot_dtype=slot_dtype,
+            device=device,
             owners=communicator.size,
             owner=communicator.rank,
             name=self.name,

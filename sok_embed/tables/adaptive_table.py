@@ -15,6 +15,8 @@ from sok_embed.kv import RemovedKeys
 from sok_embed.tables import contents
 from sok_embed.tables.base_table import BaseTable, Part
 from sok_embed.tables.counts import SketchPlace
+from sok_embed.tables.devices import CPU
+from sok_embed.tables.gpus import make_on
 from sok_embed.tables.removed_keys import taken_keys
 from sok_embed.tables.row_batches import Batch, batches_in_memory
 from sok_embed.tables.row_dtypes import FLOAT32, check_row_dtypes
@@ -72,9 +74,13 @@ class AdaptiveTable(BaseTable):
         counter_bits: The bits of a cell of the sketch: 8 or 16.
         row_dtype: The type in which own and static rows lie in memory, as of a `Table`.
         slot_dtype: The type in which their optimizer slots do.
+        device: The device whose memory own and static rows lie in, as of a `Table`.
         owners: The number of workers that share the buckets.
         owner: The number of this worker.
         name: The name for messages.
+
+    Attributes:
+        device: The device whose memory the rows lie in: `"cpu"`, or `"gpu:0"`.
     """
 
     kind = "adaptive"
@@ -102,6 +108,7 @@ class AdaptiveTable(BaseTable):
         counter_bits: int = 8,
         row_dtype: str = FLOAT32,
         slot_dtype: str = FLOAT32,
+        device: str = CPU,
         owners: int = 1,
         owner: int = 0,
         name: str = "adaptive_table",
@@ -128,12 +135,15 @@ class AdaptiveTable(BaseTable):
             "owners": owners,
             "owner": owner,
         }
-        self._make_now()
+        gpu = make_on(f"AdaptiveTable '{name}'", device, self._attributes, self._make_now)
+        self.device = CPU if gpu < 0 else f"gpu:{gpu}"
 
     def _create_resource(self) -> tf.Tensor:
-        return as_errors(
-            lambda: tf_ops.anonymous_adaptive_table(self.name, self.dim, **self._attributes)
-        )
+        attributes = self._attributes
+        if not tf.executing_eagerly():
+            # As a table's: a saved graph is loaded with a GPU or without.
+            attributes = {**attributes, "gpu_optional": True}
+        return as_errors(lambda: tf_ops.anonymous_adaptive_table(self.name, self.dim, **attributes))
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
         if contents.are_apart():

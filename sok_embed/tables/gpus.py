@@ -36,10 +36,7 @@ def make_on(what: str, device: Any, attributes: dict[str, Any], make: Callable[[
         return -1
     with tf.init_scope():
         if not tf.executing_eagerly():
-            raise ValueError(
-                f"{what}: expected eager execution around a table on a GPU. Received: a TF1 "
-                "graph. Use device='cpu' there."
-            )
+            raise _in_graph(what)
     attributes["gpu"] = number
     try:
         make()
@@ -60,6 +57,24 @@ def make_on(what: str, device: Any, attributes: dict[str, Any], make: Callable[[
     return number
 
 
+def refuse_in_graph(what: str, device: Any) -> None:
+    """Raises ValueError unless the rows of a TF1 graph lie in the host's memory.
+
+    Args:
+        what: The beginning of the message.
+        device: The device that the caller asks for.
+    """
+    if chosen_device(what, device) != CPU:
+        raise _in_graph(what)
+
+
+def _in_graph(what: str) -> ValueError:
+    return ValueError(
+        f"{what}: expected eager execution around a table on a GPU. Received: a TF1 graph. Use "
+        "device='cpu' there."
+    )
+
+
 def logical_device(number: int) -> str | None:
     """Returns the name by which TensorFlow knows the GPU of a number; None if it does not."""
     logical = [str(each.name) for each in tf.config.list_logical_devices("GPU")]
@@ -78,7 +93,7 @@ def _place_of_rows(what: str, device: str, attributes: dict[str, Any]) -> int:
     dtypes = attributes["row_dtype"], attributes["slot_dtype"]
     if "storage" in attributes:
         reason = "rows in memory", "a storage, whose rows are on disk and in the host's memory"
-    elif attributes["direct"]:
+    elif attributes.get("direct"):
         reason = "a hash index", "keys that are found by position (use_hashtable=False)"
     elif dtypes != (FLOAT32, FLOAT32):
         reason = "row_dtype='float32' and slot_dtype='float32'", f"{dtypes[0]!r} and {dtypes[1]!r}"

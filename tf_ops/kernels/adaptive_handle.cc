@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "core/base/status_macros.h"
 #include "kernels/adaptive_resource.h"
 #include "kernels/host_memory.h"
 #include "kernels/register_kernel.h"
@@ -49,6 +50,8 @@ REGISTER_OP("SokEmbed>AnonymousAdaptiveTable")
     .Attr("counter_bits: int = 8")
     .Attr("row_dtype: string = 'float32'")
     .Attr("slot_dtype: string = 'float32'")
+    .Attr("gpu: int >= -1 = -1")
+    .Attr("gpu_optional: bool = false")
     .SetIsStateful()
     .SetShapeFn(tf::shape_inference::ScalarShape);
 
@@ -74,6 +77,8 @@ class AnonymousAdaptiveTableOp : public tf::OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("demote_blend", &blend));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("sketch_capacity", &capacity));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("counter_bits", &config_.counter_bits));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("gpu", &rows_.gpu));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("gpu_optional", &gpu_optional_));
     OP_REQUIRES_OK(ctx, ReadForm(ctx, &rows_.form));
     rows_.initializer_a = a;
     rows_.initializer_b = b;
@@ -97,16 +102,13 @@ class AnonymousAdaptiveTableOp : public tf::OpKernel {
                     "owners, got " +
                     std::to_string(config_.static_buckets) + " and owner " +
                     std::to_string(config_.owner) + " of " + std::to_string(config_.owners)));
-    auto own = Table::Make(rows_);
-    OP_REQUIRES_OK(ctx, ToAbsl(own.status(), name_));
-    TableConfig static_rows = rows_;
-    static_rows.direct = true;
-    static_rows.owners = config_.owners;
-    static_rows.owner = config_.owner;
-    static_rows.max_rows = (config_.static_buckets + config_.owners - 1) / config_.owners;
-    auto statics = Table::Make(static_rows);
-    OP_REQUIRES_OK(ctx, ToAbsl(statics.status(), name_));
-    auto table = AdaptiveTable::Make(std::move(own.value()), std::move(statics.value()), config_);
+    auto table = Make(rows_);
+    if (!table.ok() && rows_.gpu >= 0 && gpu_optional_) {
+      LogOnHost(name_, rows_.gpu, table.status());
+      TableConfig on_host = rows_;
+      on_host.gpu = -1;
+      table = Make(on_host);
+    }
     OP_REQUIRES_OK(ctx, ToAbsl(table.status(), name_));
     PutHandle(ctx, 0,
               tf::ResourceHandle::MakeRefCountingHandle(
@@ -116,8 +118,20 @@ class AnonymousAdaptiveTableOp : public tf::OpKernel {
   }
 
  private:
+  Result<std::unique_ptr<AdaptiveTable>> Make(const TableConfig& rows) const {
+    SOK_ASSIGN_OR_RETURN(auto own, Table::Make(rows));
+    TableConfig static_rows = rows;
+    static_rows.direct = true;
+    static_rows.owners = config_.owners;
+    static_rows.owner = config_.owner;
+    static_rows.max_rows = (config_.static_buckets + config_.owners - 1) / config_.owners;
+    SOK_ASSIGN_OR_RETURN(auto statics, Table::Make(static_rows));
+    return AdaptiveTable::Make(std::move(own), std::move(statics), config_);
+  }
+
   std::string name_;
   TableConfig rows_;
+  bool gpu_optional_ = false;  // without such a GPU the rows lie in the host's memory
   AdaptiveConfig config_;
 };
 

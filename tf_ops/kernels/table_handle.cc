@@ -150,10 +150,7 @@ Result<std::shared_ptr<OpenTable>> TablePlace::Open(const std::string& name) con
     }
     auto table = Table::Make(config_, admission, nullptr, eviction);
     if (!table.ok() && config_.gpu >= 0 && gpu_optional_) {
-      LOG(WARNING) << "table '" << name << "': expected GPU " << config_.gpu
-                   << ", in whose memory the saved model has the rows, got another machine; the "
-                      "rows lie in the host's memory. The reason: "
-                   << table.status().message();
+      LogOnHost(name, config_.gpu, table.status());
       TableConfig on_host = config_;
       on_host.gpu = -1;
       table = Table::Make(on_host, std::move(admission), nullptr, std::move(eviction));

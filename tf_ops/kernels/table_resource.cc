@@ -49,6 +49,13 @@ absl::Status CountsOf(tf::OpKernelContext* ctx, int inputs, const tf::Tensor& ke
   return absl::OkStatus();
 }
 
+void LogOnHost(const std::string& table_name, int gpu, const Status& reason) {
+  LOG(WARNING) << "table '" << table_name << "': expected GPU " << gpu
+               << ", in whose memory the saved model has the rows, got another machine; the rows "
+                  "lie in the host's memory. The reason: "
+               << reason.message();
+}
+
 void LogLeftOut(const CommitOutcome& outcome, const std::string& table_name) {
   if (!outcome.first_left_out) return;
   LOG(WARNING)

@@ -106,6 +106,9 @@ LookupKeys KeysOf(const tensorflow::Tensor& keys);
 absl::Status CountsOf(tensorflow::OpKernelContext* ctx, int inputs, const tensorflow::Tensor& keys,
                       const int64_t** counts);
 
+// Tells of a saved table whose rows lie in the host's memory, as there is no such GPU.
+void LogOnHost(const std::string& table_name, int gpu, const Status& reason);
+
 // Tells, once for a table, of keys whose gradients a commit has dropped.
 void LogLeftOut(const CommitOutcome& outcome, const std::string& table_name);
 

@@ -12,7 +12,7 @@ namespace sok {
 namespace {
 
 constexpr int32_t kOwn = 1, kStatic = 0;
-constexpr size_t kBlock = 4096;  // keys that one thread reads at a time
+constexpr size_t kBlock = 4096;  // keys that one thread reads at a time, from the host's memory
 
 // Adds counts that are at least 0. The sum stays at UINT32_MAX where it would be more.
 uint32_t Sum(uint32_t sum, int64_t count) {
@@ -176,13 +176,15 @@ Status AdaptiveTable::Lookup(const AdaptiveKeys& batch, bool training, T* out,
   Status status = CheckBatch(batch);
   if (!status.ok()) return status;
   const uint64_t seen = changes_.load();
-  const size_t blocks = (batch.n + kBlock - 1) / kBlock;
+  // A GPU is asked once.
+  const size_t block_size = own_->gpu() < 0 ? kBlock : std::max<size_t>(batch.n, 1);
+  const size_t blocks = (batch.n + block_size - 1) / block_size;
   std::vector<std::vector<uint32_t>> missing(training ? blocks : 0);
   std::mutex failure_mu;
   parallel_for(static_cast<int64_t>(blocks), kBlock * 30, [&](int64_t first, int64_t last) {
     for (int64_t block = first; block < last; ++block) {
-      const size_t begin = block * kBlock;
-      Status read = Read(batch, begin, std::min(begin + kBlock, batch.n), out,
+      const size_t begin = block * block_size;
+      Status read = Read(batch, begin, std::min(begin + block_size, batch.n), out,
                          training ? &missing[block] : nullptr);
       if (read.ok()) continue;
       std::lock_guard<std::mutex> guard(failure_mu);

@@ -123,10 +123,11 @@ Status MaskGather::Read(const StaticRows& rows, T* embeddings, const ParallelFor
   if (n > 0 && lookup_.given == nullptr && rows.rows == 0) {
     return InvalidArgument("expected at least one static row, got shape " + ShapeOf(rows));
   }
-  const size_t block_size = lookup_.stored ? std::max<size_t>(n, 1) : kBlockSize;
+  const bool at_once = lookup_.stored || table_->gpu() >= 0;  // a GPU is asked once
+  const size_t block_size = at_once ? std::max<size_t>(n, 1) : kBlockSize;
   const ParallelFor serial = SerialFor;
-  const ParallelFor& outer = lookup_.stored ? serial : parallel_for;
-  const ParallelFor& inner = lookup_.stored ? parallel_for : serial;
+  const ParallelFor& outer = at_once ? serial : parallel_for;
+  const ParallelFor& inner = at_once ? parallel_for : serial;
   blocks_.resize((n + block_size - 1) / block_size);
   outer(static_cast<int64_t>(blocks_.size()), kBlockSize * 15, [&](int64_t first, int64_t last) {
     for (int64_t b = first; b < last; ++b) {

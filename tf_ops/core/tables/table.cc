@@ -27,11 +27,6 @@ namespace {
 
 Result<std::unique_ptr<RowStore>> MakeOnGpu(const TableConfig& config,
                                             std::shared_ptr<const RowLayout> layout) {
-  if (config.direct) {
-    return InvalidArgument(
-        "Expected a table with a hash index in the memory of a GPU. Received: direct. Tables whose "
-        "keys are positions lie in the host's memory: use device=\"cpu\".");
-  }
   SOK_ASSIGN_OR_RETURN(const auto initializer,
                        Initializer::Make(config.initializer, config.initializer_a,
                                          config.initializer_b, config.seed, config.group));
@@ -270,7 +265,7 @@ template Status Table::Lookup(const Key*, size_t, bool, BFloat16*, const Paralle
 
 bool Table::LooksUpOnGpu(void* stream) const {
   const gpu::GpuStore* const store = store_->on_gpu();
-  return store != nullptr && admission_ == nullptr && eviction_ == nullptr &&
+  return store != nullptr && admission_ == nullptr && eviction_ == nullptr && !config_.direct &&
          store->HasStream(stream);
 }
 

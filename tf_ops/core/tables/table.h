@@ -53,7 +53,7 @@ struct TableConfig {
   uint32_t shards = 0;      // the least number of shards by key; 0: as many as suit the machine
   bool step_clock = false;  // times of rows are steps of the table, not seconds
   // The number of the GPU whose memory the rows lie in, among those that the process sees; -1: the
-  // host's. Such a table is not direct, and has float32 rows.
+  // host's. Such a table has float32 rows, and finds keys by a hash also where it is direct.
   int gpu = -1;
   uint64_t max_bytes = 0;  // of the GPU's memory for rows and their index; 0: what the GPU has
   // The types of rows. The seed of the form comes from the table's: see SeededForm.
@@ -184,8 +184,8 @@ class Table {
   // some policies after steps too. Never those of keys of the call at hand, nor claimed ones. A key
   // whose row went is as one that was never there, for the admission too. Errors: kInvalidArgument
   // for a dim below 1 or above kMostDim, an initializer that cannot be made, a direct table without
-  // max_rows or with an eviction, an eviction that needs max_rows, a table on a GPU that is direct
-  // or has rows in fewer bytes, a GPU that there is not. kUnavailable without a driver or NVRTC.
+  // max_rows or with an eviction, an eviction that needs max_rows, a table on a GPU that has rows
+  // in fewer bytes, a GPU that there is not. kUnavailable without a driver or NVRTC.
   static Result<std::unique_ptr<Table>> Make(const TableConfig& config,
                                              std::shared_ptr<Admission> admission = nullptr,
                                              std::shared_ptr<const Expiry> clock = nullptr,
@@ -216,8 +216,8 @@ class Table {
   // Returns the number of the GPU whose memory the rows lie in; -1: the host's.
   int gpu() const { return config_.gpu; }
   // Returns whether LookupOnGpu takes keys of this table behind work on a stream: its rows lie in
-  // the memory of the GPU of that stream, and neither an admission nor an eviction asks the host
-  // about each key.
+  // the memory of the GPU of that stream, and neither an admission, nor an eviction, nor a range of
+  // keys asks the host about each key.
   bool LooksUpOnGpu(void* stream) const;
   // Does what Lookup does with keys (n) and vectors (n, dim) at addresses of the memory of the
   // table's GPU, behind earlier work on a stream, and does not wait for the GPU. Stats does not
