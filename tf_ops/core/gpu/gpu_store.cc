@@ -85,7 +85,10 @@ Result<GpuGradients> GpuStore::Upload(const GradientBatch& batch, uint64_t at,
   // Places are those of float32, which are wide enough for either.
   GpuGradients uploaded{staged_keys_.address() + at * sizeof(Key),
                         staged_floats_.address() + at * dim * sizeof(float),
-                        is_float ? Element::kFloat32 : Element::kBFloat16, n, batch.factor};
+                        is_float ? Element::kFloat32 : Element::kBFloat16,
+                        n,
+                        batch.factor,
+                        /*positions=*/0};
   const size_t bytes = n * dim * (is_float ? sizeof(float) : sizeof(BFloat16));
   SOK_RETURN_IF_ERROR(device_->CopyToDevice(uploaded.keys, from_keys, n * sizeof(Key), stream));
   SOK_RETURN_IF_ERROR(device_->CopyToDevice(uploaded.gradients, from, bytes, stream));
@@ -127,9 +130,10 @@ Result<uint64_t> GpuStore::Apply(const std::vector<GradientBatch>& batches,
       const bool is_float = batch.gradients != nullptr;
       const void* const gradients =
           is_float ? static_cast<const void*>(batch.gradients) : batch.gradients_bf16;
-      uploaded.push_back(
-          {reinterpret_cast<DeviceAddress>(batch.keys), reinterpret_cast<DeviceAddress>(gradients),
-           is_float ? Element::kFloat32 : Element::kBFloat16, batch.n, batch.factor});
+      uploaded.push_back({reinterpret_cast<DeviceAddress>(batch.keys),
+                          reinterpret_cast<DeviceAddress>(gradients),
+                          is_float ? Element::kFloat32 : Element::kBFloat16, batch.n, batch.factor,
+                          /*positions=*/0});
       continue;
     }
     SOK_ASSIGN_OR_RETURN(const GpuGradients each, Upload(batch, at, stream));

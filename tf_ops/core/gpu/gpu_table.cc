@@ -96,6 +96,12 @@ Status GpuTable::Open() {
       {&k.store_sums, "StoreSums", k.rows},
       {&k.pool_gradient, "PoolGradient", k.rows},
       {&k.weight_gradient, "WeightGradient", k.rows},
+      {&k.pick_keys, "PickKeys", k.rows},
+      {&k.start_as_static, "StartAsStatic", k.rows},
+      {&k.place_numbers, "PlaceNumbers", k.rows},
+      {&k.mask_gather, "MaskGather", k.rows},
+      {&k.static_keys, "StaticKeys", k.rows},
+      {&k.segment_keys, "SegmentKeys", k.rows},
   };
   for (const Named& each : all) {
     SOK_ASSIGN_OR_RETURN(*each.function, each.module->Function(each.name));
@@ -364,13 +370,18 @@ Status GpuTable::FindInto(DeviceAddress keys, uint64_t n, DeviceAddress rows) {
   return Launch(kernels_->find, n, &arguments);
 }
 
-Status GpuTable::MakeInto(DeviceAddress keys, uint64_t n, uint32_t now, DeviceAddress rows) {
+Status GpuTable::MakeInto(DeviceAddress keys, uint64_t n, uint32_t now, DeviceAddress rows,
+                          const StartRows& start_rows) {
   if (n == 0) return Status();
   SOK_RETURN_IF_ERROR(CheckCount(n));
   SOK_RETURN_IF_ERROR(MakeRoom(keys, n));
   SOK_RETURN_IF_ERROR(scratch_->places.Reserve(device_, n * sizeof(uint32_t)));
   SOK_RETURN_IF_ERROR(scratch_->made.Reserve(device_, n * sizeof(uint32_t)));
+  const uint64_t makers_bytes = start_rows == nullptr ? 0 : n * sizeof(uint32_t);
+  SOK_RETURN_IF_ERROR(scratch_->makers.Reserve(device_, makers_bytes));
   SOK_RETURN_IF_ERROR(FindInto(keys, n, rows));
+  uint32_t* const makers =
+      start_rows == nullptr ? nullptr : Pointer<uint32_t>(scratch_->makers.address());
   uint32_t* const places = Pointer<uint32_t>(scratch_->places.address());
   uint32_t* const made = Pointer<uint32_t>(scratch_->made.address());
   uint32_t* const numbers = Pointer<uint32_t>(rows);
@@ -388,15 +399,20 @@ Status GpuTable::MakeInto(DeviceAddress keys, uint64_t n, uint32_t now, DeviceAd
                            row_keys,
                            Pointer<Meta>(arrays_->metas.address()),
                            now,
-                           made};
+                           made,
+                           makers};
   SOK_RETURN_IF_ERROR(Launch(kernels_->make, n, &make));
-  const StartArguments start{RowsOfTable(),
-                             made,
-                             counters,
-                             row_keys,
-                             initializer_.start_vector(),
-                             Pointer<float>(scratch_->slot_start.address())};
-  SOK_RETURN_IF_ERROR(Launch(kernels_->start, n * layout_->stride(), &start));
+  if (start_rows != nullptr) {
+    SOK_RETURN_IF_ERROR(start_rows(made, makers));
+  } else {
+    const StartArguments start{RowsOfTable(),
+                               made,
+                               counters,
+                               row_keys,
+                               initializer_.start_vector(),
+                               Pointer<float>(scratch_->slot_start.address())};
+    SOK_RETURN_IF_ERROR(Launch(kernels_->start, n * layout_->stride(), &start));
+  }
   const SettleArguments settle{counters};
   SOK_RETURN_IF_ERROR(Launch(kernels_->settle, 1, &settle));
   const LinkArguments link{IndexOfTable(), n, places, numbers};

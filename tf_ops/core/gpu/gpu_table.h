@@ -14,6 +14,7 @@
 #include "core/base/types.h"
 #include "core/gpu/device.h"
 #include "core/gpu/kernels/arguments.h"
+#include "core/gpu/masked_keys.h"
 #include "core/gpu/row_bags.h"
 #include "core/rows/row_slabs.h"
 #include "core/rows/row_store.h"
@@ -44,6 +45,7 @@ struct GpuGradients {
   Element element = Element::kFloat32;
   uint64_t n = 0;
   float factor = 1.0f;
+  DeviceAddress positions = 0;  // (n) uint32: which of the gradients is that of each key; 0: all
 };
 
 // Thread-safe. Addresses are of the GPU. Calls are put on a stream and return before the GPU is
@@ -77,6 +79,18 @@ class GpuTable {
   Status PoolGradient(const RowBags& bags, DeviceAddress gradients, Stream stream);
   // Writes the gradients of weights, (ids) float32, from gradients of the vectors.
   Status WeightGradient(const RowBags& bags, DeviceAddress gradients, Stream stream);
+
+  // Copies own and static rows as MaskedKeys say; `own` (n) bool says which are own ones. With
+  // make_rows, keys that ask for a row and have none get one, which starts as their static row.
+  // `asking` (keys.asking) uint64 gets the keys that ask. Errors: see FindOrMake.
+  Status LookupMasked(const MaskedKeys& keys, bool make_rows, uint32_t now, DeviceAddress asking,
+                      DeviceAddress out, Element element, DeviceAddress own, Stream stream);
+  // Sums the gradients (n, dim) of those of `count` static rows that a LookupMasked has read. Waits
+  // for the number of distinct ones, for which `make` makes room: indices int64 and sums (n, dim).
+  using MakeSums = std::function<Status(uint64_t n, DeviceAddress* indices, DeviceAddress* sums)>;
+  Status StaticGradient(DeviceAddress own, DeviceAddress buckets, DeviceAddress gradients,
+                        Element element, uint64_t n, uint64_t count, const MakeSums& make,
+                        Stream stream);
 
   // Sums the gradients of equal keys, in order, and applies one step to each row. Keys without a
   // row are left out. `rule` is the rule's name; the slots of rows follow it, unless it is empty:
@@ -182,13 +196,19 @@ class GpuTable {
   Status MirrorCounters(uint64_t n);
 
   Status FindInto(DeviceAddress keys, uint64_t n, DeviceAddress rows);
-  Status MakeInto(DeviceAddress keys, uint64_t n, uint32_t now, DeviceAddress rows);
+  // Starts the new rows of a call, whose numbers are `made`, for the keys at `makers`.
+  using StartRows = std::function<Status(const uint32_t* made, const uint32_t* makers)>;
+  Status MakeInto(DeviceAddress keys, uint64_t n, uint32_t now, DeviceAddress rows,
+                  const StartRows& start = nullptr);
   // Writes the numbers to `rows`, or to memory of the table if that is 0; returns where.
   Result<DeviceAddress> NumbersOf(DeviceAddress keys, uint64_t n, Absent absent, uint32_t now,
                                   DeviceAddress rows = 0);
   Status Sort(DeviceAddress values, uint64_t n, uint32_t most);
-  // Sorts the numbers of rows and finds their segments.
+  // Sorts the numbers of rows, or other ones below `missing`, and finds their segments.
   Status Segment(DeviceAddress rows, uint64_t n);
+  Status Segment(DeviceAddress values, uint64_t n, uint32_t missing);
+  // Sums long segments by chunks, and returns the arguments of kernels that sum the rest.
+  Result<SumArguments> SumLongSegments(DeviceAddress gradients, uint64_t n);
   Result<uint64_t> EraseKeys(DeviceAddress keys, uint64_t n);
   Result<uint64_t> ListInto(uint64_t begin, uint64_t end, DeviceAddress keys, DeviceAddress rows);
   Status SetRuleNow(const std::string& rule, const std::vector<Slot>& slots);

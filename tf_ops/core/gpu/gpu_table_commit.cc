@@ -22,16 +22,40 @@ Status GpuTable::Sort(DeviceAddress values, uint64_t n, uint32_t most) {
 }
 
 Status GpuTable::Segment(DeviceAddress rows, uint64_t n) {
+  // Rows have numbers below this, which stands for kNoRow.
+  return Segment(rows, n, static_cast<uint32_t>(MostThereAre().end));
+}
+
+Status GpuTable::Segment(DeviceAddress values, uint64_t n, uint32_t missing) {
   SOK_RETURN_IF_ERROR(CheckCount(n));
   Scratch& s = *scratch_;
-  // Rows have numbers below this, which stands for kNoRow.
-  const auto missing = static_cast<uint32_t>(MostThereAre().end);
-  SOK_RETURN_IF_ERROR(Sort(rows, n, missing));
+  SOK_RETURN_IF_ERROR(Sort(values, n, missing));
   SOK_RETURN_IF_ERROR(s.starts.Reserve(device_, (n + 1) * sizeof(uint32_t)));
   return kernels_->sort.Segment(Launcher(),
                                 {Pointer<uint32_t>(s.sort_keys[s.sorted].address()), n, missing,
                                  Pointer<uint32_t>(s.sort_counts.address()),
                                  Pointer<uint32_t>(s.starts.address()), s.at(Scratch::kSegments)});
+}
+
+Result<SumArguments> GpuTable::SumLongSegments(DeviceAddress gradients, uint64_t n) {
+  Scratch& s = *scratch_;
+  const uint64_t most_chunks = n / kLong + n / kChunk + 1;
+  SOK_RETURN_IF_ERROR(s.first_chunk.Reserve(device_, n * sizeof(uint32_t)));
+  SOK_RETURN_IF_ERROR(s.chunks.Reserve(device_, most_chunks * sizeof(Chunk)));
+  SOK_RETURN_IF_ERROR(s.chunk_sums.Reserve(device_, most_chunks * dim_ * sizeof(float)));
+  SOK_RETURN_IF_ERROR(device_->Fill(reinterpret_cast<DeviceAddress>(s.at(Scratch::kChunkCount)), 0,
+                                    sizeof(uint32_t), stream_));
+  const ChunkArguments cut{Pointer<uint32_t>(s.starts.address()), s.at(Scratch::kSegments),
+                           Pointer<uint32_t>(s.first_chunk.address()),
+                           Pointer<Chunk>(s.chunks.address()), s.at(Scratch::kChunkCount)};
+  SOK_RETURN_IF_ERROR(Launch(kernels_->sort.cut_chunks, n, &cut));
+  const SumArguments sum{
+      {Pointer<float>(gradients), Pointer<uint32_t>(s.sort_values[s.sorted].address()), cut.starts,
+       cut.segments, cut.first_chunk, cut.chunks, cut.chunk_count,
+       Pointer<float>(s.chunk_sums.address()), dim_},
+      nullptr};
+  SOK_RETURN_IF_ERROR(LaunchBlocks(kernels_->sum_chunks, most_chunks, &sum));
+  return sum;
 }
 
 Status GpuTable::LoadRule(const BegunRule& rule) {
@@ -65,7 +89,8 @@ Status GpuTable::Commit(const std::vector<GpuGradients>& batches, const std::str
   Scratch& s = *scratch_;
 
   DeviceAddress keys = batches[0].keys, gradients = batches[0].gradients;
-  if (batches.size() > 1 || batches[0].element != Element::kFloat32 || batches[0].factor != 1.0f) {
+  if (batches.size() > 1 || batches[0].element != Element::kFloat32 || batches[0].factor != 1.0f ||
+      batches[0].positions != 0) {
     SOK_RETURN_IF_ERROR(s.joined_keys.Reserve(device_, n * sizeof(uint64_t)));
     SOK_RETURN_IF_ERROR(s.joined_gradients.Reserve(device_, n * dim_ * sizeof(float)));
     keys = s.joined_keys.address();
@@ -74,8 +99,13 @@ Status GpuTable::Commit(const std::vector<GpuGradients>& batches, const std::str
     for (const GpuGradients& batch : batches) {
       SOK_RETURN_IF_ERROR(device_->CopyWithin(keys + at * sizeof(uint64_t), batch.keys,
                                               batch.n * sizeof(uint64_t), stream_));
-      const AppendArguments append{Pointer<void>(batch.gradients), batch.element, batch.factor,
-                                   batch.n * dim_, Pointer<float>(gradients) + at * dim_};
+      const AppendArguments append{Pointer<void>(batch.gradients),
+                                   Pointer<uint32_t>(batch.positions),
+                                   dim_,
+                                   batch.element,
+                                   batch.factor,
+                                   batch.n * dim_,
+                                   Pointer<float>(gradients) + at * dim_};
       SOK_RETURN_IF_ERROR(Launch(kernels_->append, append.n, &append));
       at += batch.n;
     }
@@ -84,22 +114,7 @@ Status GpuTable::Commit(const std::vector<GpuGradients>& batches, const std::str
   SOK_RETURN_IF_ERROR(s.numbers.Reserve(device_, n * sizeof(uint32_t)));
   SOK_RETURN_IF_ERROR(FindInto(keys, n, s.numbers.address()));
   SOK_RETURN_IF_ERROR(Segment(s.numbers.address(), n));
-
-  const uint64_t most_chunks = n / kLong + n / kChunk + 1;
-  SOK_RETURN_IF_ERROR(s.first_chunk.Reserve(device_, n * sizeof(uint32_t)));
-  SOK_RETURN_IF_ERROR(s.chunks.Reserve(device_, most_chunks * sizeof(Chunk)));
-  SOK_RETURN_IF_ERROR(s.chunk_sums.Reserve(device_, most_chunks * dim_ * sizeof(float)));
-  SOK_RETURN_IF_ERROR(device_->Fill(reinterpret_cast<DeviceAddress>(s.at(Scratch::kChunkCount)), 0,
-                                    sizeof(uint32_t), stream_));
-  const ChunkArguments cut{Pointer<uint32_t>(s.starts.address()), s.at(Scratch::kSegments),
-                           Pointer<uint32_t>(s.first_chunk.address()),
-                           Pointer<Chunk>(s.chunks.address()), s.at(Scratch::kChunkCount)};
-  SOK_RETURN_IF_ERROR(Launch(kernels_->sort.cut_chunks, n, &cut));
-  SumArguments sum{{Pointer<float>(gradients), Pointer<uint32_t>(s.sort_values[s.sorted].address()),
-                    cut.starts, cut.segments, cut.first_chunk, cut.chunks, cut.chunk_count,
-                    Pointer<float>(s.chunk_sums.address()), dim_},
-                   nullptr};
-  SOK_RETURN_IF_ERROR(LaunchBlocks(kernels_->sum_chunks, most_chunks, &sum));
+  SOK_ASSIGN_OR_RETURN(SumArguments sum, SumLongSegments(gradients, n));
   if (begun.by_row) {
     SOK_RETURN_IF_ERROR(s.sums.Reserve(device_, n * dim_ * sizeof(float)));
     sum.sums = Pointer<float>(s.sums.address());

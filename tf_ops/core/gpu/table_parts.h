@@ -21,7 +21,8 @@ struct GpuTable::Kernels {
   void *start, *gather, *pool, *read_rows, *write_rows, *relayout, *append, *assign;
   void *sum_chunks, *store_sums;
   void *pool_gradient, *weight_gradient;
-  void* update_rows;
+  void *pick_keys, *start_as_static, *place_numbers, *mask_gather, *static_keys, *segment_keys;
+  void *update_rows;
   std::string rule_type;  // of update_rows
 };
 
@@ -31,7 +32,9 @@ struct GpuTable::Arrays {
 
 struct GpuTable::Scratch {
   Buffer numbers;       // (n) rows of the keys of a call
+  Buffer placed;        // (n) the same, where some keys of the call do not ask for theirs
   Buffer places, made;  // see ClaimArguments and MakeArguments
+  Buffer makers;        // see MakeArguments
   Buffer small;         // kSmall numbers
   Buffer slot_start;    // what the slots of a new row hold
   Buffer sort_keys[2];  // (n) each
@@ -47,7 +50,7 @@ struct GpuTable::Scratch {
   // Places in `small`.
   static constexpr int kSegments = 0, kChunkCount = 1, kErased = 2, kListed = 3, kAbsent = 4,
                        kSmall = 16;
-  uint32_t* at(int place) const { return reinterpret_cast<uint32_t*>(small.address()) + place; }
+  uint32_t *at(int place) const { return reinterpret_cast<uint32_t *>(small.address()) + place; }
 };
 
 // Returns an error for too many keys of one call: positions have 32 bits.
@@ -60,14 +63,14 @@ inline Status CheckCount(uint64_t n) {
 // Holds a table for one call, on one stream.
 class GpuTable::Call {
  public:
-  Call(GpuTable* table, Stream stream) : table_(table), lock_(table->mu_) {
+  Call(GpuTable *table, Stream stream) : table_(table), lock_(table->mu_) {
     status_ = table->Enter(stream);
   }
   ~Call() { table_->Leave(); }
-  const Status& status() const { return status_; }
+  const Status &status() const { return status_; }
 
  private:
-  GpuTable* table_;
+  GpuTable *table_;
   std::lock_guard<std::mutex> lock_;
   Status status_;
 };

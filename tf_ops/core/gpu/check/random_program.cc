@@ -9,6 +9,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/gpu/check/on_device.h"
+#include "core/gpu/check/random_masked.h"
 #include "core/gpu/check/random_pooling.h"
 #include "core/gpu/gpu_table.h"
 #include "core/rows/row_store.h"
@@ -35,6 +36,7 @@ class Program {
       now_ = static_cast<uint32_t>(i + 1);
       const Status status = kind < 6    ? Lookup(static_cast<Absent>(Random(3)), false)
                             : kind < 8  ? LookupPooled()
+                            : kind < 10 ? LookupMasked()
                             : kind < 14 ? Commit()
                             : kind < 16 ? Assign()
                             : kind < 18 ? Erase()
@@ -146,6 +148,11 @@ class Program {
     return CheckPooling(device_, table_.get(), {keys, rows, absent, now_}, &random_);
   }
 
+  Status LookupMasked() {
+    return CheckMasked(device_, table_.get(), RandomKeys(),
+                       {model_.get(), optimizer_->slots(options_.dim), now_}, &random_);
+  }
+
   Status Commit() {
     if (Random(5) == 0) {
       const std::vector<std::string> rules{options_.rule, "sgd", "adagrad", options_.rule};
@@ -154,6 +161,7 @@ class Program {
     const size_t batches = 1 + Random(2);
     std::vector<std::vector<Key>> keys;
     std::vector<std::vector<float>> gradients;
+    std::vector<std::vector<uint32_t>> positions(batches);
     std::vector<GradientBatch> of_model;
     std::vector<GpuGradients> of_gpu;
     std::vector<OnDevice> held;
@@ -170,6 +178,13 @@ class Program {
       held.emplace_back(device_);
       SOK_ASSIGN_OR_RETURN(const DeviceAddress gradients_at, held.back().Put(gradients[i]));
       of_gpu.push_back({keys_at, gradients_at, Element::kFloat32, keys[i].size(), factor});
+      if (Random(3) != 0) continue;
+      for (size_t k = 0; k < keys[i].size(); ++k) {
+        positions[i].push_back(static_cast<uint32_t>(Random(keys[i].size())));
+      }
+      of_model.back().positions = positions[i].data();
+      held.emplace_back(device_);
+      SOK_ASSIGN_OR_RETURN(of_gpu.back().positions, held.back().Put(positions[i]));
     }
     CommitStep step;
     step.number = ++steps_;

@@ -75,7 +75,8 @@ struct MakeArguments {
   uint64_t* row_keys;  // by row
   Meta* metas;         // by row
   uint32_t now;
-  uint32_t* made;  // out: the numbers of new rows
+  uint32_t* made;    // out: the numbers of new rows
+  uint32_t* makers;  // out: which of the keys each was made for; or null
 };
 
 // Counts the keys that have no row; one that comes twice counts twice.
@@ -204,6 +205,69 @@ struct WeightGradientArguments {
   float* gradients;   // (ids) out
 };
 
+// The rows that keys share which have none of their own, and the slots that an optimizer keeps of
+// them, which new rows copy. No rule has more than kMostSlots.
+constexpr int kMostSlots = 12;
+struct StaticRows {
+  const float* rows;  // (count, dim)
+  uint64_t count;
+  const float* slots[kMostSlots];  // (count, width) each
+  uint32_t slot_widths[kMostSlots];
+  int slot_count;  // 0: slots of new rows start anew
+};
+
+struct PickKeysArguments {
+  const uint64_t* keys;
+  const uint32_t* positions;  // (n)
+  uint64_t n;
+  uint64_t* picked;  // (n) out
+};
+
+// Fills new rows that start as static ones. `makers` are places in `positions`.
+struct StartAsStaticArguments {
+  Rows rows;
+  const uint32_t* made;
+  const uint32_t* makers;
+  const Counters* counters;
+  const uint32_t* positions;
+  const int64_t* buckets;
+  StaticRows statics;
+  const float* slot_start;  // (stride - dim)
+};
+
+struct PlaceNumbersArguments {
+  const uint32_t* numbers;    // (n)
+  const uint32_t* positions;  // (n)
+  uint64_t n;
+  uint32_t* placed;  // out
+};
+
+struct MaskGatherArguments {
+  Rows rows;
+  const uint32_t* numbers;  // (n) kNoRow: the static row is read
+  const int64_t* buckets;   // (n)
+  StaticRows statics;
+  uint64_t n;
+  void* out;  // (n, dim)
+  Element element;
+  bool* own;  // (n) out: whether the key has a row of its own
+};
+
+struct StaticKeysArguments {
+  const bool* own;         // (n)
+  const int64_t* buckets;  // (n)
+  uint64_t n;
+  uint32_t count;  // of static rows; it stands for what is left out
+  uint32_t* keys;  // (n) out
+};
+
+struct SegmentKeysArguments {
+  const uint32_t* keys;  // sorted
+  const uint32_t* starts;
+  const uint32_t* segments;
+  int64_t* indices;  // (segments) out
+};
+
 // Copies whole rows between the table and a buffer of n rows, or only the first `floats` of each.
 struct CopyRowsArguments {
   Rows rows;
@@ -306,10 +370,13 @@ struct alignas(8) UpdateArguments {
 
 // Adds a batch's gradients, times a factor, behind those of other batches.
 struct AppendArguments {
-  const void* from;  // (n)
+  const void* from;  // (rows, dim)
+  // (n / dim) the rows that are added; null: all, one behind the other.
+  const uint32_t* positions;
+  int dim;
   Element element;
   float factor;
-  uint64_t n;
+  uint64_t n;  // floats
   float* to;
 };
 

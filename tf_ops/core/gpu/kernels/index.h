@@ -157,6 +157,7 @@ SOK_KERNEL(Make, sok::gpu::MakeArguments) {
       a.row_keys[row] = a.keys[i];
       a.metas[row] = {0, a.now};
       a.made[ticket] = row;
+      if (a.makers != nullptr) a.makers[ticket] = static_cast<uint32_t>(i);
     }
     Barrier();
   }

@@ -122,14 +122,17 @@ SOK_KERNEL(Relayout, sok::gpu::RelayoutArguments) {
 
 SOK_KERNEL(Append, sok::gpu::AppendArguments) {
   using namespace sok::gpu;
+  const int dim = DimOf(a.dim);
   for (uint64_t i = FirstItem(); i < a.n; i += ItemStep()) {
+    const uint64_t from =
+        a.positions == nullptr ? i : static_cast<uint64_t>(a.positions[i / dim]) * dim + i % dim;
     float x;
     if (a.element == Element::kFloat32) {
-      x = static_cast<const float*>(a.from)[i];
+      x = static_cast<const float*>(a.from)[from];
     } else if (a.element == Element::kBFloat16) {
-      x = sok::ToFloat(static_cast<const sok::BFloat16*>(a.from)[i]);
+      x = sok::ToFloat(static_cast<const sok::BFloat16*>(a.from)[from]);
     } else {
-      x = sok::ToFloat(static_cast<const sok::Float16*>(a.from)[i]);
+      x = sok::ToFloat(static_cast<const sok::Float16*>(a.from)[from]);
     }
     a.to[i] = a.factor == 1.0f ? x : x * a.factor;
   }

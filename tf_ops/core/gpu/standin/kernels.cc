@@ -9,6 +9,7 @@
 #include <typeinfo>
 
 #include "core/gpu/kernels/index.h"
+#include "core/gpu/kernels/mask_gather.h"
 #include "core/gpu/kernels/pooling.h"
 #include "core/gpu/kernels/rule.h"
 #include "core/gpu/kernels/sort.h"
