@@ -57,14 +57,14 @@ def test_training_can_be_repeated_bit_by_bit(one: Results, many: Results) -> Non
 
 @pytest.mark.skipif(not gpu_standin.is_built(), reason="needs `make test`'s libraries")
 def test_rows_on_the_gpus_of_workers_train_as_those_of_one(one: Results, many: Results) -> None:
-    assert_equal_tables(one, many, "rows_on_a_gpu", "dynamic", "all2all")
+    assert_equal_tables(one, many, "rows_on_a_gpu", "dynamic", "all2all", "adaptive")
     assert_equal_weights(one, many, "rows_on_a_gpu")
     for worker in [*one.of("rows_on_a_gpu"), *many.of("rows_on_a_gpu")]:
         assert [list(worker[f"{each}.devices"]) for each in ("gpu", "cpu")] == [
-            ["gpu:0", "gpu:0"],
-            ["cpu", "cpu"],
+            ["gpu:0"] * 3,
+            ["cpu"] * 3,
         ]
-        for name in ("dynamic", "all2all"):
+        for name in ("dynamic", "all2all", "adaptive"):
             found, expected = [
                 dict(zip(worker[f"{each}.keys"].tolist(), worker[f"{each}.rows"], strict=True))
                 for each in (name, f"host.{name}")

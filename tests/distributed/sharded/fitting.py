@@ -190,7 +190,7 @@ def _fit_every_row(here: Here, optimizer: Any, of_row: dict[str, Any]) -> dict[s
 
 @scenario
 def rows_on_a_gpu(here: Here) -> dict[str, Any]:
-    """Rows of two layers lie on a stand-in for a GPU, and in a second model on the host."""
+    """Rows of three layers lie on a stand-in for a GPU, and in a second model on the host."""
     if not gpu_standin.is_built():
         return {}
     gpu_standin.use(tempfile.mkdtemp())
@@ -201,14 +201,16 @@ def rows_on_a_gpu(here: Here) -> dict[str, Any]:
         all2all = sok_embed.All2AllDenseEmbedding(
             100, 4, 3, 1, name="all2all", seed=1, device=device
         )
+        adaptive = sok_embed.AdaptiveEmbedding(4, 10, name="adaptive", seed=1, device=device)
         vectors = [dynamic(inputs), all2all(keras.ops.expand_dims(inputs, -1))[:, :, 0]]
-        hidden = keras.layers.Flatten()(keras.layers.Concatenate()(vectors))
-        model = keras.Model(inputs, dense()(hidden))
+        hidden = keras.layers.Concatenate()([*vectors, adaptive(inputs)])
+        model = keras.Model(inputs, dense()(keras.layers.Flatten()(hidden)))
         model.compile(sok_embed.DistributedOptimizer(keras.optimizers.Adagrad(0.1)), "mse")
         fit(model, *keys_and_targets(), here)
         saved = contents(model)
         found |= saved if device == "gpu" else {f"host.{name}": saved[name] for name in saved}
-        found[f"{device}.devices"] = [layer.table.device for layer in (dynamic, all2all)]
+        layers = (dynamic, all2all, adaptive)
+        found[f"{device}.devices"] = [layer.table.device for layer in layers]
     return found
 
 
