@@ -153,6 +153,7 @@ class EmbeddingRows:
             absent_value=self._categorical.absent_value,
             counts=asked.counts,
             reports=asked.reports,
+            device=getattr(self.table, "lookup_device", None),
         )
 
 

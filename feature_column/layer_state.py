@@ -21,7 +21,7 @@ from sok_embed.feature_column.initializers import for_keras
 from sok_embed.feature_column.own_table import OwnRows
 from sok_embed.keras_bridge import callers
 from sok_embed.lookups.lookup import Call
-from sok_embed.optimizers.slot_variables import slots_on_host
+from sok_embed.optimizers.slot_variables import slots_beside
 
 
 class LayerEmbedding(EmbeddingRows):
@@ -39,8 +39,20 @@ class LayerEmbedding(EmbeddingRows):
         self._layer = layer
         name = weight_name(column.state_name)
         categorical = own_rows_column_in(column)
+        table = None
+        if categorical is not None:
+            communicator = communicators.current()
+            table = OwnRows(
+                categorical,
+                column.dimension,
+                lambda: self.static,
+                owners=communicator.size,
+                owner=communicator.rank,
+                name=f"{layer.name}.{column.state_name}",
+            )
         # The op that reads both kinds of rows runs where the table is.
-        with contextlib.nullcontext() if categorical is None else tf.device("CPU:0"):
+        place = contextlib.nullcontext()
+        with place if table is None else tf.device(table.lookup_device or "CPU:0"):
             self._weight = add_weight(
                 layer,
                 f"{name}_embedding_weights",
@@ -49,17 +61,8 @@ class LayerEmbedding(EmbeddingRows):
                 initializer=_start(column),
                 trainable=column.trains_static_rows,
             )
-        if categorical is None:
+        if table is None:
             return
-        communicator = communicators.current()
-        table = OwnRows(
-            categorical,
-            column.dimension,
-            lambda: self.static,
-            owners=communicator.size,
-            owner=communicator.rank,
-            name=f"{layer.name}.{column.state_name}",
-        )
         make = functools.partial(add_weight, layer, f"{name}_anchor", trainable=column.trainable)
         self.add_table(table, f"Layer '{layer.name}'", make, self._weight)
 
@@ -78,11 +81,12 @@ class LayerEmbedding(EmbeddingRows):
         """
         assert self.table is not None
         optimizer = callers.fitting_optimizer()
-        slots = None if optimizer is None else slots_on_host(optimizer, self._weight)
+        slots = None if optimizer is None else slots_beside(optimizer, self._weight)
         if not slots:
             return []
         handles = [slot.handle for slot in slots]
-        return [tf_ops.bind_slots(self.table.resource_handle, handles)]
+        device = self.table.lookup_device
+        return [tf_ops.bind_slots(self.table.resource_handle, handles, device)]
 
 
 class Found(NamedTuple):

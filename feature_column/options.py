@@ -88,8 +88,9 @@ class EmbeddingVariableOption:
         init_option: `None` or `InitializerOption`.
         row_dtype: The type in which own rows lie, as for `DynamicEmbedding`.
         slot_dtype: The type in which their optimizer's slots do.
-        device: The device whose memory own rows lie in, as for `DynamicEmbedding`. A GPU has no use
-            for `partition_num`, and TF1 graphs, embedding variables too, have none.
+        device: The device whose memory own rows lie in, as for `DynamicEmbedding`, and static rows
+            too unless there is a filter or several workers. A GPU has no use for `partition_num`,
+            and TF1 graphs, embedding variables too, have none.
 
     Raises:
         ValueError: For anything else, and for a `GlobalStepEvict` or other types than float32 of

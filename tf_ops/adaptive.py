@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from sok_embed.tf_ops.native import number_in_graph, ops
+from sok_embed.tf_ops.native import number_in_graph, on_cpu, ops
 from sok_embed.tf_ops.served import ServedRows, as_int64, checked, is_serving
-from sok_embed.tf_ops.tables import Lookup, deposit, has_marks
+from sok_embed.tf_ops.tables import Lookup, deposit, deposit_on_gpu, has_marks
 
 _NO_BUCKETS = np.zeros([0], np.int64)
 
@@ -47,6 +47,7 @@ def adaptive_mask_gather(
     absent_value: float | None = None,
     counts: tf.Tensor | None = None,
     reports: bool = False,
+    device: str | None = None,
 ) -> Lookup:
     """Reads own rows from a table and static rows from a variable, each into its place.
 
@@ -73,6 +74,10 @@ def adaptive_mask_gather(
             its static row is read.
         counts: The counts, as in `lookup`.
         reports: True if an error is put into the receipt, as in `lookup`.
+        device: The name of the GPU, as TensorFlow has it, whose memory has the table's rows, the
+            static rows and their slots: keys and embeddings are there too. `static` is a variable
+            then. Not with `absent_value`, `counts`, `reports` or an admission. `None`: they are
+            in the host's memory.
 
     Raises:
         TypeError: If `static` is neither a variable nor a handle.
@@ -95,6 +100,11 @@ def adaptive_mask_gather(
             )
         static.sparse_read(tf.zeros([0], tf.int64))  # this tells the gradient tape of the variable
         handle = static.handle
+    if device is not None:
+        if buckets is None:
+            buckets = static_buckets(keys, static.shape[0])
+        routes = _OnGpu(keys, buckets, mask, static.shape[0], device)
+        return _gather_on_gpu(table, handle, routes, dim, make_rows, anchor, dtype, copy_slots)
     embeddings, receipt, own, _ = ops.sok_embed_adaptive_mask_gather(
         table=table,
         static_rows=handle,
@@ -116,6 +126,75 @@ def adaptive_mask_gather(
         absent = tf.constant(absent_value, dtype)
         embeddings = tf.where(own[..., tf.newaxis], embeddings, absent)
     return Lookup(embeddings, receipt)
+
+
+class _OnGpu(NamedTuple):
+    """The keys of a lookup on a GPU, their mask, and which of so many static rows they have."""
+
+    keys: tf.Tensor
+    buckets: tf.Tensor
+    mask: tf.Tensor
+    static_rows: int
+    device: str
+
+
+def _gather_on_gpu(
+    table: tf.Tensor,
+    static: tf.Tensor,
+    asked: _OnGpu,
+    dim: int,
+    make_rows: bool,
+    anchor: tf.Tensor | None,
+    dtype: tf.DType,
+    copy_slots: bool,
+) -> Lookup:
+    with on_cpu():
+        token = ops.sok_embed_table_token(table=table)
+        places = ops.sok_embed_own_places(
+            token=token, buckets=asked.buckets, mask=asked.mask, static_rows=asked.static_rows
+        )
+    with tf.device(asked.device):
+        embeddings, receipt, _ = ops.sok_embed_adaptive_mask_gather_on_gpu(
+            token=token,
+            static_rows=static,
+            keys=as_int64(asked.keys),
+            buckets=asked.buckets,
+            places=places,
+            anchor=0.0 if anchor is None else anchor,
+            dtype=dtype,
+            dim=dim,
+            make_rows=make_rows,
+            copy_slots=copy_slots,
+            own_gradient=anchor is not None,
+            number=number_in_graph(),
+            num_static_rows=asked.static_rows,
+        )
+    if not tf.executing_eagerly():
+        # As after a lookup of a table: a later commit waits for this op, which takes the handle.
+        with on_cpu(), tf.control_dependencies([embeddings.op]):
+            ops.sok_embed_table_token(table=table)
+    return Lookup(embeddings, receipt)
+
+
+@tf.RegisterGradient("SokEmbed>AdaptiveMaskGatherOnGpu")
+def _gather_on_gpu_gradient(op: Any, upstream: tf.Tensor, *_: Any) -> list[Any]:
+    token, static, _, buckets, _, anchor = op.inputs
+    embeddings, receipt, own = op.outputs
+    dim = op.get_attr("dim")
+    with tf.device(embeddings.device):
+        values, indices = ops.sok_embed_adaptive_static_gradient_on_gpu(
+            own=own,
+            buckets=buckets,
+            gradients=upstream,
+            token=token,
+            dim=dim,
+            static_rows=op.get_attr("num_static_rows"),
+        )
+    slices = tf.IndexedSlices(values, indices, dense_shape=_shape_of(static, dim))
+    owned = None
+    if op.get_attr("own_gradient"):
+        owned = deposit_on_gpu(embeddings.device, receipt, upstream, has_marks(anchor))
+    return [None, slices, None, None, None, owned]
 
 
 def _served(
@@ -157,18 +236,24 @@ def _shape_of(static: tf.Tensor, dim: int) -> tf.Tensor:
     return shape
 
 
-def bind_slots(table: tf.Tensor, slot_sources: Sequence[tf.Tensor]) -> tf.Tensor:
+def bind_slots(
+    table: tf.Tensor, slot_sources: Sequence[tf.Tensor], device: str | None = None
+) -> tf.Tensor:
     """Tells a table where the slots of its static rows are, before a commit does.
 
     Args:
         table: A handle.
         slot_sources: The slots, as in `commit`, at least one. Variables that have no value yet are
             skipped when a row is made.
+        device: The name of the GPU whose memory has them. `None`: they are in the host's.
 
     Returns:
         A float32 zero.
     """
-    return ops.sok_embed_bind_slots(table=table, slot_sources=list(slot_sources))
+    with on_cpu() if device is None else tf.device(device):
+        token = ops.sok_embed_slots_token(slot_sources=list(slot_sources))
+    with on_cpu():
+        return ops.sok_embed_bind_slots(table=table, token=token)
 
 
 def evict(

@@ -182,17 +182,8 @@ def _lookup_gradient(op: Any, upstream: tf.Tensor, _: Any) -> list[tf.Tensor | N
 
 @tf.RegisterGradient("SokEmbed>LookupOnGpu")
 def _lookup_on_gpu_gradient(op: Any, upstream: tf.Tensor, _: Any) -> list[tf.Tensor | None]:
-    # Gradients go where the lookup ran.
-    with tf.device(op.outputs[0].device):
-        anchor_gradient = ops.sok_embed_deposit_on_gpu(
-            receipt=op.outputs[1],
-            gradients=upstream,
-            number=number_in_graph(),
-            marks=has_marks(op.inputs[2]),
-        )
-    if has_marks(op.inputs[2]):
-        note_deposit(anchor_gradient)
-    return [None, None, anchor_gradient]
+    marks = has_marks(op.inputs[2])
+    return [None, None, deposit_on_gpu(op.outputs[0].device, op.outputs[1], upstream, marks)]
 
 
 def has_marks(anchor: tf.Tensor) -> bool:
@@ -218,6 +209,17 @@ def deposit(receipt: tf.Tensor, gradients: tf.Tensor, marks: bool = False) -> tf
     anchor_gradient = ops.sok_embed_deposit(
         receipt=receipt, gradients=gradients, number=number_in_graph(), marks=marks
     )
+    if marks:
+        note_deposit(anchor_gradient)
+    return anchor_gradient
+
+
+def deposit_on_gpu(device: str, receipt: tf.Tensor, gradients: tf.Tensor, marks: bool) -> tf.Tensor:
+    """Hands gradients to the table where the lookup ran, on a device: see `deposit`."""
+    with tf.device(device):
+        anchor_gradient = ops.sok_embed_deposit_on_gpu(
+            receipt=receipt, gradients=gradients, number=number_in_graph(), marks=marks
+        )
     if marks:
         note_deposit(anchor_gradient)
     return anchor_gradient

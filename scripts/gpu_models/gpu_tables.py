@@ -8,8 +8,10 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from common import BATCH, Arrays, case, examples, fitted, model_of, on_gpu, rows
-from layers import trained_collection
+from common import BATCH, DIM, Arrays, case, examples, fitted, model_of, on_gpu, rows
+from layers import trained_collection, trained_column
+
+import sok_embed as sok
 
 
 def gpu_rows(**arguments: Any) -> Any:
@@ -55,6 +57,19 @@ def table_bags() -> Arrays:
 def table_collection() -> Arrays:
     """Has one lookup and one deposit of three tables, one of which no loss uses."""
     return trained_collection("gpu" if on_gpu() else "cpu")
+
+
+@case()
+def table_of_a_column() -> Arrays:
+    """Has own and static rows on the GPU, where they are looked up and trained."""
+    return trained_column("gpu" if on_gpu() else "cpu")
+
+
+@case()
+def table_adaptive() -> Arrays:
+    device = "gpu" if on_gpu() else "cpu"
+    layer = sok.AdaptiveEmbedding(DIM, 50, promote_after=2, name="rows", seed=3, device=device)
+    return fitted(model_of(layer), keras.optimizers.Adagrad(0.05))
 
 
 @case()

@@ -101,9 +101,11 @@ def hashed_maxima_in_blocks() -> Arrays:
     return fitted(model_of(layer, False), "sgd", ids())
 
 
-def adaptive_column() -> Any:
+def adaptive_column(device: str = "cpu") -> Any:
     """Makes an adaptive embedding column."""
-    column = sok_columns.categorical_column_with_adaptive_embedding("item", 50, tf.int64)
+    column = sok_columns.categorical_column_with_adaptive_embedding(
+        "item", 50, tf.int64, ev_option=sok_columns.EmbeddingVariableOption(device=device)
+    )
     return sok_columns.embedding_column(column, DIM, initializer=v1.constant_initializer(0.1))
 
 
@@ -114,9 +116,13 @@ def masks_of(keys: Any) -> Any:
 
 @case()
 def dense_features() -> Arrays:
-    """Trains feature columns of TF2 by a loop."""
+    return trained_column("cpu")
+
+
+def trained_column(device: str) -> Arrays:
+    """Trains feature columns of TF2, whose rows lie on a device, by a loop."""
     keys, targets = examples()
-    layer, dense = sok_columns.DenseFeatures([adaptive_column()]), keras.layers.Dense(1)
+    layer, dense = sok_columns.DenseFeatures([adaptive_column(device)]), keras.layers.Dense(1)
     optimizer, losses = keras.optimizers.Adagrad(0.05), []
 
     @tf.function

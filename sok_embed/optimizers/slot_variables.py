@@ -46,16 +46,16 @@ def slot_variables(optimizer: Any, variable: Any) -> list[tf.Variable] | None:
     return slots if all(hasattr(slot, "handle") for slot in slots) else None
 
 
-def slots_on_host(optimizer: Any, variable: Any) -> list[tf.Variable] | None:
+def slots_beside(optimizer: Any, variable: Any) -> list[tf.Variable] | None:
     """Finds an optimizer's slots of a variable, where ops that read them in place find them too.
 
-    An optimizer of Keras that is built within a function has its slots on a GPU, if there is one,
-    wherever their variable is. Such slots have copies beside the variable, which this brings up to
-    date, in a function whenever it runs.
+    An optimizer of Keras that is built within a function has its slots on the first GPU, if there
+    is one, wherever their variable is. Such slots have copies beside a variable that is elsewhere,
+    which this brings up to date, in a function whenever it runs.
 
     Args:
         optimizer: The optimizer, as for `slot_variables`.
-        variable: The variable, which is in the host's memory.
+        variable: The variable, in the host's memory or on a GPU.
 
     Returns:
         The slots, as for `slot_variables`.

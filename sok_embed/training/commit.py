@@ -28,7 +28,7 @@ from sok_embed.keras_bridge.anchor_updates import AnchorConstraint, Update, watc
 from sok_embed.keras_bridge.noted_gradients import forget_with
 from sok_embed.optimizers import v1_optimizers
 from sok_embed.optimizers.row_rules import has_schedule, row_rule
-from sok_embed.optimizers.slot_variables import slots_on_host
+from sok_embed.optimizers.slot_variables import slots_beside
 from sok_embed.tables.changed_rows import DeferredStep
 from sok_embed.training import strategies
 from sok_embed.training.anchor_parts import own_part, parts_of, summed_alike
@@ -274,8 +274,15 @@ class Commit(AnchorConstraint):
     def _slot_sources(self, optimizer: Any) -> Sequence[tf.Tensor]:
         """Returns handles of the slots that the optimizer has of the static variable."""
         static = self._static() if callable(self._static) else self._static
-        slots = None if static is None else slots_on_host(optimizer, static)
-        return [slot.handle for slot in slots or ()]
+        slots = None if static is None else slots_beside(optimizer, static)
+        handles = [slot.handle for slot in slots or ()]
+        table: Any = self._table
+        device = getattr(table, "lookup_device", None)
+        if not handles or device is None:
+            return handles
+        # The op that commits is on the CPU, and takes no handle of a GPU.
+        tf_ops.bind_slots(table.resource_handle, handles, device)
+        return []
 
 
 def _own_rate(optimizer: keras.optimizers.Optimizer, table: TrainedTable) -> Any:

@@ -17,6 +17,8 @@ ON_A_GPU = {
     "SokEmbed>PooledOutputGradientOnGpu": ["gradients", "receipt"],
     "SokEmbed>DepositPooledOnGpu": ["anchor_gradient", "gradients", "receipt"],
     "SokEmbed>PooledWeightGradientsOnGpu": ["gradients", "receipt"],
+    "SokEmbed>AdaptiveMaskGatherOnGpu": ["receipt", "static_rows", "token"],
+    "SokEmbed>AdaptiveStaticGradientOnGpu": ["token"],
     "SokEmbed>HashedBag": [],
     "SokEmbed>HashedBagGradient": ["size"],
     "SokEmbed>HashedBagScaleGradient": [],

@@ -75,7 +75,7 @@ def test_ops_run_on_a_device_that_says_that_it_is_a_gpu(device):
 def test_layers_with_rows_or_weights_on_a_gpu_look_up_and_train_there(device, tmp_path):
     run_tests(
         device,
-        ["cases_on_gpu_tables.py", "cases_on_gpu_pooled.py", "cases_on_gpu_hashed.py"],
+        [f"cases_on_gpu_{subject}.py" for subject in ("tables", "pooled", "hashed", "columns")],
         "GPU",
         SOK_CUDA_DRIVER=str(gpu_standin.DRIVER),
         SOK_NVRTC=str(gpu_standin.COMPILER),

@@ -1,5 +1,5 @@
-// SokEmbed>AdaptiveStaticGradient returns the part of a lookup's gradients that belongs to the
-// static variable.
+// SokEmbed>AdaptiveStaticGradient, or …OnGpu, returns the part of a lookup's gradients that belongs
+// to the static variable.
 #include <algorithm>
 #include <vector>
 
@@ -16,22 +16,29 @@ namespace sok {
 namespace tf = tensorflow;
 using tf::shape_inference::InferenceContext;
 
-// Indices are distinct: optimizers that square a gradient must square the sum.
-REGISTER_OP("SokEmbed>AdaptiveStaticGradient")
-    .Input("own: bool")
-    .Input("buckets: int64")
-    .Input("gradients: dtype")
-    .Output("values: float")
-    .Output("indices: int64")
-    .Attr("dtype: {float, bfloat16}")
-    .Attr("dim: int >= 1")
-    .SetShapeFn([](InferenceContext* c) {
-      int64_t dim;
-      TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
-      c->set_output(0, c->Matrix(c->UnknownDim(), dim));
-      c->set_output(1, c->Vector(c->UnknownDim()));
-      return absl::OkStatus();
-    });
+// Indices are distinct: optimizers that square a gradient must square the sum. The second op has
+// its tensors where its kernel runs, on a GPU or the host: see adaptive_gather_on_gpu.cc.
+#define SOK_STATIC_GRADIENT(name)                          \
+  REGISTER_OP(name)                                        \
+      .Input("own: bool")                                  \
+      .Input("buckets: int64")                             \
+      .Input("gradients: dtype")                           \
+      .Output("values: float")                             \
+      .Output("indices: int64")                            \
+      .Attr("dtype: {float, bfloat16}")                    \
+      .Attr("dim: int >= 1")                               \
+      .SetShapeFn([](InferenceContext* c) {                \
+        int64_t dim;                                       \
+        TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));       \
+        c->set_output(0, c->Matrix(c->UnknownDim(), dim)); \
+        c->set_output(1, c->Vector(c->UnknownDim()));      \
+        return absl::OkStatus();                           \
+      })
+
+SOK_STATIC_GRADIENT("SokEmbed>AdaptiveStaticGradient");
+SOK_STATIC_GRADIENT("SokEmbed>AdaptiveStaticGradientOnGpu")
+    .Input("token: variant")
+    .Attr("static_rows: int >= 1");
 
 namespace {
 
@@ -85,6 +92,7 @@ class AdaptiveStaticGradientOp : public tf::OpKernel {
 };
 
 SOK_REGISTER_KERNEL("AdaptiveStaticGradient", AdaptiveStaticGradientOp);
+SOK_REGISTER_CPU_KERNEL("AdaptiveStaticGradientOnGpu", AdaptiveStaticGradientOp);
 
 }  // namespace
 

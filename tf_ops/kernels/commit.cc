@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/tables/tickets.h"
+#include "kernels/host_variant.h"
 #include "kernels/outputs.h"
 #include "kernels/register_kernel.h"
 #include "kernels/trained.h"
@@ -22,10 +23,9 @@ using tf::shape_inference::ShapeHandle;
 
 namespace {
 
-// Tells the table where the slots of its static rows are. Variables that are to be restored yet
-// are made, without a value.
-absl::Status BindSlots(tf::OpKernelContext* ctx, const tf::OpInputList& handles,
-                       OpenTable* resource) {
+// Finds the slots of static rows. Variables that are to be restored yet are made, without a value.
+absl::Status FindSlots(tf::OpKernelContext* ctx, const tf::OpInputList& handles,
+                       std::shared_ptr<const SlotSources>* slots) {
   SlotSources sources;
   for (int i = 0; i < handles.size(); ++i) {
     TF_RETURN_IF_ERROR(ExpectScalar(handles[i], "a slot source"));
@@ -37,26 +37,61 @@ absl::Status BindSlots(tf::OpKernelContext* ctx, const tf::OpInputList& handles,
         }));
     sources.push_back(std::move(variable));
   }
-  resource->set_slot_sources(std::make_shared<const SlotSources>(std::move(sources)));
+  *slots = std::make_shared<const SlotSources>(std::move(sources));
   return absl::OkStatus();
 }
 
+// The slots of static rows, which may be on a GPU: TensorFlow runs whatever takes their handles
+// there, and has the handle of the table on the CPU.
+struct SlotsToken {
+  std::shared_ptr<const SlotSources> slots;
+
+  std::string TypeName() const { return "sok_embed::SlotsToken"; }
+  void Encode(tf::VariantTensorData*) const {}
+  bool Decode(const tf::VariantTensorData&) { return false; }
+  std::string DebugString() const { return "slots of static rows"; }
+};
+[[maybe_unused]] const bool slots_tokens = RegisterHostVariant<SlotsToken>();
+
 }  // namespace
+
+REGISTER_OP("SokEmbed>SlotsToken")
+    .Input("slot_sources: num_slot_sources * resource")
+    .Output("token: variant")
+    .Attr("num_slot_sources: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn(tf::shape_inference::ScalarShape);
+
+absl::Status PutSlotsToken(tf::OpKernelContext* ctx) {
+  tf::OpInputList handles;
+  TF_RETURN_IF_ERROR(ctx->input_list("slot_sources", &handles));
+  SlotsToken found;
+  TF_RETURN_IF_ERROR(FindSlots(ctx, handles, &found.slots));
+  tf::Tensor* token = nullptr;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(0, {}, &token));
+  token->scalar<tf::Variant>()() = std::move(found);
+  return absl::OkStatus();
+}
+SOK_REGISTER_KERNEL("SlotsToken", FunctionKernel<PutSlotsToken>);
 
 // Binds slots as a commit does on its way, for tables whose next lookup comes before their next
 // commit.
 REGISTER_OP("SokEmbed>BindSlots")
     .Input("table: resource")
-    .Input("slot_sources: num_slot_sources * resource")
+    .Input("token: variant")
     .Output("bound: float")
-    .Attr("num_slot_sources: int >= 1")
     .SetIsStateful()
     .SetShapeFn(tf::shape_inference::ScalarShape);
 
 absl::Status RunBindSlots(tf::OpKernelContext* ctx, OpenTable& resource) {
-  tf::OpInputList handles;
-  TF_RETURN_IF_ERROR(ctx->input_list("slot_sources", &handles));
-  TF_RETURN_IF_ERROR(BindSlots(ctx, handles, &resource));
+  TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(1), "token"));
+  const auto* const token = ctx->input(1).scalar<tf::Variant>()().get<SlotsToken>();
+  if (token == nullptr || token->slots == nullptr) {
+    return absl::InvalidArgumentError(
+        "expected a token of slots of this process, got another "
+        "variant");
+  }
+  resource.set_slot_sources(token->slots);
   tf::Tensor* bound = nullptr;
   TF_RETURN_IF_ERROR(ctx->allocate_output(0, {}, &bound));
   bound->scalar<float>()() = 0.0f;
@@ -179,7 +214,9 @@ class CommitOp : public tf::OpKernel {
       OP_REQUIRES(ctx, trained.keeps_slot_sources != nullptr,
                   absl::InvalidArgumentError("expected slot sources of one table alone, got those "
                                              "of an adaptive table or a collection"));
-      OP_REQUIRES_OK(ctx, BindSlots(ctx, slot_sources, trained.keeps_slot_sources.get()));
+      std::shared_ptr<const SlotSources> slots;
+      OP_REQUIRES_OK(ctx, FindSlots(ctx, slot_sources, &slots));
+      trained.keeps_slot_sources->set_slot_sources(std::move(slots));
     }
     std::vector<CommitOptions> of_tables;
     of_tables.reserve(table_rules_.size());

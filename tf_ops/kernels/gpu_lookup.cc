@@ -13,6 +13,7 @@
 #include "kernels/receipt.h"
 #include "kernels/register_kernel.h"
 #include "kernels/table_resource.h"
+#include "kernels/table_token.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -23,16 +24,6 @@ namespace sok {
 
 namespace tf = tensorflow;
 
-// The table of a token. Handles of tables are on the CPU, and TensorFlow runs whatever takes one
-// there. A variant may go to another device.
-struct TableToken {
-  std::shared_ptr<OpenTable> table;
-
-  std::string TypeName() const { return "sok_embed::TableToken"; }
-  void Encode(tf::VariantTensorData*) const {}
-  bool Decode(const tf::VariantTensorData&) { return false; }
-  std::string DebugString() const { return "token of a table"; }
-};
 [[maybe_unused]] static const bool table_tokens = RegisterHostVariant<TableToken>();
 
 REGISTER_OP("SokEmbed>TableToken")
@@ -103,12 +94,9 @@ class LookupOnGpuOp : public tf::OpKernel {
   }
 
   void Compute(tf::OpKernelContext* ctx) override {
-    OP_REQUIRES_OK(ctx, ExpectScalar(ctx->input(0), "token"));
-    const TableToken* token = ctx->input(0).scalar<tf::Variant>()().get<TableToken>();
-    OP_REQUIRES(ctx, token != nullptr && token->table != nullptr,
-                absl::InvalidArgumentError("expected the token of a table of this process, got "
-                                           "another variant"));
-    OpenTable& resource = *token->table;
+    std::shared_ptr<OpenTable> found;
+    OP_REQUIRES_OK(ctx, GetTableOfToken(ctx, 0, &found));
+    OpenTable& resource = *found;
     const tf::Tensor& keys = ctx->input(1);
     OP_REQUIRES(
         ctx, resource.table()->dim() == dim_ && keys.NumElements() < (int64_t{1} << 31) - 1,

@@ -41,10 +41,7 @@ void HashBuckets(const Key* keys, const uint32_t* positions, size_t n, int64_t b
   }
 }
 
-}  // namespace
-
-Status MaskGather::CheckMask(size_t begin, size_t end) const {
-  const int32_t* mask = lookup_.mask;
+Status CheckMask(const int32_t* mask, size_t begin, size_t end) {
   bool wrong = false;
   for (size_t i = begin; i < end; ++i) wrong |= static_cast<uint32_t>(mask[i]) > 1;
   for (size_t i = begin; wrong && i < end; ++i) {
@@ -54,14 +51,15 @@ Status MaskGather::CheckMask(size_t begin, size_t end) const {
   return Status();
 }
 
-Status MaskGather::CheckBuckets(size_t begin, size_t end, const StaticRows& rows) const {
-  if (lookup_.given == nullptr) return Status();
+Status CheckBuckets(const int64_t* buckets, size_t begin, size_t end, int64_t rows) {
   for (size_t i = begin; i < end; ++i) {
-    if (static_cast<uint64_t>(lookup_.given[i]) < static_cast<uint64_t>(rows.rows)) continue;
-    return AtPosition("buckets in [0, " + std::to_string(rows.rows) + ")", lookup_.given[i], i);
+    if (static_cast<uint64_t>(buckets[i]) < static_cast<uint64_t>(rows)) continue;
+    return AtPosition("buckets in [0, " + std::to_string(rows) + ")", buckets[i], i);
   }
   return Status();
 }
+
+}  // namespace
 
 void MaskGather::HashStatic(size_t begin, size_t end, const StaticRows& rows) {
   // This is written without a branch on the mask, which would be mispredicted.
@@ -93,9 +91,12 @@ void MaskGather::CopyStaticRows(const std::vector<uint32_t>& positions, const St
 template <typename T>
 Status MaskGather::ReadBlock(size_t begin, size_t end, const StaticRows& rows, T* embeddings,
                              const ParallelFor& parallel_for, std::vector<uint32_t>* missing) {
-  SOK_RETURN_IF_ERROR(CheckMask(begin, end));
-  SOK_RETURN_IF_ERROR(CheckBuckets(begin, end, rows));
-  if (lookup_.given == nullptr) HashStatic(begin, end, rows);
+  SOK_RETURN_IF_ERROR(CheckMask(lookup_.mask, begin, end));
+  if (lookup_.given == nullptr) {
+    HashStatic(begin, end, rows);
+  } else {
+    SOK_RETURN_IF_ERROR(CheckBuckets(lookup_.given, begin, end, rows.rows));
+  }
   const int dim = table_->dim();
   const int64_t* bucket = buckets();
   std::vector<const float*> given(end - begin);
@@ -208,6 +209,17 @@ Status MaskGather::MakeRows(const ParallelFor& parallel_for) {
     for (uint32_t i : block.missing) lookup_.own[i] = has_row.count(lookup_.keys[i]) > 0;
   }
   return Status();
+}
+
+Result<std::vector<uint32_t>> OwnPlaces(const int32_t* mask, const int64_t* buckets, size_t n,
+                                        int64_t rows) {
+  SOK_RETURN_IF_ERROR(CheckMask(mask, 0, n));
+  SOK_RETURN_IF_ERROR(CheckBuckets(buckets, 0, n, rows));
+  std::vector<uint32_t> places;
+  for (size_t i = 0; i < n; ++i) {
+    if (mask[i] == 1) places.push_back(static_cast<uint32_t>(i));
+  }
+  return places;
 }
 
 LookupKeys KeysOfOwnRows(const Key* keys, const bool* own, size_t n) {

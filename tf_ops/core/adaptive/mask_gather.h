@@ -94,8 +94,6 @@ class MaskGather {
   static constexpr size_t kBlockSize = 2048;
 
   const int64_t* buckets() const { return lookup_.given ? lookup_.given : lookup_.hashed; }
-  Status CheckMask(size_t begin, size_t end) const;
-  Status CheckBuckets(size_t begin, size_t end, const StaticRows& rows) const;
   // Hashes the keys of mask 0 among positions [begin, end).
   void HashStatic(size_t begin, size_t end, const StaticRows& rows);
   template <typename T>
@@ -114,6 +112,11 @@ class MaskGather {
   std::vector<float> starts_;     // (admitted, dim)
   std::vector<Slot> slots_;
 };
+
+// Returns the positions, ascending, of mask 1 among n. Errors: kInvalidArgument for a mask of
+// neither 0 nor 1, and for a bucket out of [0, rows), naming the first.
+Result<std::vector<uint32_t>> OwnPlaces(const int32_t* mask, const int64_t* buckets, size_t n,
+                                        int64_t rows);
 
 // Returns the keys (n) of own rows, for a deposit of gradients that belong to the whole batch. Keys
 // that have no row by the commit are left out, since their static rows are not known by then. The

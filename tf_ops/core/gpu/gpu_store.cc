@@ -133,7 +133,7 @@ Result<uint64_t> GpuStore::Apply(const std::vector<GradientBatch>& batches,
       uploaded.push_back({reinterpret_cast<DeviceAddress>(batch.keys),
                           reinterpret_cast<DeviceAddress>(gradients),
                           is_float ? Element::kFloat32 : Element::kBFloat16, batch.n, batch.factor,
-                          /*positions=*/0});
+                          reinterpret_cast<DeviceAddress>(batch.positions)});
       continue;
     }
     SOK_ASSIGN_OR_RETURN(const GpuGradients each, Upload(batch, at, stream));
@@ -228,6 +228,27 @@ Status GpuStore::LookupPooledOnGpu(DeviceAddress keys, uint64_t n, const std::ve
   const Status status = table_->LookupPooled(keys, n, bags, Absent::kMake, now, stream);
   ++unseen_calls_;
   return status;
+}
+
+Status GpuStore::LookupMaskedOnGpu(const MaskedKeys& keys, bool make_rows, uint32_t now,
+                                   DeviceAddress asking, DeviceAddress out, Element element,
+                                   DeviceAddress own, Stream stream) {
+  if (!make_rows || keys.asking == 0) {
+    std::shared_lock<SharedMutex> lock(mu_);
+    return table_->LookupMasked(keys, /*make_rows=*/false, now, asking, out, element, own, stream);
+  }
+  std::lock_guard<SharedMutex> lock(mu_);
+  const Status status =
+      table_->LookupMasked(keys, make_rows, now, asking, out, element, own, stream);
+  ++unseen_calls_;
+  return status;
+}
+
+Status GpuStore::StaticGradient(DeviceAddress own, DeviceAddress buckets, DeviceAddress gradients,
+                                Element element, uint64_t n, uint64_t count,
+                                const GpuTable::MakeSums& make, Stream stream) const {
+  std::shared_lock<SharedMutex> lock(mu_);
+  return table_->StaticGradient(own, buckets, gradients, element, n, count, make, stream);
 }
 
 Status GpuStore::PoolGradient(const RowBags& bags, DeviceAddress gradients, Stream stream) const {

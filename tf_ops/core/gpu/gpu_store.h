@@ -83,7 +83,14 @@ class GpuStore final : public RowStore {
   // Pools the embeddings of keys (n) likewise: see GpuTable::LookupPooled.
   Status LookupPooledOnGpu(DeviceAddress keys, uint64_t n, const std::vector<RowBags>& bags,
                            bool make_rows, uint32_t now, Stream stream);
+  // Reads own and static rows likewise: see GpuTable::LookupMasked.
+  Status LookupMaskedOnGpu(const MaskedKeys& keys, bool make_rows, uint32_t now,
+                           DeviceAddress asking, DeviceAddress out, Element element,
+                           DeviceAddress own, Stream stream);
   // See GpuTable.
+  Status StaticGradient(DeviceAddress own, DeviceAddress buckets, DeviceAddress gradients,
+                        Element element, uint64_t n, uint64_t count, const GpuTable::MakeSums& make,
+                        Stream stream) const;
   Status PoolGradient(const RowBags& bags, DeviceAddress gradients, Stream stream) const;
   Status WeightGradient(const RowBags& bags, DeviceAddress gradients, Stream stream) const;
   // Copies behind the work on a stream, and waits for nothing.

@@ -47,8 +47,8 @@ struct GradientBatch {
   float factor = 1.0f;                // multiplies the gradients
   bool distinct = false;              // true if no key is there twice
   const RowNumbers* found = nullptr;  // of the keys; null: they are not known
-  // True if keys and gradients are addresses of the memory of the store's GPU: all n of each in
-  // their order, written by work on a stream of the GPU.
+  // True if keys, positions and gradients are addresses of the memory of the store's GPU, written
+  // by work on a stream of the GPU.
   bool on_gpu = false;
   void* stream = nullptr;
 };

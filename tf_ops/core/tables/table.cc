@@ -283,6 +283,15 @@ Status Table::LookupPooledOnGpu(const Key* keys, size_t n, const std::vector<gpu
                                              make_rows, now(), stream);
 }
 
+Status Table::LookupMaskedOnGpu(const gpu::MaskedKeys& keys, bool make_rows, void* asking,
+                                void* out, bool is_bfloat16, bool* own, void* stream) {
+  return store_->on_gpu()->LookupMaskedOnGpu(
+      keys, make_rows, now(), reinterpret_cast<gpu::DeviceAddress>(asking),
+      reinterpret_cast<gpu::DeviceAddress>(out),
+      is_bfloat16 ? gpu::Element::kBFloat16 : gpu::Element::kFloat32,
+      reinterpret_cast<gpu::DeviceAddress>(own), stream);
+}
+
 Status Table::CopyToHost(void* to, const void* from, size_t bytes, void* stream) const {
   return store_->on_gpu()->CopyToHost(to, reinterpret_cast<gpu::DeviceAddress>(from), bytes,
                                       stream);

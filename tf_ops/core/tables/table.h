@@ -30,8 +30,9 @@
 namespace sok {
 
 namespace gpu {
+struct MaskedKeys;
 struct RowBags;
-}
+}  // namespace gpu
 
 // kOutOfRange, naming the first key that is not below `limit`. A limit of 0 lets every key pass.
 Status CheckKeysBelow(const Key* keys, size_t n, uint64_t limit);
@@ -90,10 +91,11 @@ struct LookupKeys {
   DepositOrder order = {};
   std::shared_ptr<SummedGradients> summed = nullptr;  // of a deposit: its gradients by key
   std::shared_ptr<RowClaim> claim = nullptr;          // Table::Claim; null: none
-  // True if `keys`, and gradients that are deposited, are addresses of the memory of the table's
-  // GPU, written by work on this stream.
+  // True if `keys`, `positions`, and gradients that are deposited, are addresses of the memory of
+  // the table's GPU, written by work on this stream.
   bool on_gpu = false;
   void* stream = nullptr;
+  size_t gradients = 0;  // there with positions: how many gradients are deposited
 
   double square() const { return summed->square(); }
   double Dot(const LookupKeys& other) { return summed->Dot(*other.summed); }
@@ -227,6 +229,9 @@ class Table {
   // Does so with bags of keys, whose vectors it pools: see gpu::GpuTable::LookupPooled.
   Status LookupPooledOnGpu(const Key* keys, size_t n, const std::vector<gpu::RowBags>& bags,
                            bool make_rows, void* stream);
+  // Reads own and static rows: see gpu::GpuTable::LookupMasked.
+  Status LookupMaskedOnGpu(const gpu::MaskedKeys& keys, bool make_rows, void* asking, void* out,
+                           bool is_bfloat16, bool* own, void* stream);
   // Returns the store on a GPU; null where the rows lie in the memory of the host.
   const gpu::GpuStore* on_gpu() const { return store_->on_gpu(); }
   // Copies keys of a lookup from the GPU, or what else lies at an address of it, and waits for

@@ -94,14 +94,22 @@ Status Table::BringToHost(LookupKeys* keys, std::shared_ptr<const void>* hold,
                           const float** gradients, const BFloat16** gradients_bf16) const {
   struct Copies {
     std::vector<Key> keys;
+    std::vector<uint32_t> positions;
     std::vector<float> floats;
     std::vector<BFloat16> halves;
   };
   auto copies = std::make_shared<Copies>();
-  const size_t elements = keys->n * config_.dim;
+  const size_t rows = keys->positions == nullptr ? keys->n : keys->gradients;
+  const size_t elements = rows * config_.dim;
   copies->keys.resize(keys->n);
   SOK_RETURN_IF_ERROR(
       CopyToHost(copies->keys.data(), keys->keys, keys->n * sizeof(Key), keys->stream));
+  if (keys->positions != nullptr) {
+    copies->positions.resize(keys->n);
+    SOK_RETURN_IF_ERROR(CopyToHost(copies->positions.data(), keys->positions,
+                                   keys->n * sizeof(uint32_t), keys->stream));
+    keys->positions = copies->positions.data();
+  }
   if (*gradients != nullptr) {
     copies->floats.resize(elements);
     SOK_RETURN_IF_ERROR(
@@ -124,9 +132,10 @@ Status Table::BringToHost(Deposits* deposits, uint64_t removals, bool lists_keys
   const auto stays = [&](const auto& deposit) {
     const LookupKeys& keys = deposit.keys;
     const double factor = std::abs(deposit.factor * keys.factor);
-    // Rows that have gone since the lookup are made anew, and factors of little apply to each
-    // gradient; both are work for the host.
-    return keys.on_gpu && keys.rows_made && keys.removals == removals &&
+    // Rows that have gone since the lookup are made anew, unless they are left out, and factors of
+    // little apply to each gradient; both are work for the host.
+    const bool makes_none = keys.leave_absent || keys.removals == removals;
+    return keys.on_gpu && keys.rows_made && makes_none &&
            (factor == 0.0 || !(factor < kLeastFactor));
   };
   if (!lists_keys && std::all_of(deposits->begin(), deposits->end(), stays)) return Status();

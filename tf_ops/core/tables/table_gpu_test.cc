@@ -185,6 +185,9 @@ TEST_CASE("keys and gradients that stay on a GPU train the rows that those of th
           x = ToFloat(FromFloat<BFloat16>(std::normal_distribution<float>()(random)));
         }
       }
+      // The gradients of the second call are in another order, and some are of no key.
+      std::vector<uint32_t> positions(calls[1].size());
+      for (uint32_t& position : positions) position = random() % calls[1].size();
       std::vector<std::vector<float>> found[2];
       std::vector<std::vector<BFloat16>> rounded;
       for (const auto& each : gradients) {
@@ -202,6 +205,11 @@ TEST_CASE("keys and gradients that stay on a GPU train the rows that those of th
           looked_up.removals = table.removals();
           looked_up.rows_made = true;
           looked_up.on_gpu = on_gpu;
+          if (call == 1) {
+            looked_up.positions = positions.data();
+            looked_up.gradients = keys.size();
+            looked_up.leave_absent = step % 2 == 0;
+          }
           const Status status =
               on_gpu ? table.LookupOnGpu(keys.data(), keys.size(), true, out.data(), false, nullptr)
                      : table.Lookup(keys.data(), keys.size(), true, out.data(), SerialFor);

@@ -1,0 +1,36 @@
+// The table of a token. Handles of tables are on the CPU, and TensorFlow runs whatever takes one
+// there. A variant may go to another device.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "kernels/table_resource.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/variant_tensor_data.h"
+
+namespace sok {
+
+struct TableToken {
+  std::shared_ptr<OpenTable> table;
+
+  std::string TypeName() const { return "sok_embed::TableToken"; }
+  void Encode(tensorflow::VariantTensorData*) const {}
+  bool Decode(const tensorflow::VariantTensorData&) { return false; }
+  std::string DebugString() const { return "token of a table"; }
+};
+
+// Finds the table of a token, which must be that of this process.
+inline absl::Status GetTableOfToken(tensorflow::OpKernelContext* ctx, int input,
+                                    std::shared_ptr<OpenTable>* table) {
+  TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(input), "token"));
+  const auto* const token = ctx->input(input).scalar<tensorflow::Variant>()().get<TableToken>();
+  if (token == nullptr || token->table == nullptr) {
+    return absl::InvalidArgumentError(
+        "expected the token of a table of this process, got another variant");
+  }
+  *table = token->table;
+  return absl::OkStatus();
+}
+
+}  // namespace sok
