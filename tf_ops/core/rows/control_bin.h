@@ -1,9 +1,10 @@
 // Sixteen control bytes of an open-addressing index, compared at once.
 //
 // The layout is that of Google's "Swiss tables" (Benzaquen, Kulukundis, 2017): each cell of the
-// index has a byte, which holds seven bits of the key's hash, or says that the cell is empty or was
+// index has a byte, which holds a tag of the key's hash, or says that the cell is empty or was
 // erased. Empty is 0 here, so that fresh pages of the system are empty bins already and need no
-// pass of their own.
+// pass of their own, and all other values but one are tags: with half as many, twice as many
+// searches would read the entry of another key first.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,7 @@ namespace sok {
 constexpr int kBinWidth = 16;
 constexpr uint8_t kEmpty = 0;
 constexpr uint8_t kErased = 1;
-constexpr uint8_t kFull = 0x80;  // the bit that a cell with a key has set, beside those of its hash
+constexpr uint8_t kLeastTag = 2;  // the byte of a cell with a key is this or more
 
 class ControlBin {
  public:
@@ -47,10 +48,11 @@ class ControlBin {
   // Returns a bit for each cell: whether it has a key.
   uint32_t MatchFull() const {
 #ifdef __SSE2__
-    return static_cast<uint32_t>(_mm_movemask_epi8(bytes_));
+    return static_cast<uint32_t>(
+        _mm_movemask_epi8(_mm_cmpeq_epi8(_mm_max_epu8(bytes_, _mm_set1_epi8(kLeastTag)), bytes_)));
 #else
     uint32_t mask = 0;
-    for (int i = 0; i < kBinWidth; ++i) mask |= uint32_t(bytes_[i] >> 7) << i;
+    for (int i = 0; i < kBinWidth; ++i) mask |= uint32_t{bytes_[i] >= kLeastTag} << i;
     return mask;
 #endif
   }

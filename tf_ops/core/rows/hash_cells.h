@@ -1,6 +1,7 @@
 // One open-addressing array of keys and row numbers, of a fixed capacity.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -51,7 +52,9 @@ class alignas(64) HashCells {
     // This is done in arithmetic: a branch on the match would be mispredicted where many keys are
     // absent. For those entry 0 is prefetched, an address that is valid and in the cache already.
     const uint32_t absent = match == 0, goes_on = control.MatchEmpty() == 0;
-    __builtin_prefetch(EntryAt(cell & (absent - 1)));
+    const char* const entry = EntryAt(cell & (absent - 1));
+    __builtin_prefetch(entry);
+    __builtin_prefetch(entry + kEntryBytes - 1);
     return (cell | (0 - absent)) - (absent & goes_on);
   }
 
@@ -104,13 +107,13 @@ class alignas(64) HashCells {
   }
 
  private:
-  // An entry has key and row, packed: 12 bytes, so that one entry is nearly always one cache line.
+  // An entry has key and row, packed: 12 bytes. One of eight lies on two cache lines.
   static constexpr size_t kEntryBytes = sizeof(Key) + sizeof(uint32_t);
   static constexpr size_t kBinBytes = kBinWidth * (1 + kEntryBytes);
   static constexpr uint64_t kAhead = 8;
   alignas(kBinWidth) static constexpr uint8_t kEmptyBin[kBinWidth] = {};
 
-  static uint8_t Tag(uint64_t hash) { return static_cast<uint8_t>(hash) | kFull; }
+  static uint8_t Tag(uint64_t hash) { return std::max(static_cast<uint8_t>(hash), kLeastTag); }
   const char* EntryAt(uint32_t cell) const { return entries_ + cell * kEntryBytes; }
   char* EntryAt(uint32_t cell) { return entries_ + cell * kEntryBytes; }
 
