@@ -67,7 +67,7 @@ class Arena {
   // Returns the size of the page on which this place of a block is.
   size_t PageBytesAt(const char* place) const;
 
-  static constexpr size_t kHugeFrom = size_t{16} << 20;
+  static constexpr size_t kHugeFrom = size_t{8} << 20;
 
  private:
   struct Chunk {
