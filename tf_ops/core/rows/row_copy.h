@@ -37,19 +37,28 @@ void CopyRow(const float* row, int dim, T* out) {
   for (int j = 0; j < dim; ++j) out[j] = FromFloat<T>(row[j]);
 }
 
-// Small fixed sizes become a few vector moves.
+// Copies kFloats in vectors of 8.
+template <int kFloats>
+void CopyFloats(const float* from, float* to) {
+  using Floats [[gnu::vector_size(32), gnu::aligned(4), gnu::may_alias]] = float;
+  static_assert(kFloats % 8 == 0);
+  Floats values[kFloats / 8];
+  for (int i = 0; i < kFloats / 8; ++i) values[i] = reinterpret_cast<const Floats*>(from)[i];
+  for (int i = 0; i < kFloats / 8; ++i) reinterpret_cast<Floats*>(to)[i] = values[i];
+}
+
+// Frequent sizes become a few vector moves.
 template <>
 inline void CopyRow<float>(const float* row, int dim, float* out) {
   switch (dim) {
     case 8:
-      std::memcpy(out, row, 8 * sizeof(float));
-      return;
+      return CopyFloats<8>(row, out);
     case 16:
-      std::memcpy(out, row, 16 * sizeof(float));
-      return;
+      return CopyFloats<16>(row, out);
     case 32:
-      std::memcpy(out, row, 32 * sizeof(float));
-      return;
+      return CopyFloats<32>(row, out);
+    case 64:
+      return CopyFloats<64>(row, out);
     default:
       std::memcpy(out, row, dim * sizeof(float));
   }
