@@ -32,8 +32,8 @@ def table_handle(shared_name: str, dim: int, **attributes: Any) -> tf.Tensor:
         dim: The length of a row.
         **attributes: `initializer` (`"constant"`, `"uniform"`, `"normal"`, `"truncated_normal"`)
             with its numbers `initializer_a` and `initializer_b`, `seed`, `max_rows` (0: no limit),
-            `direct`, `owners`, `owner`, `shards` (the least number of parts that rows in memory are
-            in, by key, which threads work on side by side; 0: as many as suit the machine),
+            `direct`, `owners`, `owner`, `shards` (the number of parts that rows in memory are in,
+            by key, which threads work on side by side; 0: as many as suit the machine),
             `row_dtype` and `slot_dtype` (the types that embeddings and slots lie as,
             `"float32"`, `"bfloat16"`, `"float16"` or `"int8"`, for slots the first two),
             `eviction` (`"lru"`, `"lfu"`, `"max_age"`, `"min_norm"`; empty: none) with

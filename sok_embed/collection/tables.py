@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -30,6 +31,9 @@ from sok_embed.training.commit import Commit, TrainedTable
 _INT64 = 2**63
 # Examples of a step of all workers, for a plan that is not given their number.
 _BATCH_SIZE = 8192
+# From so many tables on, each is in fewer parts: threads work on several tables at a time.
+_MANY_TABLES = 32
+_LEAST_SHARDS = 4
 
 
 class CollectionQueue(OwnedResource):
@@ -137,6 +141,7 @@ class TableCollection(Mapping[str, Table]):
             slot_dtype=config.slot_dtype,
             device=config.device,
             max_bytes=config.max_bytes,
+            shards=self._shards(),
             name=config.name,
         )
         table.constraint = config.constraint
@@ -147,6 +152,12 @@ class TableCollection(Mapping[str, Table]):
         if config.storage is not None:
             group_holders.hold(config.storage, config.group or 0, table, self._holder(config))
         return table
+
+    def _shards(self) -> int:
+        """Returns how many parts the rows of each table are in; 0: as by itself."""
+        if len(self.configs) < _MANY_TABLES:
+            return 0
+        return max(_LEAST_SHARDS, len(os.sched_getaffinity(0)))
 
     def _seed_of(self, config: TableConfig, initializer: RowInitializer) -> int:
         stored = None

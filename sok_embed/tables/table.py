@@ -76,6 +76,9 @@ class Table(BaseTable):
             that number; `"auto"`, a GPU if there is one that can be used and can hold the table.
         max_bytes: The most bytes of the GPU's memory that rows and their index take. `None`: as
             many as it has.
+        shards: The number of parts that rows in memory are in, by key, which threads work on side
+            by side; 0: as many as suit the machine. The fewer there are, the nearer do the rows of
+            a small table lie. With `direct` it does not count.
         name: The name for messages.
 
     Attributes:
@@ -117,6 +120,7 @@ class Table(BaseTable):
         slot_dtype: str = FLOAT32,
         device: str = CPU,
         max_bytes: int | None = None,
+        shards: int = 0,
         name: str = "table",
     ) -> None:
         rule = owner_rule or ModuloRule()
@@ -150,6 +154,7 @@ class Table(BaseTable):
             "owners": sharing[0],
             "owner": sharing[1],
             "group": group,
+            "shards": shards,
             "row_dtype": row_dtype,
             "slot_dtype": slot_dtype,
             "max_bytes": 0 if max_bytes is None else check_positive("max_bytes", max_bytes),

@@ -26,11 +26,12 @@ constexpr size_t kMostRemoved = 4096;  // of a shard, beside twice its rows
 
 // There are four shards a core, so that threads seldom wait for each other's last one; not more,
 // since a large shard's index gets huge pages.
-int ShardBits(uint32_t least = 0) {
-  const unsigned wanted = 4 * std::max(1u, std::thread::hardware_concurrency());
-  int bits = 3;
-  while (bits < 8 && (1u << bits) < wanted) ++bits;
-  while (bits < kMostShardBits && (1u << bits) < least) ++bits;
+int ShardBits(uint32_t wanted = 0) {
+  if (wanted == 0) {
+    wanted = std::clamp(4 * std::thread::hardware_concurrency(), 8u, 256u);
+  }
+  int bits = 1;  // a hash is not shifted by all of its bits
+  while (bits < kMostShardBits && (1u << bits) < wanted) ++bits;
   return bits;
 }
 

@@ -249,8 +249,8 @@ class RowStore {
 // Returns the error of an Upsert that would go beyond max_rows.
 Status TableFull(uint64_t rows, uint64_t max_rows, uint64_t added);
 
-// Makes a store in memory for any 64-bit key. The rows are in at least `shards` shards, of 1024 at
-// most; 0: as many as suit the machine.
+// Makes a store in memory for any 64-bit key. The rows are in so many shards, or in the next power
+// of two, from 2 to 1024; 0: in as many as suit the machine.
 std::unique_ptr<RowStore> MakeHashStore(std::shared_ptr<const RowLayout> layout,
                                         uint32_t shards = 0);
 // Makes a store in memory for keys of a known range. See DirectIndex.

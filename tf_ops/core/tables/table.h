@@ -51,7 +51,7 @@ struct TableConfig {
   uint64_t owners = 1;
   uint64_t owner = 0;
   int group = 0;            // of the storage; part of what rows start from
-  uint32_t shards = 0;      // the least number of shards by key; 0: as many as suit the machine
+  uint32_t shards = 0;      // the number of shards by key; 0: as many as suit the machine
   bool step_clock = false;  // times of rows are steps of the table, not seconds
   // The number of the GPU whose memory the rows lie in, among those that the process sees; -1: the
   // host's. Such a table has float32 rows, and finds keys by a hash also where it is direct.
