@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 # Nothing that imports and collection make is garbage: see `pytest_collection_finish`.
-gc.disable()
+if gc.isenabled():
+    gc.disable()
 
 # This lets tests import the helper modules beside this file; it comes last, so that they shadow
 # nothing.
