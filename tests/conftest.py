@@ -102,8 +102,8 @@ class _FirstOfTwo(sok_embed.communicators.LocalCommunicator):
 # These files, which have each kind of layer and column, train as users do in `make test` as well.
 AS_USERS_TRAIN = frozenset(
     """
-    test_checkpoint test_distributed_embedding_models test_export_models test_export_pooled
-    test_layer_contract test_own_rows test_steps_equal_keras test_storage_training
+    test_c_program test_checkpoint test_distributed_embedding_models test_export_models
+    test_export_pooled test_layer_contract test_own_rows test_steps_equal_keras test_storage_training
     """.split()
 )
 

@@ -26,6 +26,9 @@ _ROUNDED = 16  # a row of float32 is rounded up to so many bytes
 # blocks count that its shards have begun.
 _TABLE = 64 << 10
 _BEGUN_ROWS = 2048
+# From so many bytes on the last page of a table is a huge one, which may have no more than a row.
+_HUGE_FROM = 8 << 20
+_HUGE_PAGE = 2 << 20
 
 
 class Cost(NamedTuple):
@@ -135,7 +138,8 @@ class PlannedTable:
         rows = self.rows_on(workers, placement)
         if rows is None:
             return None
-        return (rows + min(rows, _BEGUN_ROWS)) * self.row_bytes + _TABLE
+        taken = (rows + min(rows, _BEGUN_ROWS)) * self.row_bytes + _TABLE
+        return taken + (_HUGE_PAGE if taken >= _HUGE_FROM else 0)
 
     def cost(self, workers: int, batch_size: int, placement: str) -> tuple[Cost, Cost]:
         """Returns the costs of the table in a placement.

@@ -77,8 +77,9 @@ class Table(BaseTable):
         max_bytes: The most bytes of the GPU's memory that rows and their index take. `None`: as
             many as it has.
         shards: The number of parts that rows in memory are in, by key, which threads work on side
-            by side; 0: as many as suit the machine. The fewer there are, the nearer do the rows of
-            a small table lie. With `direct` it does not count.
+            by side, rounded up to a power of two from 2 to 1,024; 0: as many as suit the machine.
+            The fewer there are, the nearer do the rows of a small table lie. With `direct` it does
+            not count.
         name: The name for messages.
 
     Attributes:

@@ -105,6 +105,7 @@ Status Storage::Compact() {
     }
   }
   // Not under the gate, where lookups would wait behind the next flush; mu_ keeps it open.
+  if (status.ok() && core_->spill != nullptr) core_->spill->GiveBack();
   if (status.ok()) status = core_->database->Compact();
   return status.ok() && ttl() > 0 ? CountRows() : status;
 }
