@@ -170,7 +170,7 @@ def _gather_on_gpu(
             num_static_rows=asked.static_rows,
         )
     if not tf.executing_eagerly():
-        # As after a lookup of a table: a later commit waits for this op, which takes the handle.
+        # A later commit waits for this op, which takes the handle, as after a lookup of a table.
         with on_cpu(), tf.control_dependencies([embeddings.op]):
             ops.sok_embed_table_token(table=table)
     return Lookup(embeddings, receipt)

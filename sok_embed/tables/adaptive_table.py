@@ -141,7 +141,7 @@ class AdaptiveTable(BaseTable):
     def _create_resource(self) -> tf.Tensor:
         attributes = self._attributes
         if not tf.executing_eagerly():
-            # As a table's: a saved graph is loaded with a GPU or without.
+            # A saved graph is loaded with a GPU or without, here as for a table.
             attributes = {**attributes, "gpu_optional": True}
         return as_errors(lambda: tf_ops.anonymous_adaptive_table(self.name, self.dim, **attributes))
 

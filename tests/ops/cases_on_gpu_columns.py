@@ -96,7 +96,7 @@ def test_rows_of_both_kinds_lie_in_their_places(wrap, shape, dtype):
         for key, route in zip(keys.ravel().tolist(), mask.ravel().tolist(), strict=True)
     ]
     expected = tf.cast(np.reshape(expected, (*shape, DIM)).astype(np.float32), dtype)
-    # What a function returns is on the CPU.
+    # A function returns tensors on the CPU.
     assert wrap is tf.function or found.device.endswith(GPU)
     np.testing.assert_array_equal(found, expected)
     assert len(rows_of(table)) == len(own)

@@ -106,7 +106,8 @@ LookupKeys KeysOf(const tensorflow::Tensor& keys);
 absl::Status CountsOf(tensorflow::OpKernelContext* ctx, int inputs, const tensorflow::Tensor& keys,
                       const int64_t** counts);
 
-// Tells of a saved table whose rows lie in the host's memory, as there is no such GPU.
+// Tells of a saved table whose rows lie in the host's memory, since the GPU that it was saved with
+// is not here.
 void LogOnHost(const std::string& table_name, int gpu, const Status& reason);
 
 // Tells, once for a table, of keys whose gradients a commit has dropped.

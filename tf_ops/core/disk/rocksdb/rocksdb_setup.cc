@@ -105,8 +105,8 @@ rocksdb::ColumnFamilyOptions RowOptions(const std::shared_ptr<rocksdb::Cache>& b
 
 rocksdb::ColumnFamilyOptions PendingOptions(const std::shared_ptr<rocksdb::Cache>& block_cache) {
   rocksdb::ColumnFamilyOptions options = RowOptions(block_cache, nullptr, 0);
-  // Where training may wait for a merge, it waits for all that are before that one, a minute and
-  // more. Until files are merged a search of them takes longer.
+  // Training that waits for a merge waits for all that are before that one, a minute and more.
+  // Until files are merged a search of them takes longer.
   options.level0_slowdown_writes_trigger = std::numeric_limits<int>::max();
   options.level0_stop_writes_trigger = std::numeric_limits<int>::max();
   return options;
