@@ -109,14 +109,24 @@ def test_counts_are_halved_after_so_many_steps(decay_every):
 
 
 def test_a_row_that_is_not_updated_for_its_ttl_goes():
-    layer = make(promote_after=1, ttl=1)
-    see(layer, 1, 2)
-    assert own_keys(layer) == [1, 2]
-    deadline = time.monotonic() + 10
-    while 2 in own_keys(layer) and time.monotonic() < deadline:
-        time.sleep(0.1)
-        see(layer, 1)
-    assert own_keys(layer) == [1]
+    """Begins anew where the machine was so busy that the updated row may have expired too."""
+    for _ in range(20):
+        seen = time.monotonic()
+        deadline = seen + 10
+        layer = make(promote_after=1, ttl=1)
+        see(layer, 1, 2)
+        keys = own_keys(layer)
+        waited = time.monotonic() - seen
+        while 2 in keys and waited < 0.9 and time.monotonic() < deadline:
+            assert keys == [1, 2]
+            time.sleep(0.1)
+            before, seen = seen, time.monotonic()
+            see(layer, 1)
+            keys = own_keys(layer)
+            waited = time.monotonic() - before
+        if waited < 0.9:
+            break
+    assert keys == [1]
     assert layer.stats()["demoted"] == 1
 
 
