@@ -8,6 +8,8 @@ namespace {
 
 constexpr size_t kLine = 64;
 constexpr uint32_t kFewestRows = 8;
+// While more than this part of the rows are on trial, one of them leaves.
+constexpr size_t kTrialPart = 4;
 
 size_t Lines(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
@@ -31,6 +33,7 @@ void CacheRows::Reset(std::shared_ptr<const RowLayout> layout) {
   free_.clear();
   used_blocks_ = 0;
   hand_block_ = hand_row_ = 0;
+  on_trial_ = 0;
   layout_ = std::move(layout);
   row_bytes_ = layout_->row_bytes();
   const auto bytes = [&](uint32_t rows) { return Lines(rows * row_bytes_) + BytesBeside(rows); };
@@ -60,11 +63,13 @@ uint32_t CacheRows::Allocate(Key key_of_row) {
   const uint32_t row = free_.back();
   free_.pop_back();
   key(row) = key_of_row;
-  set_state(row, kRowLive);
+  set_state(row, kRowLive | kRowOnTrial | arrival_);
+  ++on_trial_;
   return row;
 }
 
 void CacheRows::Free(uint32_t row) {
+  on_trial_ -= (state(row) & kRowOnTrial) != 0;
   set_state(row, 0);
   free_.push_back(row);
 }
@@ -86,14 +91,17 @@ bool CacheRows::Grow(bool beyond_budget) {
   *place = memory;
   ++used_blocks_;
   beyond_ += beyond_budget;
-  for (uint32_t i = rows_per_block_; i-- > 0;) Free((block << shift_) | i);
+  for (uint32_t i = rows_per_block_; i-- > 0;) {
+    set_state((block << shift_) | i, 0);
+    free_.push_back((block << shift_) | i);
+  }
   return true;
 }
 
-std::vector<uint32_t> CacheRows::Victims(size_t wanted) {
-  std::vector<uint32_t> victims;
-  const size_t steps = 2 * blocks_.size() * rows_per_block_;
-  for (size_t step = 0; step < steps && victims.size() < wanted; ++step) {
+template <typename Visit>
+void CacheRows::Turn(size_t turns, const Visit& visit) {
+  const size_t steps = turns * blocks_.size() * rows_per_block_;
+  for (size_t step = 0; step < steps; ++step) {
     if (hand_row_ >= rows_per_block_) {
       hand_row_ = 0;
       ++hand_block_;
@@ -106,13 +114,35 @@ std::vector<uint32_t> CacheRows::Victims(size_t wanted) {
     }
     const uint32_t row = (hand_block_ << shift_) | hand_row_++;
     const uint16_t is = state(row);
-    if ((is & kRowLive) == 0 || (is & kNotEvictable) != 0) continue;
+    if ((is & kRowLive) != 0 && (is & kNotEvictable) == 0 && !visit(row, is)) return;
+  }
+}
+
+std::vector<uint32_t> CacheRows::Victims(size_t wanted) {
+  std::vector<uint32_t> victims;
+  const size_t most_on_trial = live() / kTrialPart;
+  size_t on_trial = on_trial_;  // without the victims
+  const auto take = [&](uint32_t row) {
+    Mark(row, kRowPinned);  // the hand passes it over from here on
+    victims.push_back(row);
+    return victims.size() < wanted;
+  };
+  Turn(2, [&](uint32_t row, uint16_t is) {
+    const bool is_tried = (is & kRowOnTrial) != 0;
+    // Here a row that has passed its trial waits until fewer are on trial, and one that is on trial
+    // until more are. Rows take the places of those that left, so the hand comes to them in turn.
+    if (is_tried != (on_trial > most_on_trial)) return true;
     if ((is & kRowUsed) != 0) {
-      set_state(row, is & ~kRowUsed);
-    } else {
-      Mark(row, kRowPinned);  // a second pass leaves it out
-      victims.push_back(row);
+      set_state(row, is & ~(kRowUsed | kRowOnTrial));
+      on_trial_ -= is_tried;
+      on_trial -= is_tried;
+      return true;
     }
+    on_trial -= is_tried;
+    return take(row);
+  });
+  if (victims.size() < wanted) {
+    Turn(1, [&](uint32_t row, uint16_t) { return take(row); });
   }
   for (uint32_t row : victims) Unmark(row, kRowPinned);
   return victims;

@@ -17,18 +17,26 @@ namespace sok {
 // The flags of a cached row. docs/life-of-a-row.md shows how they follow one another.
 enum RowState : uint16_t {
   kRowLive = 1,   // the place is in use
-  kRowUsed = 2,   // was read since the clock's hand last passed; any reader may set it
+  kRowUsed = 2,   // was used since the hand last passed it; any reader may set it
   kRowDirty = 4,  // the cache has changed it: this version is nowhere else
   kRowNew = 8,    // the database has no version of it
   // These two keep a row in the cache: while the lock of its shard is held, and while a call that
   // changes rows as a whole is under way.
   kRowPinned = 16,
   kRowKept = 32,
-  kRowSpilled = 64,  // this version is in the spill too, so it need not be written again
+  kRowSpilled = 64,   // this version is in the spill too, so it need not be written again
+  kRowOnTrial = 128,  // came into the cache, and the hand has not yet seen that it was used again
+  // Four bits that tell with which rows it came.
+  kRowArrival = 15 << 8,
 };
 
 // The cached rows of one shard. Not thread-safe, but for Touch: the shard that owns it holds the
 // lock.
+//
+// Which rows leave follows S3-FIFO (Yang et al., "FIFO queues are all you need for cache eviction",
+// SOSP 2023), without its list of rows that left: a row that comes is on trial until it is used
+// again, and while more than a quarter of the rows are on trial, one of them leaves. So keys that
+// come once take no more than that. docs/decisions/rows-on-trial.md compares this with others.
 class CacheRows {
  public:
   static constexpr uint32_t kNone = UINT32_MAX;
@@ -68,16 +76,25 @@ class CacheRows {
   // Says that the row was changed: this version is in the cache alone from here on.
   void MarkChanged(uint32_t row) { set_state(row, (state(row) & ~kRowSpilled) | kRowDirty); }
   bool IsEvictable(uint32_t row) const { return (state(row) & kNotEvictable) == 0; }
-  // Marks a row as used, beside other readers.
+  // Notes a use of the row, beside other readers. Uses before other rows came count for nothing: a
+  // step looks a row up, which brings it in, and then changes it. (After 16 arrivals some that
+  // would count are missed.)
   void Touch(uint32_t row) const {
-    if ((state(row) & kRowUsed) == 0) __atomic_fetch_or(StateOf(row), kRowUsed, __ATOMIC_RELAXED);
+    const uint16_t is = state(row);
+    const bool just_came = (is & kRowOnTrial) != 0 && (is & kRowArrival) == arrival_;
+    if (!just_came && (is & kRowUsed) == 0) {
+      __atomic_fetch_or(StateOf(row), kRowUsed, __ATOMIC_RELAXED);
+    }
   }
+  // Says that the rows which come from here on come later than those before.
+  void BeginArrival() { arrival_ = (arrival_ + kRowArrival / 15) & kRowArrival; }
 
   // Returns a free place, which is live now; there must be one.
   uint32_t Allocate(Key key);
   void Free(uint32_t row);
   size_t free() const { return free_.size(); }
   size_t live() const { return capacity() - free_.size(); }
+  size_t on_trial() const { return on_trial_; }
 
   // Adds one more block of rows. Returns false if there is no memory, or none within the budget.
   bool Grow(bool beyond_budget);
@@ -100,8 +117,9 @@ class CacheRows {
     }
   }
 
-  // Returns up to `wanted` rows that may leave the cache and were not used since the hand last
-  // passed them. The hand passes over all rows twice at most.
+  // Returns up to `wanted` rows that may leave the cache: while more than a quarter of the rows are
+  // on trial, those of them that were not used again, and else rows that have passed their trial
+  // and were not used since the hand last passed. Where that is not enough, any that may leave.
   std::vector<uint32_t> Victims(size_t wanted);
 
   // Returns a block whose rows may all leave the cache, or UINT32_MAX if there is none.
@@ -123,6 +141,10 @@ class CacheRows {
   }
   static constexpr uint16_t kNotEvictable = kRowPinned | kRowKept;
   size_t capacity() const { return used_blocks_ * rows_per_block_; }
+  // Moves the hand over all rows up to `turns` times, with visit(row, state) for each that may
+  // leave, until that returns false.
+  template <typename Visit>
+  void Turn(size_t turns, const Visit& visit);
 
   std::shared_ptr<const RowLayout> layout_;
   CacheMemory* const memory_;
@@ -136,6 +158,8 @@ class CacheRows {
   size_t used_blocks_ = 0;
   size_t beyond_ = 0;
   std::vector<uint32_t> free_;
+  size_t on_trial_ = 0;
+  uint16_t arrival_ = 0;
   uint32_t hand_block_ = 0, hand_row_ = 0;
 };
 

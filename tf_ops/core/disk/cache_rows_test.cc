@@ -4,15 +4,21 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <list>
 #include <memory>
+#include <random>
 #include <set>
 #include <thread>
+#include <unordered_map>
 #include <vector>
+
+#include "core/base/test_threads.h"
 
 namespace sok {
 namespace {
 
 constexpr size_t kBlock = CacheMemory::kBlockBytes;
+constexpr uint16_t kCame = kRowLive | kRowOnTrial;  // the state of a row that came first of all
 
 struct NoHolder final : CacheMemory::Holder {
   bool GiveUpBlock() override { return false; }
@@ -81,7 +87,7 @@ TEST_CASE("no two cached rows overlap, at any length of row") {
       apart &= cache.rows.meta(rows[i])->update_num == i;
       apart &= cache.rows.meta(rows[i])->update_time == 7;
       apart &= cache.rows.key(rows[i]) == 1000 + i;
-      apart &= cache.rows.state(rows[i]) == kRowLive;
+      apart &= cache.rows.state(rows[i]) == kCame;
       apart &= reinterpret_cast<uintptr_t>(row) % 16 == 0;
     }
     CHECK(apart);
@@ -101,8 +107,9 @@ TEST_CASE("ForEach visits the live rows, and a freed row comes back without its 
   cache.rows.ForEach([&](uint32_t row) { visited.push_back(row); });
   CHECK(visited == std::vector<uint32_t>{second});
   CHECK(cache.rows.Allocate(3) == first);
-  CHECK(cache.rows.state(first) == kRowLive);
+  CHECK(cache.rows.state(first) == kCame);
   CHECK(cache.rows.key(first) == 3);
+  CHECK(cache.rows.on_trial() == 2);
 }
 
 TEST_CASE("a row that changes differs from what the spill has of it") {
@@ -111,38 +118,124 @@ TEST_CASE("a row that changes differs from what the spill has of it") {
   const uint32_t row = cache.rows.Allocate(1);
   cache.rows.Mark(row, kRowSpilled);
   cache.rows.MarkChanged(row);
-  CHECK(cache.rows.state(row) == (kRowLive | kRowDirty));
+  CHECK(cache.rows.state(row) == (kCame | kRowDirty));
   cache.rows.Unmark(CacheRows::kNone, kRowDirty);
 }
 
-TEST_CASE("the clock's hand takes rows in turn, and spares once those that were used") {
+TEST_CASE("rows on trial leave in turn, but for those that were used again") {
   Cache cache(16);
   REQUIRE(cache.rows.Grow(false));
   const std::vector<uint32_t> rows = cache.Fill();
+  CHECK(cache.rows.on_trial() == rows.size());
   const std::vector<uint32_t> first(rows.begin(), rows.begin() + 4);
   CHECK(cache.rows.Victims(4) == first);
-  CHECK(cache.rows.state(rows[0]) == kRowLive);  // choosing leaves no mark
+  CHECK(cache.rows.state(rows[0]) == kCame);  // choosing leaves no mark
   cache.Evict(first);
+  CHECK(cache.rows.on_trial() == rows.size() - 4);
 
+  cache.rows.Touch(rows[7]);  // nothing came since then, so this counts for nothing
+  cache.rows.BeginArrival();
   cache.rows.Touch(rows[5]);
   cache.rows.Touch(rows[6]);
   const std::vector<uint32_t> next = cache.rows.Victims(3);
   CHECK(next == std::vector<uint32_t>{rows[4], rows[7], rows[8]});
   cache.Evict(next);
-  CHECK(cache.rows.state(rows[5]) == kRowLive);  // the next pass takes it
+  CHECK(cache.rows.state(rows[5]) == kRowLive);  // it has passed its trial
+  CHECK(cache.rows.on_trial() == rows.size() - 9);
 
-  // The hand goes on to the end, and from the start again: the two that were spared come last.
-  std::vector<uint32_t> rest(rows.begin() + 9, rows.end());
-  rest.push_back(rows[5]);
-  rest.push_back(rows[6]);
-  CHECK(cache.rows.Victims(rows.size()) == rest);
+  // The others on trial go until a quarter of those that are left is on trial.
+  const std::vector<uint32_t> rest = cache.rows.Victims(rows.size());
+  CHECK(rest.size() == rows.size() - 7);
+  CHECK(rest[0] == rows[9]);
+  CHECK(std::set<uint32_t>(rest.begin(), rest.end()).size() == rest.size());
 }
 
-TEST_CASE("rows that were all used are victims in their order all the same") {
+TEST_CASE("rows that passed their trial leave in turn once a quarter is on trial, the used later") {
+  Cache cache(16);
+  REQUIRE(cache.rows.Grow(false));
+  std::vector<uint32_t> rows = cache.Fill();
+  const size_t passed = rows.size() * 9 / 10;
+  cache.rows.BeginArrival();
+  for (size_t i = 0; i < passed; ++i) cache.rows.Touch(rows[i]);
+  // The hand ends the trials of the first three quarters, and takes those of them in turn that were
+  // not used since.
+  cache.rows.Touch(rows[1]);
+  CHECK(cache.rows.on_trial() == rows.size());
+  CHECK(cache.rows.Victims(3) == std::vector<uint32_t>(rows.begin(), rows.begin() + 3));
+  CHECK(cache.rows.on_trial() == rows.size() / 4);
+  cache.rows.Touch(rows[4]);
+  CHECK(cache.rows.Victims(3) == std::vector<uint32_t>{rows[3], rows[5], rows[6]});
+}
+
+TEST_CASE("keys that come once take no rows from those that come often") {
+  std::mt19937_64 rng(TestSeed());
+  Cache cache(16);
+  REQUIRE(cache.rows.Grow(false));
+  const size_t places = cache.rows.free();
+  const size_t often = places / 2;  // the keys below this one come often
+  std::unordered_map<Key, uint32_t> cached;
+  const auto use = [&](Key key) {
+    const auto found = cached.find(key);
+    if (found != cached.end()) {
+      cache.rows.Touch(found->second);
+      return true;
+    }
+    if (cache.rows.free() == 0) {
+      for (uint32_t row : cache.rows.Victims(32)) {
+        cached.erase(cache.rows.key(row));
+        cache.rows.Free(row);
+      }
+    }
+    REQUIRE(cache.rows.free() > 0);
+    cache.rows.BeginArrival();
+    const uint32_t row = cached[key] = cache.rows.Allocate(key);
+    cache.rows.Touch(row);
+    return false;
+  };
+  std::list<Key> by_use;  // as many keys, the one that was used last before the others
+  std::unordered_map<Key, std::list<Key>::iterator> listed;
+  const auto use_listed = [&](Key key) {
+    const auto found = listed.find(key);
+    const bool is_listed = found != listed.end();
+    if (is_listed) by_use.erase(found->second);
+    by_use.push_front(key);
+    listed[key] = by_use.begin();
+    if (by_use.size() > places) {
+      listed.erase(by_use.back());
+      by_use.pop_back();
+    }
+    return is_listed;
+  };
+  Key next = 1 << 20;
+  size_t missed = 0, missed_by_use = 0;
+  for (size_t round = 0; round < 60; ++round) {
+    // Four of five keys have never been seen, and never come again.
+    for (size_t i = 0; i < places / 2; ++i) {
+      if (rng() % 5 != 0) {
+        use(next);
+        use_listed(next++);
+        continue;
+      }
+      const Key key = static_cast<Key>(rng() % often);
+      const bool hit = use(key), hit_by_use = use_listed(key);
+      if (round < 30) continue;
+      missed += !hit;
+      missed_by_use += !hit_by_use;
+    }
+    REQUIRE(cache.rows.live() + cache.rows.free() == places);
+    REQUIRE(cache.rows.live() == cached.size());
+  }
+  CAPTURE(missed);
+  CAPTURE(missed_by_use);
+  CHECK(missed < missed_by_use / 3);
+}
+
+TEST_CASE("rows that were all used are victims all the same") {
   Cache cache(16);
   REQUIRE(cache.rows.Grow(false));
   REQUIRE(cache.rows.Grow(false));
   const std::vector<uint32_t> rows = cache.Fill();
+  cache.rows.BeginArrival();
   for (uint32_t row : rows) cache.rows.Touch(row);
   std::vector<uint32_t> in_order = rows;
   std::sort(in_order.begin(), in_order.end());
@@ -163,7 +256,7 @@ TEST_CASE("rows that are pinned, kept or being written are not evicted, nor is t
     const std::vector<uint32_t> victims = cache.rows.Victims(rows.size());
     CHECK(victims.size() == rows.size() - 1);
     CHECK(std::count(victims.begin(), victims.end(), staying) == 0);
-    CHECK(cache.rows.state(staying) == (kRowLive | state));
+    CHECK(cache.rows.state(staying) == (kCame | state));
     for (int i = 0; i < 4; ++i) {
       bool has_staying = false;
       cache.rows.ForEachOfBlock(cache.rows.SpillableBlock(),
@@ -234,6 +327,7 @@ TEST_CASE("readers touch rows at once, and no other mark of a row is lost") {
   REQUIRE(cache.rows.Grow(false));
   const std::vector<uint32_t> rows = cache.Fill();
   for (size_t i = 0; i < rows.size(); i += 2) cache.rows.Mark(rows[i], kRowDirty);
+  cache.rows.BeginArrival();
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&] {
@@ -243,7 +337,7 @@ TEST_CASE("readers touch rows at once, and no other mark of a row is lost") {
   for (std::thread& thread : threads) thread.join();
   bool as_expected = true;
   for (size_t i = 0; i < rows.size(); ++i) {
-    const int expected = kRowLive | kRowUsed | (i % 2 == 0 ? kRowDirty : 0);
+    const int expected = kRowLive | kRowOnTrial | kRowUsed | (i % 2 == 0 ? kRowDirty : 0);
     as_expected &= cache.rows.state(rows[i]) == expected;
   }
   CHECK(as_expected);

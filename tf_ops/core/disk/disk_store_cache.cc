@@ -45,7 +45,8 @@ Status DiskStore::LoadEntries(Shard& shard, const ShardEntry* entries, size_t n,
       }
       // Pinned even if it has expired: the room that LoadKeys makes would give its number to
       // another.
-      cached.Mark(rows[i], kRowUsed | kRowPinned);
+      cached.Touch(rows[i]);
+      cached.Mark(rows[i], kRowPinned);
       if (Expired(shard, rows[i], now)) {
         expired.push_back(rows[i]);
         rows[i] = CacheRows::kNone;
@@ -121,6 +122,12 @@ Status DiskStore::LoadKeys(Shard& shard, const std::vector<Key>& keys) {
   shard.absent.clear();
   CacheRows& cached = shard.rows;
   const RowLayout& layout = cached.layout();
+  bool any = false;
+  const auto allocate = [&](Key key) {
+    if (!any) cached.BeginArrival();
+    any = true;
+    return cached.Allocate(key);
+  };
   std::vector<RowKey> wanted;
   std::vector<uint32_t> places;
   shard.spill->FindAll(keys, &places);
@@ -131,7 +138,7 @@ Status DiskStore::LoadKeys(Shard& shard, const std::vector<Key>& keys) {
       wanted.emplace_back(group_, key);
       continue;
     }
-    const uint32_t row = cached.Allocate(key);
+    const uint32_t row = allocate(key);
     Spill::Head head;
     status = shard.spill->Read(place, &head, cached.place(row));
     if (!status.ok()) {
@@ -144,10 +151,8 @@ Status DiskStore::LoadKeys(Shard& shard, const std::vector<Key>& keys) {
     shard.index.Insert(key, Hash(key), row);
   }
   Status damaged;
-  bool any = false;
   status =
       core_->database->Read(wanted.data(), wanted.size(), [&](size_t i, std::string_view bytes) {
-        any = true;
         const Key key = RowKey::KeyOf(wanted[i].view());
         RowValue value;
         const bool parsed = value.Parse(bytes, layout);
@@ -156,7 +161,7 @@ Status DiskStore::LoadKeys(Shard& shard, const std::vector<Key>& keys) {
           damaged = DamagedRow(group_, key, core_->path);
           return;
         }
-        const uint32_t row = cached.Allocate(key);
+        const uint32_t row = allocate(key);
         char* const to = cached.place(row);
         const size_t embedding = layout.embedding_bytes();
         std::memcpy(to, value.values.data(), has_slots ? layout.value_bytes() : embedding);
@@ -167,8 +172,8 @@ Status DiskStore::LoadKeys(Shard& shard, const std::vector<Key>& keys) {
         shard.index.Insert(key, Hash(key), row);
       });
   if (status.ok()) status = damaged;
-  const bool none = wanted.size() == keys.size() && !any;
-  if (status.ok() && none && keys.size() <= kMostAbsent) shard.absent = keys;
+  const bool none = status.ok() && !any;
+  if (none && keys.size() <= kMostAbsent) shard.absent = keys;
   return status;
 }
 

@@ -136,7 +136,7 @@ void DiskStore::WriteEntries(Shard& shard, const ShardEntry* entries, size_t n, 
       if (rows[i] == CacheRows::kNone) {
         rows[i] = cached.Allocate(key);
         shard.index.Insert(key, Hash(key), rows[i]);
-        cached.set_state(rows[i], kRowLive | kRowNew);
+        cached.Mark(rows[i], kRowNew);
         ++rows_;
       } else if (is_new && !IsCounted(shard, rows[i])) {
         ++rows_;
