@@ -36,7 +36,7 @@ constexpr uint64_t kPartOfKeys = 32;
 
 // Searches of one call that run at a time: RocksDB asks the device for the rows of 32 keys at once,
 // file by file, and a device has room for more.
-constexpr int kReaders = 8;
+constexpr int kReaders = 16;
 constexpr int64_t kReadCost = 160;  // nanoseconds a key, so that 128 keys are worth a thread
 
 constexpr int kResumeAttempts = 50;
