@@ -10,7 +10,8 @@ longest step, which includes the call of the flush; then the rates of lookups wi
 uniform keys and of Zipf's law over all rows, the times of a checkpoint and of opening the folder
 again, the resident memory beside `cache_bytes`, and what the storage says of itself. Targets: the
 last tenth at least 0.7 of the first, no step above 1 s, memory within `cache_bytes` and a tenth,
-opening below 1 s.
+opening below 1 s. Where it is installed (`pip install damo-embedding==1.1.12`, for Python 3.11),
+Damo-Embedding then makes rows in the same batches, in a process of its own, for --rival-seconds.
 
 The rows are 16 floats with Adagrad's accumulator. --keys 200000000 takes 33 GB on disk, and 20 GB
 more while files are rewritten; with --slot-dtype bfloat16 a fifth less.
@@ -21,6 +22,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import multiprocessing
 import os
 import shutil
 import sys
@@ -33,6 +35,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from _common import ZIPF_EXPONENT, report
+from _damo import has_damo, open_damo
 from memory import resident_bytes
 
 from sok_embed import kv
@@ -183,6 +186,67 @@ def measure(folder: str, arguments: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
+def grow_rival(pipe: Any, folder: str, arguments: argparse.Namespace) -> None:
+    """Makes rows in Damo-Embedding for --rival-seconds; sends its rates.
+
+    Batches, vectors and optimizer are those of `Growth`. The rates are those of the first and the
+    last tenth of the time, and of uniform keys over all of its rows in a quarter of that time.
+    """
+    lookup, update = open_damo(
+        f"{folder}/damo",
+        arguments.dim,
+        {"name": "adagrad", "gamma": 0.01},
+        {"name": "random_uniform", "min": -0.05, "max": 0.05},
+    )
+    batch = arguments.batch
+    gradients = np.full([batch, arguments.dim], 0.01, np.float32)
+    vectors = np.empty_like(gradients)
+
+    def step(places: Places) -> float:
+        start = time.perf_counter()
+        keys = keys_of(places)
+        lookup(keys, vectors)
+        update(keys, gradients)
+        return time.perf_counter() - start
+
+    seconds: list[float] = []
+    while sum(seconds) < arguments.rival_seconds:
+        rows = len(seconds) * batch
+        seconds.append(step(np.arange(rows, rows + batch, dtype=np.uint64)))
+    tenth = max(1, len(seconds) // 10)
+    rows = len(seconds) * batch
+    rng = np.random.default_rng(arguments.seed)
+    uniform: list[float] = []
+    while sum(uniform) < arguments.rival_seconds / 4:
+        uniform.append(step(rng.integers(0, rows, batch).astype(np.uint64)))
+    pipe.send(
+        {
+            "rows": rows,
+            "first_rows_per_s": round(tenth * batch / sum(seconds[:tenth])),
+            "last_rows_per_s": round(tenth * batch / sum(seconds[-tenth:])),
+            "uniform_rows_per_s": round(len(uniform) * batch / sum(uniform)),
+        }
+    )
+
+
+def rival_of(folder: str, arguments: argparse.Namespace) -> dict[str, float] | None:
+    """Returns Damo-Embedding's rates, or None if it is not installed, or no time is for it."""
+    if not has_damo() or arguments.rival_seconds <= 0:
+        return None
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=grow_rival, args=(there, folder, arguments))
+    process.start()
+    there.close()
+    try:
+        rates: dict[str, float] = here.recv()
+    except EOFError:
+        raise RuntimeError("Expected rates of Damo-Embedding. Its process has ended.") from None
+    finally:
+        process.join()
+    return rates
+
+
 def draw_chart(tenths: list[dict[str, float]], path: Path) -> None:
     """Draws the rate of each tenth over the number of rows, as a PNG."""
     import matplotlib
@@ -217,6 +281,7 @@ def main() -> None:
     )
     parser.add_argument("--cache-gib", type=float, default=2.0, help="cache_bytes, in GiB")
     parser.add_argument("--seconds", type=float, default=20.0, help="of the uniform and Zipf steps")
+    parser.add_argument("--rival-seconds", type=float, default=60.0, help="of Damo-Embedding")
     parser.add_argument("--folder", help="where the rows go; default: the temporary folder")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--chart", type=Path, help="a PNG to draw")
@@ -224,6 +289,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with folder_of(arguments) as folder:
         result = measure(folder, arguments)
+        result["damo"] = rival_of(folder, arguments)
     tenths = result["tenths"]
     reached = {
         "last_tenth": round(tenths[-1]["rows_per_s"] / tenths[0]["rows_per_s"], 3),
@@ -238,7 +304,13 @@ def main() -> None:
         f"of the first, longest step {reached['longest_s']:.2f} s, memory {reached['memory']:.2f} "
         f"of the cache, opening {reached['reopen_s']:.2f} s; uniform "
         f"{result['uniform_rows_per_s'] / 1e6:.2f}, Zipf {result['zipf_rows_per_s'] / 1e6:.2f} "
-        "M rows/s",
+        "M rows/s"
+        + (
+            ""
+            if (damo := result["damo"]) is None
+            else f"; Damo-Embedding made {damo['rows'] / 1e6:.1f} M rows at "
+            f"{damo['first_rows_per_s'] / 1e6:.3f} to {damo['last_rows_per_s'] / 1e6:.3f} M rows/s"
+        ),
     )
     if arguments.chart is not None:
         draw_chart(tenths, arguments.chart)

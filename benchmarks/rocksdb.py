@@ -21,7 +21,6 @@ round ends after --limit seconds: Damo-Embedding's steps take longer and longer 
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import shutil
@@ -35,6 +34,7 @@ from typing import Any
 
 import numpy as np
 from _common import distinct_keys, positions, report
+from _damo import has_damo, open_damo
 
 LEARNING = {"gamma": 1e-3, "beta1": 0.9, "beta2": 0.999, "lambda": 1e-2, "epsilon": 1e-8}
 # For a contender and a case: how many times Damo-Embedding's rate it is to reach.
@@ -68,46 +68,19 @@ def ours(folder: str, arguments: argparse.Namespace, cached: float, durability: 
     return lookup, embedding.apply_gradients
 
 
-def damo(folder: str, arguments: argparse.Namespace) -> Any:
-    """Returns the same calls of Damo-Embedding 1.1.12."""
-    import damo as rival
-
-    config = {
-        "port": 0,
-        "ttl": 86400 * 365,
-        "dir": folder,
-        "embeddings": [
-            {
-                "group": 0,
-                "dim": arguments.dim,
-                "initializer": {"name": "zeros"},
-                "optimizer": {"name": "adamw", **LEARNING},
-            }
-        ],
-    }
-    path = Path(f"{folder}.json")
-    path.write_text(json.dumps(config))
-    instance = rival.PyDamo(str(path))
-    weights = np.empty(arguments.batch * arguments.dim, np.float32)
-    step = 0
-
-    def lookup(keys: Any) -> None:
-        instance.pull(0, keys, weights[: len(keys) * arguments.dim])
-
-    def update(keys: Any, gradients: Any) -> None:
-        nonlocal step
-        step += 1
-        instance.push((1 << 32) | step, 0, keys, gradients.reshape(-1))
-
-    return lookup, update
-
-
 def work(pipe: Any, name: str, folder: str, arguments: argparse.Namespace) -> None:
     """Is a contender: answers the name of a case and a number of steps with the seconds of each."""
     keys = distinct_keys(arguments.keys, np.random.default_rng(arguments.seed))
     rng = np.random.default_rng(arguments.seed + 1)
     if name == "damo":
-        lookup, update = damo(folder, arguments)
+        pull, update = open_damo(
+            folder, arguments.dim, {"name": "adamw", **LEARNING}, {"name": "zeros"}
+        )
+        vectors = np.empty([arguments.batch, arguments.dim], np.float32)
+
+        def lookup(keys: Any) -> None:
+            pull(keys, vectors[: len(keys)])
+
     else:
         cached = 0.1 if name.startswith("tenth") else 1.5
         durability = "update" if name.endswith("update") else "checkpoint"
@@ -142,13 +115,6 @@ def work(pipe: Any, name: str, folder: str, arguments: argparse.Namespace) -> No
                 update(selected, gradients[: len(selected)])
             seconds.append(time.perf_counter() - start)
         pipe.send(seconds)
-
-
-def has_damo() -> bool:
-    """Returns whether the rival is there."""
-    import importlib.util
-
-    return importlib.util.find_spec("damo") is not None
 
 
 class Contender:
