@@ -25,7 +25,7 @@ _server: list[str] = []  # the socket of the one that this process has started
 
 def command(script: object, *arguments: object) -> list[str]:
     """Returns a command that runs a script with arguments."""
-    if os.environ.get("SOK_TEST_FRESH", "0") != "0":
+    if _is_fresh():
         return [sys.executable, str(script), *map(str, arguments)]
     if not _server:
         _server.append(_start())
@@ -38,6 +38,21 @@ def program(code: str, *arguments: object) -> list[str]:
     import textwrap
 
     return command("-c", textwrap.dedent(code), *arguments)
+
+
+def horovodrun() -> list[str]:
+    """Returns the start of a command by which Horovod runs workers.
+
+    The program of that name imports TensorFlow, to see whether Horovod has gloo. This asks nothing.
+    """
+    if _is_fresh():
+        return [os.path.join(os.path.dirname(sys.executable), "horovodrun")]
+    code = "launch.gloo_built = lambda verbose: True; launch.run_commandline()"
+    return [sys.executable, "-c", f"from horovod.runner import launch; {code}"]
+
+
+def _is_fresh() -> bool:
+    return os.environ.get("SOK_TEST_FRESH", "0") != "0"
 
 
 def _start() -> str:

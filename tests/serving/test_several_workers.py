@@ -26,8 +26,7 @@ def trained(request, tmp_path_factory):
     command = [sys.executable, "-m", "sok_embed", "run", "-np", "2", "--", *worker]
     if request.param == "horovod":
         pytest.importorskip("horovod")
-        run = Path(sys.executable).with_name("horovodrun")
-        command = [str(run), "--gloo", "-np", "2", *worker]
+        command = [*forked.horovodrun(), "--gloo", "-np", "2", *worker]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
     assert ended.returncode == 0, ended.stderr[-3000:]
     return folder

@@ -69,8 +69,7 @@ def launch(
     if workers > 1 and not horovod:
         command = [sys.executable, "-m", "sok_embed", "run", "-np", str(workers), "--", *command]
     elif workers > 1:
-        horovodrun = Path(sys.executable).with_name("horovodrun")
-        command = [str(horovodrun), "--gloo", "-np", str(workers), *command]
+        command = [*forked.horovodrun(), "--gloo", "-np", str(workers), *command]
     environment = {
         **os.environ,
         "TF_CPP_MIN_LOG_LEVEL": "3",
