@@ -11,6 +11,7 @@
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <sstream>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -90,7 +91,9 @@ inline void CopyOfOneMoment(const std::string& from, const std::string& to) {
 inline std::string ReadAll(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   REQUIRE(in);
-  return {std::istreambuf_iterator<char>(in), {}};
+  std::ostringstream bytes;
+  bytes << in.rdbuf();
+  return bytes.str();
 }
 
 inline void WriteAll(const std::string& path, const std::string& bytes) {
