@@ -102,7 +102,8 @@ class CollectionTables(NamedTuple):
     """Handles that ops take.
 
     Attributes:
-        queue: The handle of the queue of waiting gradients, from `anonymous_collection_queue`.
+        queue: The handle of the queue of waiting gradients, from `anonymous_collection_queue`,
+            which stands for the tables.
         tables: The handle of each table.
     """
 
@@ -110,10 +111,15 @@ class CollectionTables(NamedTuple):
     tables: Sequence[tf.Tensor]
 
 
-def anonymous_collection_queue(name: str) -> tf.Tensor:
-    """Makes a place for the gradients of a collection, which goes with its last handle."""
+def anonymous_collection_queue(name: str, tables: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Makes a place for the gradients of a collection, which goes with its last handle.
+
+    Args:
+        name: The name for messages.
+        tables: The handle of each table. The place keeps the tables for as long as it is there.
+    """
     with on_cpu():
-        return ops.sok_embed_anonymous_collection_queue(collection_name=name)
+        return ops.sok_embed_anonymous_collection_queue(tables=list(tables), collection_name=name)
 
 
 class CollectionRequest(NamedTuple):
@@ -247,7 +253,7 @@ def collection_serve(
     """
     rows, row_splits, _ = ops.sok_embed_collection_serve(
         queue=collection.queue,
-        tables=list(collection.tables),
+        tables=[],
         message=message,
         message_splits=splits,
         anchor=0.0 if anchor is None else anchor,

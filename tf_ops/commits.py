@@ -168,7 +168,7 @@ def drop_deposits(tables: tf.Tensor | CollectionTables) -> tf.Tensor:
 def _inputs(tables: tf.Tensor | CollectionTables) -> dict[str, list[tf.Tensor]]:
     """Returns the inputs of an op that takes a table or a collection."""
     if isinstance(tables, CollectionTables):
-        return {"queue": [tables.queue], "tables": list(tables.tables)}
+        return {"queue": [tables.queue], "tables": []}
     return {"queue": [], "tables": [tables]}
 
 

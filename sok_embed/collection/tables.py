@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import json
@@ -37,15 +38,40 @@ _LEAST_SHARDS = 4
 
 
 class CollectionQueue(OwnedResource):
-    """The queue in which the gradients of a collection wait for its commit."""
+    """The queue in which the gradients of a collection wait for its commit.
 
-    def __init__(self, name: str) -> None:
+    Ops take it for all tables together: of a thousand handles TensorFlow would check each in every
+    step.
+
+    Args:
+        name: The name of the layer.
+        tables: The tables, which the queue keeps for as long as it is there.
+    """
+
+    def __init__(self, name: str, tables: Sequence[Table]) -> None:
         super().__init__()
         self._name = name
+        self._tables = tuple(tables)
         self._make_now()
 
     def _create_resource(self) -> tf.Tensor:
-        return tf_ops.anonymous_collection_queue(self._name)
+        handles = [table.resource_handle for table in self._tables]
+        return tf_ops.anonymous_collection_queue(self._name, handles)
+
+    def _deserialization_dependencies(self, children: Any) -> dict[str, Any]:
+        """Has a SavedModel make the tables first."""
+        return {f"table_{number}": table for number, table in enumerate(self._tables)}
+
+    def _export_to_saved_model_graph(
+        self, object_map: Any, tensor_map: Any, **unused: Any
+    ) -> list[tf.Tensor]:
+        """Makes the queue of the tables of the graph that is saved."""
+        saved = copy.copy(self)
+        saved._tables = tuple(object_map[table] for table in self._tables)
+        saved._resource_handle = saved._create_resource()
+        object_map[self] = saved
+        tensor_map[self.resource_handle] = saved._resource_handle
+        return [self.resource_handle]
 
 
 class Placed(NamedTuple):
@@ -101,7 +127,7 @@ class TableCollection(Mapping[str, Table]):
         }
         self.seeded: dict[str, TableConfig] = {}  # the configs with the seeds that were chosen
         self._tables = {config.name: self._make(config) for config in self.configs}
-        self.queue = CollectionQueue(name)
+        self.queue = CollectionQueue(name, list(self._tables.values()))
 
     def _make(self, config: TableConfig) -> Table:
         check_own(config.optimizer, config.name)

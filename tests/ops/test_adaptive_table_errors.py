@@ -83,7 +83,7 @@ def test_handles_of_other_things_are_errors():
     plain = tf_ops.anonymous_table("plain", DIM)
     for call in (
         lambda: look(plain, [1]),
-        lambda: sgd(tf_ops.anonymous_collection_queue("queue"), 0.0),
+        lambda: sgd(tf_ops.anonymous_collection_queue("queue", []), 0.0),
         lambda: tf_ops.adaptive_export(plain, DIM),
         lambda: tf_ops.adaptive_stats(plain),
         lambda: tf_ops.adaptive_demote(plain, tf.constant([1], tf.int64)),

@@ -56,7 +56,7 @@ def new_tables(**attributes: Any) -> tf_ops.CollectionTables:
         for number, (table, keys) in enumerate(zip(tables, ([1, 2, -9], C), strict=True)):
             rows = rows_of(number, keys).astype(np.float32)
             tf_ops.assign(table, tf.constant(keys, tf.int64), tf.constant(rows))
-    return tf_ops.CollectionTables(tf_ops.anonymous_collection_queue(next(names)), tables)
+    return tf_ops.CollectionTables(tf_ops.anonymous_collection_queue(next(names), tables), tables)
 
 
 def request_of(plan: Any = PLAN, a: Any = A, b: Any = B, splits: Any = SPLITS, c: Any = C) -> Any:
@@ -127,6 +127,35 @@ def test_keys_of_each_feature_have_a_type_of_their_own(dtype):
     keys = [tf.constant(A, dtype), tf.constant(B, tf.int64), tf.constant(C, dtype)]
     request = request_keys(keys)
     np.testing.assert_array_equal(request.message, request_of().message)
+
+
+def test_graphs_that_were_saved_before_queues_knew_tables_give_them_to_each_op():
+    made, request = new_tables(), request_of()
+    expected = serve(made, request)
+    found = ops.sok_embed_collection_serve(
+        queue=tf_ops.anonymous_collection_queue(next(names), []),
+        tables=list(made.tables),
+        message=request.message,
+        message_splits=request.splits,
+        anchor=0.0,
+        make_rows=False,
+        trainable=[True, True],
+        placements=list(PLAN.placements),
+        pools=list(NONE_POOLS),
+        rank=0,
+        packed=False,
+        number=0,
+    )
+    np.testing.assert_array_equal(found.rows, expected.message)
+
+
+def test_a_queue_keeps_its_tables(wrap):
+    made, request = new_tables(), request_of()
+    expected = serve(made, request).message.numpy()
+    alone = made._replace(tables=())
+    tf_ops.release(made.tables[0])
+    del made
+    np.testing.assert_array_equal(wrap(lambda: serve(alone, request).message)(), expected)
 
 
 def test_a_chain_of_ops_pools_rows(wrap):

@@ -141,7 +141,7 @@ def test_tables_that_are_read_by_themselves_answer_as_a_collection_does():
     plan = plan_of(tables=2)
     keys = [tf.constant([[4, -7, 4], [2**62, 4, 9]], tf.int64), tf.constant([5, 5, 4], tf.int64)]
     tables = tables_of(2)
-    collection = tf_ops.CollectionTables(tf_ops.anonymous_collection_queue("both"), tables)
+    collection = tf_ops.CollectionTables(tf_ops.anonymous_collection_queue("both", tables), tables)
     request = request_of(plan, *keys)
     asked, sizes = tf_ops.collection_asked(plan, request.message, request.splits)
     for of_table, given in zip(asked, keys, strict=True):

@@ -181,7 +181,7 @@ def test_commit_refuses_inputs_that_do_not_fit_each_other(change, text):
     }
     ops.sok_embed_commit(**given)
     if "queue" in change:
-        change = {"queue": [tf_ops.anonymous_collection_queue("queue")] * 2}
+        change = {"queue": [tf_ops.anonymous_collection_queue("queue", [])] * 2}
     with pytest.raises(ERROR, match=text):
         ops.sok_embed_commit(**given | change)
 

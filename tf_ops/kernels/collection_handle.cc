@@ -1,5 +1,5 @@
 // SokEmbed>AnonymousCollectionQueue makes a place where gradients of many tables wait for one
-// commit.
+// commit. The place stands for these tables.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -45,28 +45,68 @@ absl::Status ReadPlacements(tf::OpKernelConstruction* ctx, bool has_holders, siz
               : absl::InvalidArgumentError("expected a placement of each table, got others");
 }
 
-absl::Status GetCollection(tf::OpKernelContext* ctx, OpenCollection* collection,
-                           const std::vector<TablePlacement>& placements, size_t rank) {
-  TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(0), "queue"));
-  std::shared_ptr<OpenQueue> queue;
-  TF_RETURN_IF_ERROR(GetContent(ctx, tf::HandleFromInput(ctx, 0), &queue));
+namespace {
+
+// Finds the tables of the inputs "tables".
+absl::Status GetTables(tf::OpKernelContext* ctx, std::vector<std::shared_ptr<OpenTable>>* tables) {
   tf::OpInputList handles;
   TF_RETURN_IF_ERROR(ctx->input_list("tables", &handles));
-  std::vector<TableCollection::Member> members;
-  members.reserve(handles.size());
   for (const tf::Tensor& handle : handles) {
     TF_RETURN_IF_ERROR(ExpectScalar(handle, "a table"));
     std::shared_ptr<OpenTable> table;
     TF_RETURN_IF_ERROR(GetContent(ctx, handle.scalar<tf::ResourceHandle>()(), &table));
-    TF_RETURN_IF_ERROR(table->CheckProcess());
+    tables->push_back(std::move(table));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckProcess(const std::vector<std::shared_ptr<OpenTable>>& tables) {
+  for (const auto& table : tables) TF_RETURN_IF_ERROR(table->CheckProcess());
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::shared_ptr<TableCollection> OpenQueue::CollectionOf(
+    const std::vector<std::shared_ptr<OpenTable>>& tables,
+    const std::vector<TablePlacement>& placements, size_t rank) const {
+  std::vector<TableCollection::Member> members;
+  members.reserve(tables.size());
+  for (const auto& table : tables) {
     members.push_back({table->name(), table->table(), table->stored()});
     if (members.size() <= placements.size()) {
       members.back().placement = placements[members.size() - 1];
     }
   }
+  return std::make_shared<TableCollection>(std::move(members), queue_, rank);
+}
+
+std::shared_ptr<TableCollection> OpenQueue::Collection(
+    const std::vector<TablePlacement>& placements, size_t rank) {
+  std::lock_guard<std::mutex> guard(mu_);
+  const bool same = placements.empty() || (placements == placements_ && rank == rank_);
+  if (collection_ == nullptr || !same) {
+    collection_ = CollectionOf(tables_, placements, rank);
+    placements_ = placements;
+    rank_ = rank;
+  }
+  return collection_;
+}
+
+absl::Status GetCollection(tf::OpKernelContext* ctx, OpenCollection* collection,
+                           const std::vector<TablePlacement>& placements, size_t rank) {
+  TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(0), "queue"));
+  std::shared_ptr<OpenQueue> queue;
+  TF_RETURN_IF_ERROR(GetContent(ctx, tf::HandleFromInput(ctx, 0), &queue));
   collection->name = queue->name();
-  collection->tables = std::make_shared<TableCollection>(std::move(members), queue->queue(), rank);
-  return absl::OkStatus();
+  if (!queue->tables().empty()) {
+    collection->tables = queue->Collection(placements, rank);
+    return CheckProcess(queue->tables());
+  }
+  std::vector<std::shared_ptr<OpenTable>> tables;
+  TF_RETURN_IF_ERROR(GetTables(ctx, &tables));
+  collection->tables = queue->CollectionOf(tables, placements, rank);
+  return CheckProcess(tables);
 }
 
 absl::Status PutAnswer(tf::OpKernelContext* ctx, const tf::Tensor& rows,
@@ -87,7 +127,9 @@ absl::Status PutAnswer(tf::OpKernelContext* ctx, const tf::Tensor& rows,
 }
 
 REGISTER_OP("SokEmbed>AnonymousCollectionQueue")
+    .Input("tables: num_tables * resource")
     .Output("queue: resource")
+    .Attr("num_tables: int >= 0 = 0")
     .Attr("collection_name: string = ''")
     .SetIsStateful()
     .SetShapeFn(tf::shape_inference::ScalarShape);
@@ -99,10 +141,13 @@ class AnonymousCollectionQueueOp : public tf::OpKernel {
   }
 
   void Compute(tf::OpKernelContext* ctx) override {
+    std::vector<std::shared_ptr<OpenTable>> tables;
+    OP_REQUIRES_OK(ctx, GetTables(ctx, &tables));
     tf::Tensor handle;
     OP_REQUIRES_OK(ctx, AllocateOnHost(ctx, tf::DT_RESOURCE, {}, &handle));
     handle.scalar<tf::ResourceHandle>()() = tf::ResourceHandle::MakeRefCountingHandle(
-        new CollectionQueueResource(std::make_shared<OpenQueue>(name_)), ctx->device()->name());
+        new CollectionQueueResource(std::make_shared<OpenQueue>(name_, std::move(tables))),
+        ctx->device()->name());
     ctx->set_output(0, handle);
   }
 

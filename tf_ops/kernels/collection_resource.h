@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,25 +19,43 @@
 
 namespace sok {
 
-// Where the gradients of a collection wait.
+// Where the gradients of a collection wait, and its tables, so that an op takes one handle for all
+// of them. Thread-safe.
 class OpenQueue {
  public:
   static constexpr char kKind[] = "collection";
 
-  explicit OpenQueue(std::string name)
-      : name_(std::move(name)), queue_(std::make_shared<CollectionQueue>()) {}
+  // `tables` is empty in SavedModels of release 0.2.0, whose ops are given the tables.
+  OpenQueue(std::string name, std::vector<std::shared_ptr<OpenTable>> tables)
+      : name_(std::move(name)),
+        tables_(std::move(tables)),
+        queue_(std::make_shared<CollectionQueue>()) {}
   int64_t MemoryUsed() const { return 0; }  // not counted
   const std::string& name() const { return name_; }
-  const std::shared_ptr<CollectionQueue>& queue() const { return queue_; }
+  const std::vector<std::shared_ptr<OpenTable>>& tables() const { return tables_; }
+
+  // Returns the tables put together, as the call before has made them if it had the same arguments.
+  // Without placements any will do.
+  std::shared_ptr<TableCollection> Collection(const std::vector<TablePlacement>& placements,
+                                              size_t rank);
+  // Returns such tables, put together for one call.
+  std::shared_ptr<TableCollection> CollectionOf(
+      const std::vector<std::shared_ptr<OpenTable>>& tables,
+      const std::vector<TablePlacement>& placements, size_t rank) const;
 
  private:
-  std::string name_;
-  std::shared_ptr<CollectionQueue> queue_;
+  const std::string name_;
+  const std::vector<std::shared_ptr<OpenTable>> tables_;
+  const std::shared_ptr<CollectionQueue> queue_;
+  std::mutex mu_;  // guards the three below
+  std::vector<TablePlacement> placements_;
+  size_t rank_ = 0;
+  std::shared_ptr<TableCollection> collection_;
 };
 
 using CollectionQueueResource = ResourceOf<OpenQueue>;
 
-// The tables of an op's inputs, with the queue that is its input 0.
+// The tables of a queue that is an op's input 0.
 struct OpenCollection {
   std::string name;
   std::shared_ptr<TableCollection> tables;

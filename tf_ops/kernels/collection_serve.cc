@@ -50,7 +50,7 @@ REGISTER_OP("SokEmbed>CollectionServe")
     .Output("rows: float")
     .Output("row_splits: int32")
     .Output("receipt: variant")
-    .Attr("num_tables: int >= 1")
+    .Attr("num_tables: int >= 0")  // 0: those of the queue
     .Attr("make_rows: bool")
     .Attr("trainable: list(bool)")  // (tables)
     .Attr("placements: list(int)")  // (tables) of TablePlacement, like the next

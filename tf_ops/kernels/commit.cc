@@ -1,6 +1,7 @@
 // SokEmbed>Commit applies the gradients that wait for tables, once. SokEmbed>DropDeposits forgets
 // them.
 #include <algorithm>
+#include <deque>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,6 +40,10 @@ absl::Status FindSlots(tf::OpKernelContext* ctx, const tf::OpInputList& handles,
   }
   *slots = std::make_shared<const SlotSources>(std::move(sources));
   return absl::OkStatus();
+}
+
+absl::Status UnfitAttributes() {
+  return absl::InvalidArgumentError("expected one value a rule, a name and a table, got others");
 }
 
 // The slots of static rows, which may be on a GPU: TensorFlow runs whatever takes their handles
@@ -153,10 +158,9 @@ class CommitOp : public tf::OpKernel {
     std::vector<std::string> rules, names;
     std::vector<int64_t> counts, optimizers, first_steps;
     std::vector<float> clip_values;
-    int64_t num_tables, num_hypers, num_rules;
+    int64_t num_hypers, num_rules;
     float clipped_to;
     bool plain;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_tables", &num_tables));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("num_hypers", &num_hypers));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("num_rules", &num_rules));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("table_rules", &table_rules_));
@@ -170,7 +174,7 @@ class CommitOp : public tf::OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("clipped_to", &clipped_to));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("listed", &listed_));
     for (int64_t table : listed_) {
-      OP_REQUIRES(ctx, table >= 0 && table < num_tables,
+      OP_REQUIRES(ctx, table >= 0 && static_cast<size_t>(table) < table_rules_.size(),
                   absl::InvalidArgumentError("expected the number of a table, got " +
                                              std::to_string(table)));
     }
@@ -180,10 +184,8 @@ class CommitOp : public tf::OpKernel {
     OP_REQUIRES(ctx,
                 rules.size() == n && counts.size() == n && optimizers.size() == n &&
                     first_steps.size() == n && clip_values.size() == n && all == num_hypers &&
-                    names.size() == static_cast<size_t>(num_hypers) &&
-                    table_rules_.size() == static_cast<size_t>(num_tables),
-                absl::InvalidArgumentError("expected one value a rule, a name and a table, got "
-                                           "others"));
+                    names.size() == static_cast<size_t>(num_hypers),
+                UnfitAttributes());
     for (int64_t rule : table_rules_) {
       OP_REQUIRES(
           ctx, rule >= -1 && rule < num_rules,
@@ -208,6 +210,7 @@ class CommitOp : public tf::OpKernel {
     OP_REQUIRES_OK(ctx, ReadRules(ctx, &of_rules));
     Trained trained;
     OP_REQUIRES_OK(ctx, GetTrained(ctx, &trained));
+    OP_REQUIRES(ctx, table_rules_.size() == trained.names.size(), UnfitAttributes());
     tf::OpInputList slot_sources;
     OP_REQUIRES_OK(ctx, ctx->input_list("slot_sources", &slot_sources));
     if (slot_sources.size() > 0) {
@@ -218,15 +221,16 @@ class CommitOp : public tf::OpKernel {
       OP_REQUIRES_OK(ctx, FindSlots(ctx, slot_sources, &slots));
       trained.keeps_slot_sources->set_slot_sources(std::move(slots));
     }
-    std::vector<CommitOptions> of_tables;
-    of_tables.reserve(table_rules_.size());
-    for (int64_t rule : table_rules_) {
-      // A table that is not trained redeems with the others, and has no rule.
-      of_tables.push_back(of_rules[static_cast<size_t>(std::max<int64_t>(rule, 0))]);
-      if (rule < 0) of_tables.back().rule.clear();
+    std::vector<const CommitOptions*> of_tables;
+    for (int64_t rule : table_rules_) of_tables.push_back(rule < 0 ? nullptr : &of_rules[rule]);
+    std::deque<CommitOptions> that_list;  // whose elements stay where they are
+    for (int64_t table : listed_) {
+      if (of_tables[table] == nullptr) continue;
+      that_list.push_back(*of_tables[table]);
+      that_list.back().lists_keys = true;
+      of_tables[table] = &that_list.back();
     }
-    for (int64_t table : listed_) of_tables[static_cast<size_t>(table)].lists_keys = true;
-    const auto outcomes = trained.commit(of_tables, IntraOpPool(ctx));
+    const auto outcomes = trained.commit(of_rules[0], of_tables, IntraOpPool(ctx));
     OP_REQUIRES_OK(ctx, ToAbsl(outcomes.status(), trained.name));
     // The new value is zero, whatever the optimizer has made of the anchor: Ftrl without an initial
     // accumulator makes 0 / 0 of it.
@@ -241,7 +245,7 @@ class CommitOp : public tf::OpKernel {
       LogLeftOut(outcome, trained.names[table]);
       if (!outcome.restarted) continue;
       LOG(INFO) << "table '" << trained.names[table] << "': another optimizer takes over, rule '"
-                << of_tables[table].rule << "' after '" << outcome.previous
+                << of_tables[table]->rule << "' after '" << outcome.previous
                 << "'; the slots of its rows start anew";
     }
   }

@@ -18,9 +18,10 @@ absl::Status GetOne(tf::OpKernelContext* ctx, const tf::ResourceHandle& handle,
   trained->name = (*content)->name();
   trained->names = {trained->name};
   trained->commit = [table = (*content)->table()](
-                        const std::vector<CommitOptions>& options,
+                        const CommitOptions&, const std::vector<const CommitOptions*>& options,
                         const ParallelFor& parallel_for) -> Result<std::vector<CommitOutcome>> {
-    auto outcome = table->Commit(options[0], parallel_for);
+    if (options[0] == nullptr) return InvalidArgument("expected a rule of the table, got none");
+    auto outcome = table->Commit(*options[0], parallel_for);
     if (!outcome.ok()) return outcome.status();
     return std::vector<CommitOutcome>{std::move(outcome.value())};
   };
@@ -32,9 +33,10 @@ absl::Status GetAll(tf::OpKernelContext* ctx, Trained* trained) {
   OpenCollection collection;
   TF_RETURN_IF_ERROR(GetCollection(ctx, &collection));
   for (const auto& member : collection.tables->members()) trained->names.push_back(member.name);
-  trained->commit = [tables = collection.tables](const std::vector<CommitOptions>& options,
+  trained->commit = [tables = collection.tables](const CommitOptions& common,
+                                                 const std::vector<const CommitOptions*>& options,
                                                  const ParallelFor& parallel_for) {
-    return tables->Commit(options, parallel_for);
+    return tables->Commit(common, options, parallel_for);
   };
   trained->drop_deposits = [tables = collection.tables] { return tables->DropDeposits(); };
   return absl::OkStatus();

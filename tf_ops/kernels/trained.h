@@ -10,12 +10,13 @@
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
-// The inputs and attributes of an op on such tables, which come first. A collection has a queue.
+// The inputs and attributes of an op on such tables, which come first. A collection has a queue,
+// which knows its tables.
 #define SOK_TRAINED                           \
   Input("queue: num_queues * resource")       \
       .Input("tables: num_tables * resource") \
       .Attr("num_queues: int >= 0")           \
-      .Attr("num_tables: int >= 1")           \
+      .Attr("num_tables: int >= 0")           \
       .SetIsStateful()
 
 namespace sok {
@@ -26,9 +27,10 @@ struct Trained {
   std::vector<std::string> names;  // of each table
   // The table that keeps slot sources; null if there is none.
   std::shared_ptr<OpenTable> keeps_slot_sources;
-  // Commits, by the options of each table.
-  std::function<Result<std::vector<CommitOutcome>>(const std::vector<CommitOptions>&,
-                                                   const ParallelFor&)>
+  // Commits, by what the options of all tables have in common, and those of each; null: the table
+  // is not trained.
+  std::function<Result<std::vector<CommitOutcome>>(
+      const CommitOptions&, const std::vector<const CommitOptions*>&, const ParallelFor&)>
       commit;
   std::function<uint64_t()> drop_deposits;
 };

@@ -178,9 +178,10 @@ void CheckSteps(uint32_t workers_count, const ParallelFor& parallel_for, std::mt
       options.rule =
           "momentum";  // a row that has a gradient of 0 moves on, one that rests does not
       options.hypers = {{"learning_rate", kRate}, {"momentum", 0.0}};
-      REQUIRE(
-          worker.collection->Commit(std::vector<CommitOptions>(dims.size(), options), parallel_for)
-              .ok());
+      REQUIRE(worker.collection
+                  ->Commit(options, std::vector<const CommitOptions*>(dims.size(), &options),
+                           parallel_for)
+                  .ok());
     }
     for (auto& [at, row] : model) {
       const auto gradient = gradients.find(at);
@@ -222,7 +223,8 @@ TEST_CASE("rows that no used feature has asked for do not count as trained") {
       .Run({{used, unused, unused}}, {Combiner::kSum, Combiner::kSum, Combiner::kSum});
   CommitOptions options;
   options.rule = "sgd";
-  const auto outcomes = Value(workers[0].collection->Commit({options, options}, SerialFor));
+  const auto outcomes =
+      Value(workers[0].collection->Commit(options, {&options, &options}, SerialFor));
   CHECK(outcomes[0].rows == 2);
   CHECK_FALSE(outcomes[1].stepped);
   const std::vector<Key> keys{1, 2, 3};
@@ -273,7 +275,9 @@ TEST_CASE("steps beside calls on single tables do not wait for each other for go
         collection.Deposit(std::move(looked_up), rows, rows->data(), {}, pool.parallel_for());
         CommitOptions options;
         options.rule = "sgd";
-        CHECK(collection.Commit(std::vector<CommitOptions>(kTables, options), pool.parallel_for())
+        CHECK(collection
+                  .Commit(options, std::vector<const CommitOptions*>(kTables, &options),
+                          pool.parallel_for())
                   .ok());
       }
     });

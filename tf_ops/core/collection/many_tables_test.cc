@@ -120,6 +120,8 @@ void CheckProgram(uint32_t workers_count, const ParallelFor& parallel_for, std::
     workers.push_back(MakeTestWorker(*plan, rank));
   }
   const std::vector<CommitOptions> options = OptionsOfTables();
+  std::vector<const CommitOptions*> of_tables;
+  for (const CommitOptions& each : options) of_tables.push_back(&each);
   TablesApart apart(*plan, options);
   for (int step = 0; step < 5; ++step) {
     std::vector<std::vector<TestBags>> batches(workers_count);
@@ -139,7 +141,7 @@ void CheckProgram(uint32_t workers_count, const ParallelFor& parallel_for, std::
       }
     }
     for (TestWorker& worker : workers) {
-      REQUIRE(worker.collection->Commit(options, parallel_for).ok());
+      REQUIRE(worker.collection->Commit(options[0], of_tables, parallel_for).ok());
     }
     for (uint32_t table = 0; table < kTables; ++table) apart.Step(table, batches);
   }

@@ -19,6 +19,10 @@ struct TablePlacement {
   uint32_t worker = 0;   // of kOnWorker
   bool pools = false;    // of kOnWorker: it is sent bags, and sends back a vector of each
   uint64_t buckets = 0;  // of kByBucket
+
+  friend bool operator==(const TablePlacement& a, const TablePlacement& b) {
+    return a.kind == b.kind && a.worker == b.worker && a.pools == b.pools && a.buckets == b.buckets;
+  }
 };
 
 }  // namespace sok

@@ -1,6 +1,7 @@
 #include "core/collection/table_collection.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <utility>
 
@@ -290,40 +291,49 @@ uint64_t TableCollection::DropDeposits() {
 }
 
 Result<std::vector<CommitOutcome>> TableCollection::Commit(
-    const std::vector<CommitOptions>& options, const ParallelFor& parallel_for) {
+    const CommitOptions& common, const std::vector<const CommitOptions*>& options,
+    const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> guard(queue_->commit_mu);
   const size_t tables = members_.size();
   std::vector<CommitOutcome> outcomes(tables);
-  if (tables == 0) return outcomes;
-  const CommitOptions& common = options[0];
   auto redeemed = common.redeemed == nullptr
                       ? Result<Deposits>(queue_->deposits.TakeAll())
                       : queue_->deposits.Redeem(common.redeemed, common.plain, common.clipped_to);
   if (!redeemed.ok()) return redeemed.status();
-  std::vector<TableWork> work(tables);
+  std::map<const CommitOptions*, Result<std::unique_ptr<RowOptimizer>>> optimizers;
+  std::vector<TableWork> work;
+  std::vector<Table::Deposits> of_tables(tables);
   std::vector<std::unique_lock<std::mutex>> locks;
   for (size_t table = 0; table < tables; ++table) {
+    const CommitOptions* const own = options[table];
+    if (own == nullptr) continue;
+    if (optimizers.find(own) == optimizers.end()) {
+      optimizers.emplace(own, MakeRowOptimizer(own->rule, own->hypers));
+    }
     const Member& member = members_[table];
-    work[table] = {table, 0, member.stored || member.table->makes_rows_in_turn()};
-    locks.push_back(member.table->LockCommits());
-  }
-  for (auto& deposit : redeemed.value()) {
-    for (size_t table = 0; table < tables; ++table) {
+    TableWork of_table{table, 0, member.stored || member.table->makes_rows_in_turn()};
+    for (auto& deposit : redeemed.value()) {
       LookupKeys& keys = deposit.keys.tables[table];
       if (keys.n == 0) continue;  // the table rests
-      work[table].items += keys.n;
-      keys.factor = deposit.factor;
-      members_[table].table->Deposit(std::move(keys), deposit.hold, deposit.keys.gradients[table],
-                                     nullptr);
+      of_table.items += keys.n;
+      member.table->HandOnClaim(&keys);
+      of_tables[table].push_back(
+          {std::move(keys), deposit.hold, deposit.keys.gradients[table], nullptr});
+      of_tables[table].back().factor = deposit.factor;
     }
+    work.push_back(of_table);
+    locks.push_back(member.table->LockCommits());
   }
   std::vector<Status> statuses(tables);
   ForEachTable(work, KeyCost(served_.dims), parallel_for,
                [&](size_t table, const ParallelFor& inner) {
-                 if (options[table].rule.empty()) return;
-                 CommitOptions own = options[table];
-                 own.redeemed = nullptr;  // what it gets is redeemed
-                 auto outcome = members_[table].table->CommitLocked(own, inner);
+                 const auto& optimizer = optimizers.at(options[table]);
+                 if (!optimizer.ok()) {
+                   statuses[table] = optimizer.status();
+                   return;
+                 }
+                 auto outcome = members_[table].table->CommitLocked(
+                     *options[table], *optimizer.value(), std::move(of_tables[table]), inner);
                  if (outcome.ok()) outcomes[table] = std::move(outcome.value());
                  statuses[table] = outcome.status();
                });

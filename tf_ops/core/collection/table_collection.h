@@ -96,11 +96,12 @@ class TableCollection {
   Status DepositByTable(CollectionKeys keys, std::shared_ptr<const void> hold,
                         const AnchorGradient& anchor, const ParallelFor& parallel_for);
 
-  // One step of every table, by its own options (tables), which redeem alike. One whose options
-  // have no rule, or that has no gradients, stays as it is. Tables step one by one: where one fails
-  // the others have stepped all the same, and the error is that of the first, with its name.
-  // Outcomes by table.
-  Result<std::vector<CommitOutcome>> Commit(const std::vector<CommitOptions>& options,
+  // One step of every table, by its own options (tables) of a few, all of which redeem as `common`
+  // does. A table without options, or without gradients, stays as it is. Tables step one by one:
+  // where one fails the others have stepped all the same, and the error is that of the first, with
+  // its name. Outcomes by table.
+  Result<std::vector<CommitOutcome>> Commit(const CommitOptions& common,
+                                            const std::vector<const CommitOptions*>& options,
                                             const ParallelFor& parallel_for);
 
   // Forgets the deposits. Returns how many gradients there were.

@@ -295,6 +295,8 @@ class Table {
   // Has the rows of a lookup's keys stay until the claim ends, which goes with the lookup's keys:
   // with their copies until there is a deposit of them, then with that. Null, without an eviction.
   std::shared_ptr<RowClaim> Claim(const LookupKeys& keys);
+  // Has the keys of a deposit take their lookup's claim over.
+  void HandOnClaim(LookupKeys* keys) const;
 
   // Keeps the gradients (keys.n, dim) until a Commit redeems them. `hold` keeps them alive. Exactly
   // one of the two pointers is set. Adds to the gradient of the anchor what names them.
@@ -313,9 +315,12 @@ class Table {
   // values as they were; it says if others were evicted to make room. kFailedPrecondition: the rule
   // is another one, and the table keeps its slots; or DepositQueue::Redeem's.
   Result<CommitOutcome> Commit(const CommitOptions& options, const ParallelFor& parallel_for);
-  // The same while the lock of LockCommits is held for it, perhaps by another thread. Threads of
-  // a pool must not wait for that lock: its holder may wait for the pool.
-  Result<CommitOutcome> CommitLocked(const CommitOptions& options, const ParallelFor& parallel_for);
+  using Deposits = std::vector<DepositQueue<LookupKeys>::Deposit>;
+  // The same with deposits that have waited elsewhere, in their order, by `optimizer`, which is
+  // that of the options' rule, while the lock of LockCommits is held for it, perhaps by another
+  // thread. Threads of a pool must not wait for that lock: its holder may wait for the pool.
+  Result<CommitOutcome> CommitLocked(const CommitOptions& options, const RowOptimizer& optimizer,
+                                     Deposits deposits, const ParallelFor& parallel_for);
   std::unique_lock<std::mutex> LockCommits() { return std::unique_lock<std::mutex>(commit_mu_); }
 
   // Returns true if lookups that make rows wait for each other, and for commits.
@@ -472,7 +477,6 @@ class Table {
   // go before.
   Status WithEvictions(const Status& failed, uint64_t evicted) const;
   uint64_t evicted_for_room() const { return evictor_ == nullptr ? 0 : evictor_->evicted(); }
-  using Deposits = std::vector<DepositQueue<LookupKeys>::Deposit>;
   // Calls BringToHost for deposits, unless they can be applied where they are. removals: here and
   // below what removals() was when the step began.
   Status BringToHost(Deposits* deposits, uint64_t removals, bool lists_keys) const;
@@ -503,8 +507,8 @@ class Table {
   Status CheckRule(const std::string& rule) const;
   // Applies a step that leaves the table in the state `after`, which counts once rows have changed.
   Result<uint64_t> ApplyStep(const std::vector<GradientBatch>& batches,
-                             const RowOptimizer& optimizer, CommitStep step,
-                             const TableState& after, const ParallelFor& parallel_for);
+                             const RowOptimizer& optimizer, CommitStep step, TableState after,
+                             const ParallelFor& parallel_for);
   // The counts of the contents, if the table has an admission; an error if it is another one.
   Result<AdmissionChunks> CountsOf(const TableContents& contents) const;
   // Returns true if the times of the contents are by the same kind of clock as the table's.

@@ -78,9 +78,7 @@ std::shared_ptr<SummedGradients> Table::SumByKey(const LookupKeys& keys, const f
 void Table::Deposit(LookupKeys keys, std::shared_ptr<const void> hold, const float* gradients,
                     const BFloat16* gradients_bf16, const AnchorGradient& anchor,
                     const ParallelFor& parallel_for) {
-  if (in_use_ != nullptr) {
-    keys.claim = in_use_->HandOn(keys.claim, keys.keys, keys.n, keys.hold);
-  }
+  HandOnClaim(&keys);
   if (anchor.gradient == nullptr) {
     deposits_.Add(std::move(keys), std::move(hold), gradients, gradients_bf16);
     return;
@@ -88,6 +86,11 @@ void Table::Deposit(LookupKeys keys, std::shared_ptr<const void> hold, const flo
   if (anchor.measures) keys.summed = SumByKey(keys, gradients, gradients_bf16, parallel_for);
   deposits_.Add(std::move(keys), std::move(hold), gradients, gradients_bf16, anchor.gradient,
                 anchor.measures);
+}
+
+void Table::HandOnClaim(LookupKeys* keys) const {
+  if (in_use_ == nullptr) return;
+  keys->claim = in_use_->HandOn(keys->claim, keys->keys, keys->n, keys->hold);
 }
 
 Status Table::BringToHost(LookupKeys* keys, std::shared_ptr<const void>* hold,
@@ -199,21 +202,22 @@ std::vector<GradientBatch> Table::BatchesOf(Deposits& deposits, const ParallelFo
 
 Result<CommitOutcome> Table::Commit(const CommitOptions& options, const ParallelFor& parallel_for) {
   const auto lock = LockCommits();
-  return CommitLocked(options, parallel_for);
-}
-
-Result<CommitOutcome> Table::CommitLocked(const CommitOptions& options,
-                                          const ParallelFor& parallel_for) {
   SOK_ASSIGN_OR_RETURN(Deposits deposits,
                        options.redeemed == nullptr
                            ? Result<Deposits>(deposits_.TakeAll())
                            : deposits_.Redeem(options.redeemed, options.plain, options.clipped_to));
+  SOK_ASSIGN_OR_RETURN(auto optimizer, MakeRowOptimizer(options.rule, options.hypers));
+  return CommitLocked(options, *optimizer, std::move(deposits), parallel_for);
+}
+
+Result<CommitOutcome> Table::CommitLocked(const CommitOptions& options,
+                                          const RowOptimizer& optimizer, Deposits deposits,
+                                          const ParallelFor& parallel_for) {
   SOK_RETURN_IF_ERROR(CheckRule(options.rule));
   const Committer who{options.optimizer, options.step, options.first_step};
   history_.Meet(who, state_.steps);
   CommitOutcome outcome;
   if (options.lists_keys) outcome.keys.resize(1);
-  SOK_ASSIGN_OR_RETURN(auto optimizer, MakeRowOptimizer(options.rule, options.hypers));
   if (deposits.empty()) return outcome;
   // Rows that are removed from here on are left out.
   const uint64_t removals = this->removals();
@@ -228,7 +232,7 @@ Result<CommitOutcome> Table::CommitLocked(const CommitOptions& options,
 
   outcome.restarted = history_.StartsAnew(state_.rule, options.rule);
   outcome.previous = state_.rule;
-  const std::vector<Slot> slots = optimizer->slots(config_.dim);
+  const std::vector<Slot> slots = optimizer.slots(config_.dim);
   Status status = Relayout(options.rule, slots, outcome.restarted, parallel_for);
   if (!status.ok()) return WithEvictions(status, evicted);
   TableState after = state_;
@@ -246,14 +250,14 @@ Result<CommitOutcome> Table::CommitLocked(const CommitOptions& options,
   step.scale = options.scale * TakeCommonFactor(&batches);
   step.clip_value = options.clip_value;
   step.now = now;
-  auto rows = ApplyStep(batches, *optimizer, std::move(step), after, parallel_for);
+  auto rows = ApplyStep(batches, optimizer, std::move(step), std::move(after), parallel_for);
   if (!rows.ok()) return WithEvictions(rows.status(), evicted);
   history_.Stepped();
   outcome.rows = rows.value();
   outcome.stepped = true;
   if (eviction_ != nullptr) {
     deposits.clear();  // and their claims
-    SOK_RETURN_IF_ERROR(EvictAfterStep(after.steps, nullptr, 0, parallel_for));
+    SOK_RETURN_IF_ERROR(EvictAfterStep(state_.steps, nullptr, 0, parallel_for));
   }
   return outcome;
 }
@@ -266,7 +270,7 @@ Status Table::Relayout(const std::string& rule, const std::vector<Slot>& slots, 
     state_ = {};  // as a table whose first step is to come
   }
   if (!restart && state_.rule == rule && store_->IsLaidOut(slots)) {
-    state_.slots = slots;
+    if (state_.slots != slots) state_.slots = slots;
     return Status();
   }
   // Slots are never without their rule: the step may fail, and others may look at the table before.
@@ -281,14 +285,13 @@ Status Table::Relayout(const std::string& rule, const std::vector<Slot>& slots, 
 }
 
 Result<uint64_t> Table::ApplyStep(const std::vector<GradientBatch>& batches,
-                                  const RowOptimizer& optimizer, CommitStep step,
-                                  const TableState& after, const ParallelFor& parallel_for) {
+                                  const RowOptimizer& optimizer, CommitStep step, TableState after,
+                                  const ParallelFor& parallel_for) {
   bool applied = false;
-  TableState reached = after;
   step.state = after;
   step.applied = &applied;
   auto rows = store_->Apply(batches, optimizer, step, parallel_for);
-  if (rows.ok() || applied) state_ = std::move(reached);
+  if (rows.ok() || applied) state_ = std::move(after);
   return rows;
 }
 
@@ -324,10 +327,10 @@ Status Table::Update(const Key* keys, size_t n, const float* gradients, const st
   CommitStep step;
   step.now = now;
   step.sequential = options.sequential;
-  const Status status =
-      ApplyStep({{keys, gradients, nullptr, n}}, optimizer, std::move(step), after, parallel_for)
-          .status();
-  return status.ok() ? EvictAfterStep(after.steps, keys, n, parallel_for)
+  const Status status = ApplyStep({{keys, gradients, nullptr, n}}, optimizer, std::move(step),
+                                  std::move(after), parallel_for)
+                            .status();
+  return status.ok() ? EvictAfterStep(state_.steps, keys, n, parallel_for)
                      : WithEvictions(status, evicted);
 }
 
