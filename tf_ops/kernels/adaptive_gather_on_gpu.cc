@@ -12,6 +12,7 @@
 #include "kernels/gpu_copies.h"
 #include "kernels/gpu_rows_elsewhere.h"
 #include "kernels/mask_gather_on_host.h"
+#include "kernels/receipt_on_gpu.h"
 #include "kernels/register_kernel.h"
 #include "kernels/table_token.h"
 #include "tensorflow/core/framework/op.h"
@@ -157,35 +158,20 @@ void KeepOwn(const std::vector<uint8_t>& own, LookupKeys* keys) {
 }
 
 // Makes the receipt of a lookup on a GPU, which takes the gradients of the whole batch there. `own`
-// is that of a lookup that makes no rows.
-Receipt ReceiptOnGpu(const OpenTable& resource, const LookupKeys& keys, const tf::Tensor& own) {
-  const std::shared_ptr<Table>& table = resource.table();
-  Receipt receipt{resource.name(), keys.gradients, table->dim(), nullptr};
-  receipt.on_gpu = true;
-  receipt.deposit = [table, keys, own, told = resource.reported_uncounted(),
-                     name = resource.name()](int64_t number, std::shared_ptr<const void> hold,
-                                             const float* gradients, const BFloat16* gradients_bf16,
-                                             const AnchorGradient& anchor,
-                                             const ParallelFor& parallel_for) {
-    LookupKeys deposited = keys;
-    deposited.order.gradient = number;
-    // The host measures gradients whose norm is asked for, and reads which keys had no row.
-    if (!keys.rows_made || (anchor.gradient != nullptr && anchor.measures)) {
-      Status status = table->BringToHost(&deposited, &hold, &gradients, &gradients_bf16);
-      if (!status.ok()) return status;
-    }
-    if (!keys.rows_made) {
-      std::vector<uint8_t> flags(keys.gradients);
-      Status status = table->CopyToHost(flags.data(), own.data(), flags.size(), keys.stream);
-      if (!status.ok()) return status;
-      KeepOwn(flags, &deposited);
-      if (deposited.n < keys.n) LogUncounted(told.get(), name);
-    }
-    table->Deposit(std::move(deposited), std::move(hold), gradients, gradients_bf16, anchor,
-                   parallel_for);
+// is that of a lookup that makes no rows: the host reads which keys had none.
+Receipt MaskedReceipt(const OpenTable& resource, const LookupKeys& keys, const tf::Tensor& own) {
+  if (keys.rows_made) return ReceiptOnGpu(resource, keys.gradients, keys);
+  const auto leave_out = [table = resource.table(), own, n = keys.n, gradients = keys.gradients,
+                          stream = keys.stream, told = resource.reported_uncounted(),
+                          name = resource.name()](LookupKeys* deposited) {
+    std::vector<uint8_t> flags(gradients);
+    Status status = table->CopyToHost(flags.data(), own.data(), flags.size(), stream);
+    if (!status.ok()) return status;
+    KeepOwn(flags, deposited);
+    if (deposited->n < n) LogUncounted(told.get(), name);
     return Status();
   };
-  return receipt;
+  return ReceiptOnGpu(resource, keys.gradients, keys, leave_out);
 }
 
 }  // namespace
@@ -317,7 +303,7 @@ class AdaptiveMaskGatherOnGpuOp : public tf::OpKernel {
       return absl::OkStatus();
     }
     batch.hold = std::move(held);
-    *receipt = ReceiptOnGpu(resource, batch, options_.make_rows ? tf::Tensor() : *outputs.own);
+    *receipt = MaskedReceipt(resource, batch, options_.make_rows ? tf::Tensor() : *outputs.own);
     return absl::OkStatus();
   }
 

@@ -10,7 +10,7 @@
 #include "kernels/gpu_rows_elsewhere.h"
 #include "kernels/host_variant.h"
 #include "kernels/lookup_kernel.h"
-#include "kernels/receipt.h"
+#include "kernels/receipt_on_gpu.h"
 #include "kernels/register_kernel.h"
 #include "kernels/table_resource.h"
 #include "kernels/table_token.h"
@@ -55,33 +55,6 @@ REGISTER_OP("SokEmbed>LookupOnGpu")
     .Attr("number: int = 0")  // DepositOrder's call
     .SetIsStateful()
     .SetShapeFn(LookupShapes);
-
-namespace {
-
-// Makes the receipt of a lookup on a GPU, which takes gradients there.
-Receipt ReceiptOnGpu(const std::shared_ptr<Table>& table, const std::string& name,
-                     LookupKeys keys) {
-  Receipt receipt = ReceiptOf(table, name, keys.n, {});
-  receipt.on_gpu = true;
-  receipt.deposit = [table, keys = std::move(keys)](
-                        int64_t number, std::shared_ptr<const void> hold, const float* gradients,
-                        const BFloat16* gradients_bf16, const AnchorGradient& anchor,
-                        const ParallelFor& parallel_for) {
-    LookupKeys deposited = keys;
-    deposited.order.gradient = number;
-    // The host measures gradients whose norm is asked for.
-    if (anchor.gradient != nullptr && anchor.measures) {
-      Status status = table->BringToHost(&deposited, &hold, &gradients, &gradients_bf16);
-      if (!status.ok()) return status;
-    }
-    table->Deposit(std::move(deposited), std::move(hold), gradients, gradients_bf16, anchor,
-                   parallel_for);
-    return Status();
-  };
-  return receipt;
-}
-
-}  // namespace
 
 // With kOnGpu keys and vectors are in the memory of a GPU, else in the host's.
 template <bool kOnGpu>
@@ -151,7 +124,8 @@ class LookupOnGpuOp : public tf::OpKernel {
     batch.stream = stream;
     const Status status = table.LookupOnGpu(batch.keys, batch.n, make_rows_, embeddings->data(),
                                             embeddings->dtype() == tf::DT_BFLOAT16, batch.stream);
-    *receipt = ReceiptOnGpu(resource.table(), resource.name(), std::move(batch));
+    const size_t n = batch.n;
+    *receipt = ReceiptOnGpu(resource, n, std::move(batch));
     return ToAbsl(status, resource.name());
   }
 

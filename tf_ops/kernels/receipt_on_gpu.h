@@ -1,0 +1,40 @@
+// The receipt of a lookup whose keys, vectors and gradients lie in the memory of a GPU.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "kernels/receipt.h"
+#include "kernels/table_resource.h"
+
+namespace sok {
+
+// Makes the receipt of a lookup of n embeddings, which takes the gradients of `keys` there.
+// leave_out, unless it is empty: takes keys that get no gradient out of those that have been
+// brought to the host.
+inline Receipt ReceiptOnGpu(const OpenTable& resource, size_t n, LookupKeys keys,
+                            std::function<Status(LookupKeys*)> leave_out = nullptr) {
+  const std::shared_ptr<Table>& table = resource.table();
+  Receipt receipt{resource.name(), n, table->dim(), nullptr};
+  receipt.on_gpu = true;
+  receipt.deposit = [table, keys = std::move(keys), leave_out = std::move(leave_out)](
+                        int64_t number, std::shared_ptr<const void> hold, const float* gradients,
+                        const BFloat16* gradients_bf16, const AnchorGradient& anchor,
+                        const ParallelFor& parallel_for) {
+    LookupKeys deposited = keys;
+    deposited.order.gradient = number;
+    // The host measures gradients whose norm is asked for.
+    if (leave_out != nullptr || (anchor.gradient != nullptr && anchor.measures)) {
+      Status status = table->BringToHost(&deposited, &hold, &gradients, &gradients_bf16);
+      if (status.ok() && leave_out != nullptr) status = leave_out(&deposited);
+      if (!status.ok()) return status;
+    }
+    table->Deposit(std::move(deposited), std::move(hold), gradients, gradients_bf16, anchor,
+                   parallel_for);
+    return Status();
+  };
+  return receipt;
+}
+
+}  // namespace sok
