@@ -41,6 +41,7 @@ from sok_embed.tf_ops.collections import (
     collection_request,
     collection_serve,
 )
+from sok_embed.tf_ops.collections_on_gpu import collection_pool_on_gpu, collection_serve_on_gpu
 from sok_embed.tf_ops.commits import (
     Redemption,
     RuleStep,
@@ -138,8 +139,10 @@ __all__ = [
     "collection_answer",
     "collection_asked",
     "collection_pool",
+    "collection_pool_on_gpu",
     "collection_request",
     "collection_serve",
+    "collection_serve_on_gpu",
     "commit",
     "commit_listing_keys",
     "deposit",

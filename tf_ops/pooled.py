@@ -81,17 +81,13 @@ def lookup_pooled_on_gpu(
             tables with a limit, and splits, are read on the host for that.
         tf.errors.ResourceExhaustedError: If a table is full. Others may have made rows then.
     """
-    alone = not isinstance(tables, CollectionTables)
-    queue: list[tf.Tensor] = [] if alone else [tables.queue]
-    handles: list[tf.Tensor] = [tables] if alone else list(tables.tables)
     keys = [as_int64(each.keys) for each in features]
     numbers = range(len(features))
     splits = [each.splits for each in features if each.bags == BAG_BY_SPLITS]
     of_tables = [plan.feature_tables[each.number] for each in features]
     checked = [number for number in numbers if plan.key_limits[of_tables[number]]]
     weighted = [number for number in numbers if features[number].weights is not None]
-    with on_cpu():
-        token = ops.sok_embed_trained_token(queue=queue, tables=handles)
+    token = trained_token(tables)
     widths = [plan.dims[table] for table in of_tables]
     with tf.device(device):
         vectors, receipt = ops.sok_embed_lookup_pooled_on_gpu(
@@ -120,15 +116,67 @@ def lookup_pooled_on_gpu(
         )
     if not tf.executing_eagerly():
         # So that a later commit waits for the lookup, as in `lookup`.
-        with on_cpu(), tf.control_dependencies([vectors.op]):
-            ops.sok_embed_trained_token(queue=queue, tables=handles)
+        with tf.control_dependencies([vectors.op]):
+            trained_token(tables)
+    return pooled_outputs(vectors, receipt, [sum(widths)] if concat else widths, dtype, device)
+
+
+def trained_token(tables: tf.Tensor | CollectionTables, reports: bool = False) -> tf.Tensor:
+    """Returns what ops on a GPU take in place of handles of tables that one commit trains.
+
+    Args:
+        tables: The handle of one table, or those of a collection.
+        reports: True if an error does not raise, since other workers wait: the token has it.
+    """
+    alone = not isinstance(tables, CollectionTables)
+    queue: list[tf.Tensor] = [] if alone else [tables.queue]
+    handles: list[tf.Tensor] = [tables] if alone else list(tables.tables)
+    with on_cpu():
+        return ops.sok_embed_trained_token(queue=queue, tables=handles, reports=reports)
+
+
+def pooled_outputs(
+    vectors: tf.Tensor, receipt: tf.Tensor, widths: Sequence[int], dtype: tf.DType, device: str
+) -> list[tf.Tensor]:
+    """Takes the outputs of a pooling lookup apart.
+
+    Args:
+        vectors: The vectors of all outputs, a scalar variant.
+        receipt: The receipt of the lookup, likewise.
+        widths: The floats of a vector of each output.
+        dtype: The dtype of the vectors.
+        device: The name of the GPU that they lie on.
+    """
     with tf.device(device):
         return [
             ops.sok_embed_pooled_output_on_gpu(
                 vectors=vectors, receipt=receipt, dtype=dtype, index=index, width=width
             )
-            for index, width in enumerate([sum(widths)] if concat else widths)
+            for index, width in enumerate(widths)
         ]
+
+
+def weight_gradients(
+    upstream: tf.Tensor, receipt: tf.Tensor, weighted: Sequence[int], device: str
+) -> list[tf.Tensor]:
+    """Returns the gradients of the weights of a pooling lookup, where it ran.
+
+    Args:
+        upstream: The gradients of its vectors, a scalar variant.
+        receipt: The receipt of the lookup.
+        weighted: The numbers of the features that have weights.
+        device: The name of the GPU.
+    """
+    if not weighted:
+        return []
+    with tf.device(device):
+        found: list[tf.Tensor] = ops.sok_embed_pooled_weight_gradients_on_gpu(
+            gradients=upstream,
+            receipt=receipt,
+            num_weights=len(weighted),
+            weighted=list(weighted),
+        )
+    return found
 
 
 @tf.RegisterGradient("SokEmbed>PooledOutputOnGpu")
@@ -146,21 +194,14 @@ def _lookup_gradient(op: Any, upstream: tf.Tensor, _: Any) -> list[tf.Tensor | N
     weighted = op.get_attr("weighted")
     anchor = op.inputs[len(op.inputs) - len(weighted) - 1]
     of_anchor: tf.Tensor | None = None
-    of_weights: list[tf.Tensor] = []
-    with tf.device(op.outputs[0].device):
-        if op.get_attr("trains"):
+    of_weights = weight_gradients(upstream, op.outputs[1], weighted, op.outputs[0].device)
+    if op.get_attr("trains"):
+        with tf.device(op.outputs[0].device):
             of_anchor = ops.sok_embed_deposit_pooled_on_gpu(
                 gradients=upstream,
                 receipt=op.outputs[1],
                 number=number_in_graph(),
                 marks=has_marks(anchor),
-            )
-        if weighted:
-            of_weights = ops.sok_embed_pooled_weight_gradients_on_gpu(
-                gradients=upstream,
-                receipt=op.outputs[1],
-                num_weights=len(weighted),
-                weighted=weighted,
             )
     if of_anchor is not None and has_marks(anchor):
         note_deposit(of_anchor)

@@ -234,6 +234,11 @@ class TableCollection(Mapping[str, Table]):
         """TensorFlow's name of the GPU on which layers look each table up; `None`: the CPU."""
         return [table.lookup_device for table in self._tables.values()]
 
+    @property
+    def exchange_devices(self) -> list[str | None]:
+        """TensorFlow's name of the GPU on which one of several workers looks each table up."""
+        return [table.exchange_device for table in self._tables.values()]
+
     @functools.cached_property
     def sharding(self) -> Plan:
         """The plan of the places of rows, with its costs; the same on every worker."""

@@ -27,6 +27,14 @@ class Communicator(ABC):
     def size(self) -> int:
         """The number of workers."""
 
+    @property
+    def exchanges_on_gpu(self) -> bool:
+        """True if `exchange` takes a tensor of a GPU as it is, and returns one of a GPU.
+
+        Else it goes by way of the host's memory.
+        """
+        return False
+
     @abstractmethod
     def all_to_all(
         self, tensor: tf.Tensor, splits: tf.Tensor, name: str

@@ -75,11 +75,16 @@ class HorovodCommunicator(Communicator):
         """Horovod's size."""
         return int(self._hvd.size())
 
+    @property
+    def exchanges_on_gpu(self) -> bool:
+        """True if Horovod has NCCL."""
+        return bool(self._hvd.nccl_built())
+
     def all_to_all(
         self, tensor: tf.Tensor, splits: tf.Tensor, name: str
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """See `Communicator.all_to_all`."""
-        if self._connections is not None:
+        if self._connections is not None and not self._goes_by_nccl(tensor):
             return self._connections.all_to_all(tensor, splits, name)
         received, received_splits = self._hvd.alltoall(tensor, splits=splits, name=name)
         received.set_shape([None, *tensor.shape[1:]])
@@ -89,9 +94,15 @@ class HorovodCommunicator(Communicator):
         self, tensor: tf.Tensor, splits: tf.Tensor, gradient_splits: tf.Tensor, name: str
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """See `Communicator.exchange`."""
-        if self._connections is not None:
+        if self._connections is not None and not self._goes_by_nccl(tensor):
             return self._connections.exchange(tensor, splits, gradient_splits, name)
         return super().exchange(tensor, splits, gradient_splits, name)
+
+    def _goes_by_nccl(self, tensor: tf.Tensor) -> bool:
+        """Returns whether a tensor is exchanged between GPUs: it lies on one, and there is NCCL."""
+        if not self.exchanges_on_gpu:
+            return False
+        return tf.DeviceSpec.from_string(tensor.device or "").device_type == "GPU"
 
     def all_reduce(self, tensor: tf.Tensor, name: str, average: bool = False) -> tf.Tensor:
         """See `Communicator.all_reduce`."""

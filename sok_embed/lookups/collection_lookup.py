@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from sok_embed import tf_ops
-from sok_embed.lookups.exchange import PooledBatch, pooled_rows
+from sok_embed.lookups.exchange import OnGpu, PooledBatch, pooled_rows
 from sok_embed.lookups.lookup import AnchoredLookup, Call, type_of_ops
 from sok_embed.lookups.served_bags import served_bags
 from sok_embed.tf_ops.served import is_serving
@@ -86,7 +86,28 @@ class CollectionLookup(AnchoredLookup):
         devices = self._tables.lookup_devices
         if any(devices):
             return self._pooled_by_device(call, batch, devices, concat=concat, dtype=dtype)
+        on_gpu = self._on_gpu(call)
+        if on_gpu is not None:
+            return pooled_rows(
+                self._plan,
+                batch,
+                on_gpu,
+                self._name,
+                trains=call.anchor is not None,
+                concat=concat,
+                dtype=dtype,
+            )
         return self._pooled_on_host(call, self._plan, batch, concat=concat, dtype=dtype)
+
+    def _on_gpu(self, call: Call) -> OnGpu | None:
+        """Returns the tables for an exchange whose rows lie on a GPU; `None`: on the host."""
+        devices = self._tables.exchange_devices
+        used = {devices[table] for table in self._plan.feature_tables}
+        device = used.pop()
+        if device is None or used or self._packed:
+            return None
+        trainable = self._tables.trainable
+        return OnGpu(self._tables.handles, device, call.trains, trainable, call.anchor)
 
     def _pooled_by_device(
         self,
@@ -190,6 +211,10 @@ class CollectedTables(Protocol):
     @property
     def lookup_devices(self) -> Sequence[str | None]:
         """TensorFlow's name of the GPU on which each table is looked up; `None`: the CPU."""
+
+    @property
+    def exchange_devices(self) -> Sequence[str | None]:
+        """The same of one of several workers."""
 
 
 def _part_of(

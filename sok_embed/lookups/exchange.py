@@ -43,10 +43,32 @@ class PooledBatch(NamedTuple):
 Serve = Callable[[Sequence[bool], tf.Tensor, tf.Tensor], tf_ops.CollectionRows]
 
 
+class OnGpu(NamedTuple):
+    """Tables that this worker reads, and whose rows it pools, in the memory of its GPU.
+
+    Attributes:
+        tables: The handle of one table, or those of a collection.
+        device: The name of the GPU, as TensorFlow has it.
+        make_rows: True if a key without a row gets one.
+        trainable: True for each table that is trained.
+        anchor: The anchor, which gets the gradient of the rows. `None`: there is no gradient.
+    """
+
+    tables: tf.Tensor | tf_ops.CollectionTables
+    device: str
+    make_rows: bool
+    trainable: Sequence[bool]
+    anchor: tf.Tensor | None
+
+
+# Tells plans of rows that travel between GPUs from those of rows that go by way of the host.
+_BETWEEN_GPUS = 1
+
+
 def pooled_rows(
     plan: tf_ops.CollectionPlan,
     batch: PooledBatch,
-    serve: Serve,
+    serve: Serve | OnGpu,
     name: str,
     *,
     trains: bool = True,
@@ -59,11 +81,12 @@ def pooled_rows(
     Args:
         plan: The plan of the tables and features.
         batch: The keys of all features.
-        serve: A function that reads rows on this worker.
+        serve: A function that reads rows on this worker, or what it reads on its GPU. Workers may
+            differ in it unless `communicator.exchanges_on_gpu`.
         name: A name that tells the exchange from others; the same on every worker.
         trains: True if rows get gradients, as for `tf_ops.collection_request`.
         concat: True for one vector an example, as for `tf_ops.collection_pool`.
-        packed: True for rows of bfloat16, as for `tf_ops.collection_pool`.
+        packed: True for rows of bfloat16, as for `tf_ops.collection_pool`; not on a GPU.
         dtype: The dtype of the result, `tf.float32`, `tf.bfloat16` or `tf.float16`.
 
     Returns:
@@ -73,6 +96,9 @@ def pooled_rows(
         tf.errors.InternalError: If a worker has failed, with its number and its error.
     """
     communicator = communicators.current()
+    if isinstance(serve, OnGpu) and communicator.exchanges_on_gpu:
+        # A worker whose rows lie on the host would wait for another exchange than the others.
+        plan = dataclasses.replace(plan, fingerprint=plan.fingerprint ^ _BETWEEN_GPUS)
     pools = plan.pools(batch.bags, batch.weights)
     request = tf_ops.collection_request(
         plan,
@@ -88,21 +114,50 @@ def pooled_rows(
     name = f"sok_embed.{name}"
     if communicator.size > 1:
         message, splits = communicator.all_to_all(message, splits, f"{name}.keys")
-    rows, row_splits = serve(pools, message, splits)
+    if isinstance(serve, OnGpu):
+        rows, row_splits = tf_ops.collection_serve_on_gpu(
+            serve.tables,
+            plan,
+            pools,
+            message,
+            splits,
+            serve.device,
+            make_rows=serve.make_rows,
+            trainable=serve.trainable,
+            anchor=serve.anchor,
+        )
+    else:
+        rows, row_splits = serve(pools, message, splits)
     if communicator.size > 1:
         # Gradients go another way than rows came where a table lies on every worker.
         rows, row_splits = communicator.exchange(rows, row_splits, request.gradient_splits, name)
     # The ops have no float16.
-    pooled = tf_ops.collection_pool(
-        plan,
-        tf_ops.CollectionRows(rows, row_splits),
-        request.asked,
-        batch.combiners,
-        batch.weights,
-        concat=concat,
-        packed=packed,
-        dtype=tf.float32 if dtype == tf.float16 else dtype,
-    )
+    of_ops = tf.float32 if dtype == tf.float16 else dtype
+    if isinstance(serve, OnGpu):
+        pooled = tf_ops.collection_pool_on_gpu(
+            serve.tables,
+            plan,
+            tf_ops.CollectionRows(rows, row_splits),
+            request.asked,
+            batch.bags,
+            batch.splits,
+            batch.combiners,
+            batch.weights,
+            serve.device,
+            concat=concat,
+            dtype=of_ops,
+        )
+    else:
+        pooled = tf_ops.collection_pool(
+            plan,
+            tf_ops.CollectionRows(rows, row_splits),
+            request.asked,
+            batch.combiners,
+            batch.weights,
+            concat=concat,
+            packed=packed,
+            dtype=of_ops,
+        )
     return [tf.cast(vectors, dtype) for vectors in pooled]
 
 
@@ -152,13 +207,16 @@ class Asked(NamedTuple):
     combiner: str = "sum"
 
 
-def look_up(asked: Sequence[Asked], name: str, dtype: tf.DType = tf.float32) -> list[tf.Tensor]:
+def look_up(
+    asked: Sequence[Asked], name: str, dtype: tf.DType = tf.float32, on_gpu: OnGpu | None = None
+) -> list[tf.Tensor]:
     """Looks bags up in several tables, each read by itself, in one exchange. Collective.
 
     Args:
         asked: The bags of each table; the same tables in the same order on every worker.
         name: A name that tells the exchange from others; the same on every worker.
         dtype: The dtype of the result, `tf.float32`, `tf.bfloat16` or `tf.float16`.
+        on_gpu: The one table, where it is read on a GPU.
 
     Returns:
         `[bags, dim]` for each table.
@@ -188,7 +246,7 @@ def look_up(asked: Sequence[Asked], name: str, dtype: tf.DType = tf.float32) -> 
         found = [one.read(of_table) for one, of_table in zip(asked, of_tables, strict=True)]
         return tf_ops.collection_answer(found, sizes)
 
-    return pooled_rows(plan, batch, serve, name, dtype=dtype)
+    return pooled_rows(plan, batch, on_gpu or serve, name, dtype=dtype)
 
 
 def plan_of(asked: Sequence[Asked]) -> tf_ops.CollectionPlan:

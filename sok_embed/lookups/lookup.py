@@ -17,7 +17,7 @@ import tensorflow as tf
 from sok_embed import communicators, tf_ops
 from sok_embed.communicators import Communicator
 from sok_embed.lookups.bags import Bags
-from sok_embed.lookups.exchange import Asked, SharedTable, look_up, plan_of
+from sok_embed.lookups.exchange import Asked, OnGpu, SharedTable, look_up, plan_of
 from sok_embed.tf_ops.served import ServedRows, is_serving
 from sok_embed.training import strategies
 from sok_embed.training.anchor_parts import own_part, parts_of
@@ -182,8 +182,17 @@ class TableLookup(AnchoredLookup):
         if is_serving() or self.communicator().size == 1:
             found = self.read(call, type_of_ops(dtype), tf_ops.TableKeys(keys, said=said))
             return tf.cast(found.embeddings, dtype)
-        (rows,) = look_up([self.asked(call, keys, said)], self.table.name, dtype)
+        asked = self.asked(call, keys, said)
+        (rows,) = look_up([asked], self.table.name, dtype, self._on_gpu(call, said))
         return self.shaped(rows, keys)
+
+    def _on_gpu(self, call: Call, said: tf.Tensor | None = None) -> OnGpu | None:
+        """Returns the table for an exchange whose rows lie on a GPU; `None`: on the host."""
+        device = getattr(self.table, "exchange_device", None)
+        if device is None or self.read is not self._plain_read or said is not None:
+            return None
+        handle = self.table.resource_handle
+        return OnGpu(handle, device, call.trains, [True], call.anchor)
 
     def asked(self, call: Call, keys: tf.Tensor, said: tf.Tensor | None = None) -> Asked:
         """Returns the request of keys for `look_up`, a bag for each key.
@@ -231,7 +240,7 @@ class TableLookup(AnchoredLookup):
                 dtype=type_of_ops(dtype),
             )
             return tf.cast(vectors, dtype)
-        (vectors,) = look_up([asked], self.table.name, dtype)
+        (vectors,) = look_up([asked], self.table.name, dtype, self._on_gpu(call))
         return vectors
 
     def shaped(self, rows: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:

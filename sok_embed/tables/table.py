@@ -84,7 +84,10 @@ class Table(BaseTable):
 
     Attributes:
         device: The device whose memory the rows lie in: `"cpu"`, or `"gpu:0"`.
-        lookup_device: TensorFlow's name of the GPU on which layers look keys up; `None`: the CPU.
+        lookup_device: TensorFlow's name of the GPU on which layers look keys up; `None`: the CPU,
+            or one of several workers.
+        exchange_device: TensorFlow's name of the GPU on which one of several workers looks up what
+            all of them ask for; `None`: the CPU, or one worker.
 
     Raises:
         RuntimeError: For a GPU that cannot be used; the message says what is missing.
@@ -172,8 +175,11 @@ class Table(BaseTable):
         gpu = make_on(f"Table '{name}'", device, self._attributes, self._make_now)
         self.device = CPU if gpu < 0 else f"gpu:{gpu}"
         self.lookup_device: str | None = None
-        if gpu >= 0 and owners == 1 and not self.counts_keys and not self.evicts_rows:
-            self.lookup_device = logical_device(gpu)
+        self.exchange_device: str | None = None
+        if gpu >= 0 and not self.counts_keys and not self.evicts_rows:
+            name_of_gpu = logical_device(gpu)
+            self.lookup_device = name_of_gpu if owners == 1 else None
+            self.exchange_device = name_of_gpu if owners > 1 else None
 
     @property
     def resource_handle(self) -> tf.Tensor:

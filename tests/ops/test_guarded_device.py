@@ -5,36 +5,24 @@ so no model is trained on it.
 """
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import gpu_standin
+import guarded_library
 import pytest
-import tensorflow as tf
 from limits import HANG_S
 from tiers import long
 
 HERE = Path(__file__).parent
-COMPILER = shutil.which("c++")
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
+pytestmark = pytest.mark.skipif(guarded_library.COMPILER is None, reason="needs a C++ compiler")
 
 
 @pytest.fixture(scope="module")
 def device(tmp_path_factory):
     """Returns the compiled device."""
-    library = tmp_path_factory.mktemp("device") / "guarded_device.so"
-    source = HERE / "guarded_device.cc"
-    build = [COMPILER, "-O1", "-fPIC", "-shared", *tf.sysconfig.get_compile_flags(), str(source)]
-    built = subprocess.run(
-        [*build, "-o", str(library), *tf.sysconfig.get_link_flags()],
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-    )
-    assert built.returncode == 0, built.stderr
-    return library
+    return guarded_library.compile_device(tmp_path_factory.mktemp("device"))
 
 
 def run_tests(device, files, device_type, *options, **variables):

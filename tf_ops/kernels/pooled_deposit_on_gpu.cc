@@ -10,6 +10,7 @@
 #include "kernels/gpu_copies.h"
 #include "kernels/pooled_on_gpu.h"
 #include "kernels/pooled_on_host.h"
+#include "kernels/pooled_upstream.h"
 #include "kernels/register_kernel.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -44,49 +45,6 @@ REGISTER_OP("SokEmbed>PooledWeightGradientsOnGpu")
       for (int i = 0; i < c->num_outputs(); ++i) c->set_output(i, c->UnknownShape());
       return absl::OkStatus();
     });
-
-namespace {
-
-// The gradients of the outputs of a call, in the memory where its rows were pooled; those of
-// outputs that were not used have no elements.
-template <bool kOnGpu>
-absl::Status GetUpstream(tf::OpKernelContext* ctx, const PooledCall& call,
-                         std::vector<tf::Tensor>* upstream) {
-  const VectorsVariant* gradients = nullptr;
-  TF_RETURN_IF_ERROR(GetVariant(ctx, 0, "gradients", &gradients));
-  if (!kOnGpu && (call.on_gpu || gradients->on_gpu)) {
-    return absl::InvalidArgumentError(
-        "table '" + call.trained.name +
-        "': expected the gradients of a lookup on the device that looked up, got a deposit on "
-        "another one; take gradients under the scope of the same device");
-  }
-  upstream->assign(call.outputs.size(), tf::Tensor(tf::DT_INVALID));
-  // Zeros of an eager tape have no outputs.
-  for (size_t i = 0; i < upstream->size() && i < gradients->outputs.size(); ++i) {
-    const tf::Tensor& of_output = gradients->outputs[i];
-    if (of_output.dtype() == tf::DT_INVALID) continue;
-    if (of_output.dtype() != call.dtype || of_output.shape() != call.outputs[i]) {
-      return absl::InvalidArgumentError(
-          "table '" + call.trained.name + "': expected a gradient of the shape of the output, " +
-          call.outputs[i].DebugString() + ", got shape " + of_output.shape().DebugString());
-    }
-    (*upstream)[i] = of_output;
-    if constexpr (kOnGpu) {
-      if (!call.on_gpu) TF_RETURN_IF_ERROR(CopyFromGpu(ctx, of_output, &(*upstream)[i]));
-    }
-  }
-  return absl::OkStatus();
-}
-
-// The bags of a feature with the gradients of their vectors.
-gpu::RowBags WithUpstream(const PooledCall& call, size_t feature, const tf::Tensor& upstream) {
-  gpu::RowBags bags = call.bags[feature];
-  bags.vectors =
-      AddressOf(upstream) + call.places[feature].offset * tf::DataTypeSize(upstream.dtype());
-  return bags;
-}
-
-}  // namespace
 
 template <bool kOnGpu>
 class DepositPooledOnGpuOp : public tf::OpKernel {
@@ -205,27 +163,12 @@ class DepositPooledOnGpuOp : public tf::OpKernel {
     return absl::OkStatus();
   }
 
-  // Hands gradients by table to whoever commits them.
   absl::Status Keep(tf::OpKernelContext* ctx, const PooledCall& call, CollectionKeys deposited,
                     std::shared_ptr<const void> hold, const AnchorGradient& anchor) const {
     deposited.order = call.order;
     deposited.order.gradient = number_;
-    if (call.trained.collection != nullptr) {
-      return ToAbsl(call.trained.collection->DepositByTable(std::move(deposited), std::move(hold),
-                                                            anchor, IntraOpPool(ctx)));
-    }
-    Table& table = *call.trained.tables[0]->table();
-    LookupKeys& keys = deposited.tables[0];
-    const float* gradients = deposited.gradients[0];
-    const BFloat16* none = nullptr;
-    keys.order = deposited.order;
-    // The host measures gradients whose norm is asked for.
-    if (keys.on_gpu && anchor.gradient != nullptr && anchor.measures) {
-      TF_RETURN_IF_ERROR(
-          ToAbsl(table.BringToHost(&keys, &hold, &gradients, &none), call.trained.name));
-    }
-    table.Deposit(std::move(keys), std::move(hold), gradients, nullptr, anchor, IntraOpPool(ctx));
-    return absl::OkStatus();
+    return ToAbsl(DepositGradients(call.trained, std::move(deposited), std::move(hold), anchor,
+                                   IntraOpPool(ctx)));
   }
 
   int64_t number_;

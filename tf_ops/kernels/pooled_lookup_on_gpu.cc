@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "core/gpu/gpu_store.h"
 #include "kernels/gpu_copies.h"
 #include "kernels/gpu_rows_elsewhere.h"
 #include "kernels/pooled_inputs.h"
@@ -207,18 +208,9 @@ class LookupPooledOnGpuOp : public tf::OpKernel {
     return absl::OkStatus();
   }
 
-  void BeginOrder(PooledCall* call) const {
-    if (call->trained.collection != nullptr) {
-      call->order = call->trained.collection->NextOrder();
-      call->order.call = number_;
-    } else {
-      call->order = {number_, call->trained.tables[0]->table()->NextLookup()};
-    }
-  }
-
   absl::Status LookUpOnGpu(tf::OpKernelContext* ctx, const PooledInputs& inputs,
                            const VectorsVariant& vectors, PooledCall* call) const {
-    BeginOrder(call);
+    call->order = NextOrder(call->trained, number_);
     const size_t features = inputs.bags.size();
     call->bags.resize(features);
     call->keys.resize(plan_.tables.size());
@@ -245,7 +237,7 @@ class LookupPooledOnGpuOp : public tf::OpKernel {
         all.push_back(bags);
       }
       const bool makes = make_rows_ && trainable_[t];
-      LookupKeys batch = BatchOf(&table, *call, make_rows_);
+      LookupKeys batch = BatchOf(&table, call->order, make_rows_);
       const auto* const keys = static_cast<const Key*>(joined.data());
       TF_RETURN_IF_ERROR(ToAbsl(table.LookupPooledOnGpu(keys, n, all, makes, call->stream),
                                 call->trained.tables[t]->name()));
@@ -340,7 +332,7 @@ class LookupPooledOnGpuOp : public tf::OpKernel {
         TF_RETURN_IF_ERROR(AllocatePinned(ctx, dtype_, tf::TensorShape(output.shape()), &output));
       }
     }
-    BeginOrder(call);
+    call->order = NextOrder(call->trained, number_);
     TF_RETURN_IF_ERROR(
         PoolOnHost(inputs->bags, make_rows_, trainable_, pooled, call, IntraOpPool(ctx)));
     if constexpr (kOnGpu) {

@@ -22,6 +22,7 @@ struct TrainedToken : ProcessVariant<TrainedToken> {
   std::vector<std::shared_ptr<OpenTable>> tables;
   std::shared_ptr<TableCollection> collection;  // null: there is one table, without a collection
   std::string name;                             // for messages
+  absl::Status failure;  // of a token that others wait for: there are no tables
 };
 
 // The place of the vectors of a feature: in which output, at which element, how far apart.
@@ -46,9 +47,11 @@ struct PooledCall {
   bool on_gpu = false;
   void* stream = nullptr;
   std::vector<gpu::RowBags> bags;        // (features) without vectors
-  std::vector<tensorflow::Tensor> held;  // whose addresses are in `bags`
+  std::vector<tensorflow::Tensor> held;  // whose addresses are in `bags`, and the next
+  // (tables) of rows that workers have sent: which row is that of each id
+  std::vector<gpu::DeviceAddress> numbers;
 
-  std::shared_ptr<const CollectionRequest> request;  // of the host
+  std::shared_ptr<const CollectionRequest> request;  // of the host, or of rows of workers
   std::vector<Pooling> poolings;
   std::vector<float> rows;  // of distinct keys
 
@@ -76,11 +79,25 @@ inline absl::Status GetCall(tensorflow::OpKernelContext* ctx,
   return absl::OkStatus();
 }
 
+// Hands gradients by table to whoever commits them, as CollectionKeys says. Errors: those of copies
+// from a GPU, where norms are asked for.
+Status DepositGradients(const TrainedToken& trained, CollectionKeys deposited,
+                        std::shared_ptr<const void> hold, const AnchorGradient& anchor,
+                        const ParallelFor& parallel_for);
+
+// Returns the order of the deposit of a lookup that begins now; `number` is DepositOrder's call.
+inline DepositOrder NextOrder(const TrainedToken& trained, int64_t number) {
+  if (trained.collection == nullptr) return {number, trained.tables[0]->table()->NextLookup()};
+  DepositOrder order = trained.collection->NextOrder();
+  order.call = number;
+  return order;
+}
+
 // Returns the keys of a table in a lookup, without keys yet.
-inline LookupKeys BatchOf(Table* table, const PooledCall& call, bool makes_rows) {
+inline LookupKeys BatchOf(Table* table, const DepositOrder& order, bool makes_rows) {
   LookupKeys batch;
   batch.removals = table->removals();
-  batch.order = call.order;
+  batch.order = order;
   batch.rows_made = makes_rows;
   return batch;
 }

@@ -50,7 +50,7 @@ absl::Status PoolOnHost(const std::vector<FeatureBags>& bags, bool make_rows,
     Table& table = *call->trained.tables[t]->table();
     const CollectionRequest::TablePart& part = call->request->tables()[t];
     const bool makes = make_rows && trainable[t];
-    LookupKeys batch = BatchOf(&table, *call, makes);
+    LookupKeys batch = BatchOf(&table, call->order, makes);
     batch.hold = call->request;
     batch.keys = part.keys.data();
     batch.n = part.keys.size();

@@ -21,9 +21,12 @@ using tf::shape_inference::InferenceContext;
 
 REGISTER_OP("SokEmbed>TrainedToken")
     .SOK_TRAINED.Output("token: variant")
+    .Attr("reports: bool = false")  // true if an error is put into the token
     .SetShapeFn(tf::shape_inference::ScalarShape);
 
-absl::Status PutTrainedToken(tf::OpKernelContext* ctx) {
+namespace {
+
+absl::Status FindTables(tf::OpKernelContext* ctx, TrainedToken* found) {
   TrainedToken token;
   tf::OpInputList queues, handles;
   TF_RETURN_IF_ERROR(ctx->input_list("queue", &queues));
@@ -45,9 +48,50 @@ absl::Status PutTrainedToken(tf::OpKernelContext* ctx) {
   } else {
     token.name = token.tables[0]->name();
   }
-  return PutVariant(ctx, 0, std::move(token));
+  *found = std::move(token);
+  return absl::OkStatus();
 }
-SOK_REGISTER_KERNEL("TrainedToken", FunctionKernel<PutTrainedToken>);
+
+}  // namespace
+
+class TrainedTokenOp : public tf::OpKernel {
+ public:
+  explicit TrainedTokenOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("reports", &reports_));
+  }
+
+  void Compute(tf::OpKernelContext* ctx) override {
+    TrainedToken token;
+    token.failure = FindTables(ctx, &token);
+    if (!reports_) OP_REQUIRES_OK(ctx, token.failure);
+    OP_REQUIRES_OK(ctx, PutVariant(ctx, 0, std::move(token)));
+  }
+
+ private:
+  bool reports_;
+};
+SOK_REGISTER_KERNEL("TrainedToken", TrainedTokenOp);
+
+Status DepositGradients(const TrainedToken& trained, CollectionKeys deposited,
+                        std::shared_ptr<const void> hold, const AnchorGradient& anchor,
+                        const ParallelFor& parallel_for) {
+  if (trained.collection != nullptr) {
+    return trained.collection->DepositByTable(std::move(deposited), std::move(hold), anchor,
+                                              parallel_for);
+  }
+  Table& table = *trained.tables[0]->table();
+  LookupKeys& keys = deposited.tables[0];
+  const float* gradients = deposited.gradients[0];
+  const BFloat16* none = nullptr;
+  keys.order = deposited.order;
+  // The host measures gradients whose norm is asked for.
+  if (keys.on_gpu && anchor.gradient != nullptr && anchor.measures) {
+    Status status = table.BringToHost(&keys, &hold, &gradients, &none);
+    if (!status.ok()) return status.Within("table '" + trained.name + "': ");
+  }
+  table.Deposit(std::move(keys), std::move(hold), gradients, nullptr, anchor, parallel_for);
+  return Status();
+}
 
 REGISTER_OP("SokEmbed>PooledOutputOnGpu")
     .Input("vectors: variant")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from typing import Any
 
@@ -27,6 +28,11 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
 }
 
 
+def _table(*args: Any, **arguments: Any) -> TableConfig:
+    """The configuration of a table, where the environment wants its rows."""
+    return TableConfig(*args, device=os.environ.get("SOK_TEST_ROWS_ON", "cpu"), **arguments)
+
+
 def _placed(placement: Any) -> dict[str, Any]:
     """The arguments of a table that lies so."""
     if not isinstance(placement, int):
@@ -38,13 +44,13 @@ def _placed(placement: Any) -> dict[str, Any]:
 def _layer(placements: str = "keys", **arguments: Any) -> DistributedEmbedding:
     """Two tables that follow the model's optimizer, one with its own, one that is frozen."""
     placed = {name: _placed(how) for name, how in PLACEMENTS[placements].items()}
-    users = TableConfig("users", VOCABULARY, 4, seed=1, **placed.get("users", {}))
-    items = TableConfig("items", None, 3, "normal", seed=2, **placed.get("items", {}))
+    users = _table("users", VOCABULARY, 4, seed=1, **placed.get("users", {}))
+    items = _table("items", None, 3, "normal", seed=2, **placed.get("items", {}))
     own = keras.optimizers.Adagrad(0.3)
-    places = TableConfig(
+    places = _table(
         "places", None, 4, optimizer=own, combiner="max", seed=3, **placed.get("places", {})
     )
-    frozen = TableConfig(
+    frozen = _table(
         "frozen", None, 2, trainable=False, combiner="sum", seed=4, **placed.get("frozen", {})
     )
     features = {
@@ -236,8 +242,8 @@ def _fit(here: Here, **placements: Any) -> dict[str, Any]:
     placed = {name: _placed(how) for name, how in placements.items()}
     layer = DistributedEmbedding(
         {
-            "a": FeatureConfig("a", TableConfig("a", None, 3, seed=1, **placed.get("a", {}))),
-            "b": FeatureConfig("b", TableConfig("b", 30, 2, seed=2, **placed.get("b", {}))),
+            "a": FeatureConfig("a", _table("a", None, 3, seed=1, **placed.get("a", {}))),
+            "b": FeatureConfig("b", _table("b", 30, 2, seed=2, **placed.get("b", {}))),
         },
         output="concat",
         name="fields",
@@ -357,7 +363,7 @@ def collection_bad_key(here: Here) -> dict[str, Any]:
 def collection_of_another_configuration(here: Here) -> dict[str, Any]:
     """The last worker has another combiner, of which messages say nothing but a fingerprint."""
     combiner = "mean" if here.rank == here.size - 1 and here.size > 1 else "sum"
-    table = TableConfig("t", None, 2, combiner=combiner)
+    table = _table("t", None, 2, combiner=combiner)
     layer = DistributedEmbedding(FeatureConfig("f", table), name="fields")
     return _raised(lambda: layer(np.arange(6)))
 
@@ -365,7 +371,7 @@ def collection_of_another_configuration(here: Here) -> dict[str, Any]:
 @scenario
 def collection_that_is_full(here: Here) -> dict[str, Any]:
     """There is no room for the keys of the last worker."""
-    table = TableConfig("t", None, 2, max_rows=3, seed=1)
+    table = _table("t", None, 2, max_rows=3, seed=1)
     layer = DistributedEmbedding(FeatureConfig("f", table), name="fields")
     keys = np.arange(30) if here.rank == here.size - 1 else np.array([0])
     return _raised(lambda: layer(keys, training=True))

@@ -37,6 +37,11 @@ MODULES = (
 
 def main(folder: Path, wanted: list[str]) -> None:
     sok_embed.init()
+    run(folder, wanted)
+
+
+def run(folder: Path, wanted: list[str]) -> None:
+    """Runs scenarios; all of them if none is named."""
     here = Here(sok_embed.rank(), sok_embed.size())
     for module in MODULES:
         importlib.import_module(f"sharded.{module}")

@@ -120,6 +120,14 @@ void RowSegments::ForEachPiece(const ParallelFor& parallel_for, const Fn& fn) co
   parallel_for(static_cast<int64_t>(tables()), floats_each / 4 + 100, copy);
 }
 
+std::vector<RowSegments::Piece> RowSegments::Pieces() const {
+  std::vector<Piece> pieces;
+  ForEachPiece(SerialFor, [&](size_t table, size_t in_table, size_t in_message, size_t floats) {
+    pieces.push_back({table, in_table, in_message, floats});
+  });
+  return pieces;
+}
+
 const float* RowSegments::ByTable(const float* message, std::vector<float>* copy,
                                   const ParallelFor& parallel_for) const {
   if (is_by_table_) return message;

@@ -43,6 +43,16 @@ class RowSegments {
   const float* ByTable(const float* message, std::vector<float>* copy,
                        const ParallelFor& parallel_for) const;
   float* ByTable(float* message, std::vector<float>* copy) const;
+  // True if a message has the rows in the order by table.
+  bool is_by_table() const { return is_by_table_; }
+  // Floats of one table that lie together in both orders.
+  struct Piece {
+    size_t table;
+    size_t in_table;  // the first of them among those of the table
+    size_t in_message;
+    size_t floats;
+  };
+  std::vector<Piece> Pieces() const;
   // Returns where each row by table lies in a message, the last of its places if there are several.
   RowPlaces Places() const;
   // Copies rows that go to several workers from there to their other places.

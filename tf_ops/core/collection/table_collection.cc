@@ -16,33 +16,6 @@ int64_t KeyCost(const std::vector<int>& dims) {
   return 20 + floats / std::max<int64_t>(static_cast<int64_t>(dims.size()), 1) / 2;
 }
 
-// The keys whose gradients (keys.n, dim) do not rest.
-LookupKeys WithoutResting(const LookupKeys& keys, const float* gradients, int dim) {
-  size_t first = 0;
-  while (first < keys.n && !IsUnused(gradients + first * dim)) ++first;
-  if (first == keys.n) return keys;
-  struct Kept {
-    std::vector<Key> keys;
-    std::vector<uint32_t> positions;
-    std::vector<int64_t> counts;
-  };
-  auto kept = std::make_shared<Kept>();
-  for (size_t i = 0; i < keys.n; ++i) {
-    if (IsUnused(gradients + i * dim)) continue;
-    kept->keys.push_back(keys.keys[i]);
-    if (keys.counts != nullptr) kept->counts.push_back(keys.counts[i]);
-    kept->positions.push_back(static_cast<uint32_t>(i));
-  }
-  LookupKeys left = keys;
-  left.keys = kept->keys.data();
-  left.found = nullptr;  // of all keys
-  left.positions = kept->positions.data();
-  if (keys.counts != nullptr) left.counts = kept->counts.data();
-  left.n = kept->keys.size();
-  left.hold = std::move(kept);
-  return left;
-}
-
 // The bags of one table that all workers have asked for, as one batch.
 Result<std::shared_ptr<PooledBags>> Gather(const std::vector<AskedBags>& asked, const Table& table,
                                            const ParallelFor& parallel_for) {
@@ -257,7 +230,7 @@ Status TableCollection::DepositByTable(CollectionKeys keys, std::shared_ptr<cons
   auto kept = std::make_shared<std::vector<std::shared_ptr<const void>>>();
   kept->push_back(std::move(hold));
   const bool measures = anchor.gradient != nullptr && anchor.measures;
-  keys.shares.assign(members_.size(), 1.0);
+  keys.shares.resize(members_.size(), 1.0);
   keys.n = 0;
   for (size_t t = 0; t < members_.size(); ++t) {
     LookupKeys& of_table = keys.tables[t];

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -14,19 +13,10 @@
 #include "core/collection/key_messages.h"
 #include "core/collection/pooling.h"
 #include "core/tables/deposit_queue.h"
+#include "core/tables/resting_keys.h"
 #include "core/tables/table.h"
 
 namespace sok {
-
-// The first element of a row that stands for no gradient: the embedding was not used, so the row
-// is left as it is. It is a NaN that no arithmetic makes.
-constexpr uint32_t kUnusedBits = 0x7fcb5e57u;
-// Returns true if a row of gradients begins with it.
-inline bool IsUnused(const float* gradient) {
-  uint32_t bits;
-  std::memcpy(&bits, gradient, sizeof(bits));
-  return bits == kUnusedBits;
-}
 
 // Bags of one table that were pooled here, for the gradients of their vectors.
 struct PooledBags {
@@ -42,7 +32,8 @@ struct CollectionKeys {
   std::vector<std::shared_ptr<const PooledBags>> pooled;
   std::vector<size_t> starts;  // (tables) where the rows, or vectors, of each begin, in floats
   std::vector<const float*> gradients;  // (tables) of a deposit: those of each table's keys
-  // (tables) What part of a table's norm is added up here, since all workers' are summed.
+  // (tables) What part of a table's norm is added up here, since all workers' are summed; none:
+  // all.
   std::vector<double> shares;
   size_t n = 0;  // of all tables
   DepositOrder order = {};
@@ -90,9 +81,8 @@ class TableCollection {
 
   // Returns the order of the deposit of a lookup that begins now.
   DepositOrder NextOrder() { return {0, queue_->deposits.NextLookup(), 0}; }
-  // Keeps gradients (n, dim) of the keys of each table, of lookups of one worker, some of which may
-  // lie on GPUs; `hold` keeps them alive. Errors: those of copies from a GPU, where norms are asked
-  // for.
+  // Keeps gradients (n, dim) of the keys of each table, some of which may lie on GPUs; `hold` keeps
+  // them alive. Errors: those of copies from a GPU, where norms are asked for.
   Status DepositByTable(CollectionKeys keys, std::shared_ptr<const void> hold,
                         const AnchorGradient& anchor, const ParallelFor& parallel_for);
 

@@ -4,7 +4,8 @@ file(GLOB headers RELATIVE "${CMAKE_CURRENT_LIST_DIR}/../.." CONFIGURE_DEPENDS
      "${CMAKE_CURRENT_LIST_DIR}/kernels/*.h" "${CMAKE_CURRENT_LIST_DIR}/kernels/*.cu"
      "${CMAKE_CURRENT_LIST_DIR}/../rules/*/*.h")
 list(APPEND headers core/bags/position_arithmetic.h core/base/bfloat16.h core/base/float16.h
-                    core/base/hash.h core/base/remainder.h core/base/start_vector.h core/rules/parameter.h core/rules/rule.h
+                    core/base/hash.h core/base/remainder.h core/base/start_vector.h core/base/unused_bits.h
+                    core/rules/parameter.h core/rules/rule.h
                     core/rules/rules.h)
 set(text "// Made by device_sources.cmake.\n#include \"core/gpu/device_sources.h\"\n\n")
 string(APPEND text "namespace sok::gpu {\n\nconst std::vector<Header>& DeviceHeaders() {\n")

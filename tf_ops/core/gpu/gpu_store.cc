@@ -133,7 +133,7 @@ Result<uint64_t> GpuStore::Apply(const std::vector<GradientBatch>& batches,
       uploaded.push_back({reinterpret_cast<DeviceAddress>(batch.keys),
                           reinterpret_cast<DeviceAddress>(gradients),
                           is_float ? Element::kFloat32 : Element::kBFloat16, batch.n, batch.factor,
-                          reinterpret_cast<DeviceAddress>(batch.positions)});
+                          reinterpret_cast<DeviceAddress>(batch.positions), batch.may_rest});
       continue;
     }
     SOK_ASSIGN_OR_RETURN(const GpuGradients each, Upload(batch, at, stream));
@@ -259,6 +259,19 @@ Status GpuStore::PoolGradient(const RowBags& bags, DeviceAddress gradients, Stre
 Status GpuStore::WeightGradient(const RowBags& bags, DeviceAddress gradients, Stream stream) const {
   std::shared_lock<SharedMutex> lock(mu_);
   return table_->WeightGradient(bags, gradients, stream);
+}
+
+Status GpuStore::PoolRows(DeviceAddress rows, DeviceAddress numbers,
+                          const std::vector<RowBags>& bags, Stream stream) const {
+  std::shared_lock<SharedMutex> lock(mu_);
+  return table_->PoolRows(rows, numbers, bags, stream);
+}
+
+Status GpuStore::SumByNumber(DeviceAddress gradients, DeviceAddress numbers, uint64_t n,
+                             uint64_t count, bool marks_unused, DeviceAddress sums,
+                             Stream stream) const {
+  std::shared_lock<SharedMutex> lock(mu_);
+  return table_->SumByNumber(gradients, numbers, n, count, marks_unused, sums, stream);
 }
 
 Status GpuStore::CopyToHost(void* to, DeviceAddress from, size_t bytes, Stream stream) const {

@@ -93,6 +93,10 @@ class GpuStore final : public RowStore {
                         Stream stream) const;
   Status PoolGradient(const RowBags& bags, DeviceAddress gradients, Stream stream) const;
   Status WeightGradient(const RowBags& bags, DeviceAddress gradients, Stream stream) const;
+  Status PoolRows(DeviceAddress rows, DeviceAddress numbers, const std::vector<RowBags>& bags,
+                  Stream stream) const;
+  Status SumByNumber(DeviceAddress gradients, DeviceAddress numbers, uint64_t n, uint64_t count,
+                     bool marks_unused, DeviceAddress sums, Stream stream) const;
   // Copies behind the work on a stream, and waits for nothing.
   Status CopyOnGpu(DeviceAddress to, DeviceAddress from, size_t bytes, Stream stream) const {
     return device_->CopyWithin(to, from, bytes, stream);

@@ -46,6 +46,7 @@ struct GpuGradients {
   uint64_t n = 0;
   float factor = 1.0f;
   DeviceAddress positions = 0;  // (n) uint32: which of the gradients is that of each key; 0: all
+  bool may_rest = false;        // without positions: those that begin with kUnusedBits are none
 };
 
 // Thread-safe. Addresses are of the GPU. Calls are put on a stream and return before the GPU is
@@ -79,6 +80,15 @@ class GpuTable {
   Status PoolGradient(const RowBags& bags, DeviceAddress gradients, Stream stream);
   // Writes the gradients of weights, (ids) float32, from gradients of the vectors.
   Status WeightGradient(const RowBags& bags, DeviceAddress gradients, Stream stream);
+
+  // Pools rows (…, dim) float32 that do not lie in the table. `numbers` uint32: the row of each id
+  // of all bags.
+  Status PoolRows(DeviceAddress rows, DeviceAddress numbers, const std::vector<RowBags>& bags,
+                  Stream stream);
+  // Sums gradients (n, dim) float32 by numbers (n) uint32, which are below `count`, into sums
+  // (count, dim). Where there is none, a sum is zeros, or begins with kUnusedBits if marks_unused.
+  Status SumByNumber(DeviceAddress gradients, DeviceAddress numbers, uint64_t n, uint64_t count,
+                     bool marks_unused, DeviceAddress sums, Stream stream);
 
   // Copies own and static rows as MaskedKeys say; `own` (n) bool says which are own ones. With
   // make_rows, keys that ask for a row and have none get one, which starts as their static row.
@@ -200,6 +210,9 @@ class GpuTable {
   using StartRows = std::function<Status(const uint32_t* made, const uint32_t* makers)>;
   Status MakeInto(DeviceAddress keys, uint64_t n, uint32_t now, DeviceAddress rows,
                   const StartRows& start = nullptr);
+  // Pools rows of numbers; `keys` may be 0 where each has a row.
+  Status PoolEach(const Rows& rows, DeviceAddress numbers, DeviceAddress keys,
+                  const std::vector<RowBags>& bags, bool fills_start);
   // Writes the numbers to `rows`, or to memory of the table if that is 0; returns where.
   Result<DeviceAddress> NumbersOf(DeviceAddress keys, uint64_t n, Absent absent, uint32_t now,
                                   DeviceAddress rows = 0);

@@ -113,6 +113,12 @@ Status GpuTable::Commit(const std::vector<GpuGradients>& batches, const std::str
 
   SOK_RETURN_IF_ERROR(s.numbers.Reserve(device_, n * sizeof(uint32_t)));
   SOK_RETURN_IF_ERROR(FindInto(keys, n, s.numbers.address()));
+  uint32_t* numbers = Pointer<uint32_t>(s.numbers.address());
+  for (const GpuGradients& batch : batches) {
+    const RestArguments rest{Pointer<float>(batch.gradients), batch.n, dim_, numbers};
+    if (batch.may_rest) SOK_RETURN_IF_ERROR(Launch(kernels_->rest_rows, batch.n, &rest));
+    numbers += batch.n;
+  }
   SOK_RETURN_IF_ERROR(Segment(s.numbers.address(), n));
   SOK_ASSIGN_OR_RETURN(SumArguments sum, SumLongSegments(gradients, n));
   if (begun.by_row) {

@@ -25,11 +25,22 @@ Status GpuTable::LookupPooled(DeviceAddress keys, uint64_t n, const std::vector<
   SOK_ENTER(stream);
   SOK_RETURN_IF_ERROR(CheckCount(n));
   SOK_ASSIGN_OR_RETURN(const DeviceAddress numbers, NumbersOf(keys, n, absent, now));
-  const bool fills_start = absent == Absent::kStart;
+  return PoolEach(RowsOfTable(), numbers, keys, bags, absent == Absent::kStart);
+}
+
+Status GpuTable::PoolRows(DeviceAddress rows, DeviceAddress numbers,
+                          const std::vector<RowBags>& bags, Stream stream) {
+  SOK_ENTER(stream);
+  const Rows all{Pointer<float>(rows), static_cast<uint32_t>(dim_), dim_};
+  return PoolEach(all, numbers, /*keys=*/0, bags, /*fills_start=*/false);
+}
+
+Status GpuTable::PoolEach(const Rows& rows, DeviceAddress numbers, DeviceAddress keys,
+                          const std::vector<RowBags>& bags, bool fills_start) {
   for (const RowBags& each : bags) {
     const auto* const of_ids = Pointer<uint32_t>(numbers) + each.first;
-    const auto* const keys_of_ids = Pointer<uint64_t>(keys) + each.first;
-    const PoolArguments pool{RowsOfTable(),
+    const auto* const keys_of_ids = keys == 0 ? nullptr : Pointer<uint64_t>(keys) + each.first;
+    const PoolArguments pool{rows,
                              of_ids,
                              keys_of_ids,
                              BagsOf(each),
@@ -38,7 +49,7 @@ Status GpuTable::LookupPooled(DeviceAddress keys, uint64_t n, const std::vector<
                              initializer_.start_vector()};
     SOK_RETURN_IF_ERROR(Launch(kernels_->pool, each.bags * dim_, &pool));
     if (each.rows == 0) continue;
-    const GatherArguments gather{RowsOfTable(),
+    const GatherArguments gather{rows,
                                  of_ids,
                                  keys_of_ids,
                                  each.ids,
@@ -53,8 +64,9 @@ Status GpuTable::LookupPooled(DeviceAddress keys, uint64_t n, const std::vector<
 
 Status GpuTable::PoolGradient(const RowBags& bags, DeviceAddress gradients, Stream stream) {
   SOK_ENTER(stream);
-  const PoolGradientArguments arguments{BagsOf(bags), dim_, FloatsOf(bags),
-                                        Pointer<float>(bags.rows), Pointer<float>(gradients)};
+  const PoolGradientArguments arguments{
+      BagsOf(bags), dim_, FloatsOf(bags), Pointer<float>(bags.rows), Pointer<float>(gradients),
+      bags.may_rest};
   return Launch(kernels_->pool_gradient, bags.bags * dim_, &arguments);
 }
 
@@ -63,6 +75,22 @@ Status GpuTable::WeightGradient(const RowBags& bags, DeviceAddress gradients, St
   const WeightGradientArguments arguments{BagsOf(bags), dim_, FloatsOf(bags),
                                           Pointer<float>(bags.rows), Pointer<float>(gradients)};
   return Launch(kernels_->weight_gradient, bags.bags, &arguments);
+}
+
+Status GpuTable::SumByNumber(DeviceAddress gradients, DeviceAddress numbers, uint64_t n,
+                             uint64_t count, bool marks_unused, DeviceAddress sums, Stream stream) {
+  SOK_RETURN_IF_ERROR(CheckCount(n));
+  SOK_RETURN_IF_ERROR(CheckCount(count));
+  SOK_ENTER(stream);
+  const StartSumsArguments start{Pointer<float>(sums), count, dim_, marks_unused};
+  SOK_RETURN_IF_ERROR(Launch(kernels_->start_sums, count * dim_, &start));
+  if (n == 0) return Status();
+  SOK_RETURN_IF_ERROR(Segment(numbers, n, static_cast<uint32_t>(count)));
+  SOK_ASSIGN_OR_RETURN(const SumArguments sum, SumLongSegments(gradients, n));
+  const PlaceSumsArguments place{sum.gradients,
+                                 Pointer<uint32_t>(scratch_->sort_keys[scratch_->sorted].address()),
+                                 Pointer<float>(sums)};
+  return Launch(kernels_->place_sums, std::min(n, count) * dim_, &place);
 }
 
 }  // namespace sok::gpu

@@ -23,6 +23,8 @@ struct RowBags {
   // (ids, dim) float32 of the rows of ids, which gradients of weights and of kMax need; 0: a lookup
   // does not write them.
   DeviceAddress rows = 0;
+  // True if the gradient of a vector that begins with kUnusedBits is none; so are those of its ids.
+  bool may_rest = false;
 };
 
 }  // namespace sok::gpu

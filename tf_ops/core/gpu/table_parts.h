@@ -21,6 +21,7 @@ struct GpuTable::Kernels {
   void *start, *gather, *pool, *read_rows, *write_rows, *relayout, *append, *assign;
   void *sum_chunks, *store_sums;
   void *pool_gradient, *weight_gradient;
+  void *start_sums, *place_sums, *rest_rows;
   void *pick_keys, *start_as_static, *place_numbers, *mask_gather, *static_keys, *segment_keys;
   void *update_rows;
   std::string rule_type;  // of update_rows

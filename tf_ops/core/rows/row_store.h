@@ -51,6 +51,7 @@ struct GradientBatch {
   // by work on a stream of the GPU.
   bool on_gpu = false;
   void* stream = nullptr;
+  bool may_rest = false;  // there: gradients that begin with kUnusedBits are none
 };
 
 // A row as an exporter or an importer sees it.

@@ -95,7 +95,8 @@ struct LookupKeys {
   // the table's GPU, written by work on this stream.
   bool on_gpu = false;
   void* stream = nullptr;
-  size_t gradients = 0;  // there with positions: how many gradients are deposited
+  size_t gradients = 0;   // there with positions: how many gradients are deposited
+  bool may_rest = false;  // there: gradients that begin with kUnusedBits are none
 
   double square() const { return summed->square(); }
   double Dot(const LookupKeys& other) { return summed->Dot(*other.summed); }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/base/status_macros.h"
+#include "core/tables/resting_keys.h"
 #include "core/tables/table.h"
 
 namespace sok {
@@ -127,6 +128,8 @@ Status Table::BringToHost(LookupKeys* keys, std::shared_ptr<const void>* hold,
   keys->keys = copies->keys.data();
   keys->on_gpu = false;
   keys->hold = copies;
+  if (keys->may_rest) *keys = WithoutResting(*keys, *gradients, config_.dim);
+  keys->may_rest = false;
   *hold = std::move(copies);
   return Status();
 }
@@ -195,7 +198,7 @@ std::vector<GradientBatch> Table::BatchesOf(Deposits& deposits, const ParallelFo
     }
     batches.push_back({keys.keys, deposit.gradients, deposit.gradients_bf16, keys.n, keys.positions,
                        keys.summed.get(), static_cast<float>(deposit.factor * keys.factor),
-                       keys.distinct, keys.found.get(), keys.on_gpu, keys.stream});
+                       keys.distinct, keys.found.get(), keys.on_gpu, keys.stream, keys.may_rest});
   }
   return batches;
 }

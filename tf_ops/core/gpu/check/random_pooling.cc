@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <deque>
+#include <map>
 #include <string>
 
 #include "core/base/bfloat16.h"
@@ -64,6 +66,7 @@ class Pooling {
     stride_ = is_joined_ ? elements : dim_;
     vectors_.assign(is_joined_ ? stride_ * features_[0].bags() : elements, NAN);
     SOK_RETURN_IF_ERROR(Forward());
+    SOK_RETURN_IF_ERROR(OfGivenRows());
     for (size_t i = 0; i < features_.size(); ++i) SOK_RETURN_IF_ERROR(Backward(i));
     return Status();
   }
@@ -191,10 +194,14 @@ class Pooling {
     SOK_RETURN_IF_ERROR(table_.LookupPooled(keys, pooled_.keys.size(), bags_, pooled_.absent,
                                             pooled_.now, nullptr));
     SOK_RETURN_IF_ERROR(GetFloats(&out_on, &vectors_));
+    return SameVectors(vectors_);
+  }
+
+  Status SameVectors(const std::vector<float>& vectors) const {
     for (const Feature& feature : features_) {
       for (uint64_t bag = 0; bag < feature.bags(); ++bag) {
         for (int j = 0; j < dim_; ++j) {
-          const float got = vectors_[feature.offset + bag * stride_ + j];
+          const float got = vectors[feature.offset + bag * stride_ + j];
           SOK_RETURN_IF_ERROR(Same("a pooled vector", VectorOf(feature, bag, j), got, Rounding()));
         }
       }
@@ -202,11 +209,69 @@ class Pooling {
     return Status();
   }
 
+  // Pools rows that do not lie in the table, one of each key, and sums their gradients.
+  Status OfGivenRows() {
+    std::mt19937_64 random = random_;  // so that programs of a seed stay as they are
+    std::vector<Key> distinct = pooled_.keys;
+    std::sort(distinct.begin(), distinct.end());
+    distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
+    std::shuffle(distinct.begin(), distinct.end(), random);
+    std::map<Key, uint32_t> number_of;
+    for (const Key key : distinct) number_of.emplace(key, static_cast<uint32_t>(number_of.size()));
+    const size_t n = pooled_.keys.size(), count = distinct.size() + 1;  // the last has no key
+    std::vector<float> rows(count * dim_, NAN), gradients(n * dim_), sums(count * dim_, NAN);
+    std::vector<Expected> expected(count * dim_);
+    std::vector<uint32_t> numbers;
+    for (float& each : gradients) each = (static_cast<float>(random() % 129) - 64.0f) / 64.0f;
+    for (size_t i = 0; i < n; ++i) {
+      numbers.push_back(number_of[pooled_.keys[i]]);
+      for (int j = 0; j < dim_; ++j) {
+        rows[numbers[i] * dim_ + j] = pooled_.rows[i * dim_ + j];
+        expected[numbers[i] * dim_ + j].Add(gradients[i * dim_ + j]);
+      }
+    }
+    SOK_ASSIGN_OR_RETURN(const DeviceAddress numbers_at, Put(numbers));
+    SOK_ASSIGN_OR_RETURN(const DeviceAddress rows_at, Put(rows));
+    std::vector<float> got(vectors_.size(), NAN);
+    SOK_ASSIGN_OR_RETURN(const DeviceAddress out, PutFloats(got));
+    OnDevice& out_on = held_.back();
+    std::vector<RowBags> bags = bags_;
+    for (size_t i = 0; i < bags.size(); ++i) bags[i].vectors = AddressOf(out, features_[i]);
+    SOK_RETURN_IF_ERROR(table_.PoolRows(rows_at, numbers_at, bags, nullptr));
+    SOK_RETURN_IF_ERROR(GetFloats(&out_on, &got));
+    SOK_RETURN_IF_ERROR(SameVectors(got));
+    SOK_ASSIGN_OR_RETURN(const DeviceAddress gradients_at, Put(gradients));
+    SOK_ASSIGN_OR_RETURN(const DeviceAddress sums_at, Put(sums));
+    OnDevice& sums_on = held_.back();
+    const bool marks = random() % 2 == 0;
+    SOK_RETURN_IF_ERROR(
+        table_.SumByNumber(gradients_at, numbers_at, n, count, marks, sums_at, nullptr));
+    SOK_RETURN_IF_ERROR(sums_on.Get(&sums));
+    for (size_t i = 0; i + dim_ < sums.size(); ++i) {
+      SOK_RETURN_IF_ERROR(Same("a sum by number", expected[i], sums[i], 1e-5));
+    }
+    return SameMark(sums.data() + (count - 1) * dim_, marks);
+  }
+
+  // Returns an error unless a row of gradients is that of no gradient.
+  Status SameMark(const float* row, bool is_marked) const {
+    std::vector<float> expected(dim_, 0.0f);
+    if (is_marked) std::memcpy(expected.data(), &kUnusedBits, sizeof(kUnusedBits));
+    if (std::memcmp(row, expected.data(), dim_ * sizeof(float)) == 0) return Status();
+    return Status(Code::kInternal, "expected no gradient to be marked, or zeros");
+  }
+
   Status Backward(size_t number) {
     const Feature& feature = features_[number];
     RowBags bags = bags_[number];
     std::vector<float> upstream(vectors_.size());
     for (float& value : upstream) value = (static_cast<float>(Random(129)) - 64.0f) / 64.0f;
+    // The vector of one bag may not have been used.
+    bags.may_rest = element_ == Element::kFloat32 && feature.weights.empty() && number % 2 == 0;
+    const uint64_t resting = bags.may_rest ? feature.bags() / 2 : feature.bags();
+    if (bags.may_rest) {
+      std::memcpy(&upstream[feature.offset + resting * stride_], &kUnusedBits, sizeof(kUnusedBits));
+    }
     SOK_ASSIGN_OR_RETURN(const DeviceAddress upstream_at, PutFloats(upstream));
     bags.vectors = AddressOf(upstream_at, feature);
     std::vector<float> got(feature.ids() * dim_, NAN);
@@ -223,6 +288,10 @@ class Pooling {
     }
     for (uint64_t bag = 0; bag < feature.bags(); ++bag) {
       const float* const of_bag = upstream.data() + feature.offset + bag * stride_;
+      for (int64_t id = feature.splits[bag]; bag == resting && id < feature.splits[bag + 1]; ++id) {
+        SOK_RETURN_IF_ERROR(SameMark(got.data() + id * dim_, true));
+      }
+      if (bag == resting) continue;
       const double divisor = feature.DivisorOf(bag);
       const double scale = divisor == 0.0 ? 0.0 : 1.0 / divisor;
       Expected of_vector;

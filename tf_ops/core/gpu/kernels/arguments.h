@@ -10,6 +10,7 @@
 #endif
 
 #include "core/base/start_vector.h"
+#include "core/base/unused_bits.h"
 
 namespace sok::gpu {
 
@@ -149,7 +150,7 @@ enum class Element : int {
 struct GatherArguments {
   Rows rows;
   const uint32_t* numbers;  // (n)
-  const uint64_t* keys;     // (n)
+  const uint64_t* keys;     // (n); null where each has a row
   uint64_t n;
   void* out;  // (n, dim)
   Element element;
@@ -180,7 +181,7 @@ struct BagFloats {
 struct PoolArguments {
   Rows rows;
   const uint32_t* numbers;  // (ids)
-  const uint64_t* keys;     // (ids)
+  const uint64_t* keys;     // (ids); null where each has a row
   BagsOfIds bags;
   BagFloats out;
   bool fills_start;
@@ -194,6 +195,7 @@ struct PoolGradientArguments {
   BagFloats upstream;
   const float* rows;  // (ids, dim) of kMax; else it may be null
   float* gradients;   // (ids, dim) out
+  bool may_rest;      // see RowBags
 };
 
 // Makes gradients of weights of those of vectors.
@@ -352,6 +354,29 @@ struct Gradients {
 struct SumArguments {
   Gradients gradients;
   float* sums;  // (segments, dim) out, for StoreSums
+};
+
+// Writes the mark of no gradient, or zeros, to each row.
+struct StartSumsArguments {
+  float* sums;  // (count, dim) out
+  uint64_t count;
+  int dim;
+  bool marks_unused;
+};
+
+// Writes each sum to the row of its number.
+struct PlaceSumsArguments {
+  Gradients gradients;
+  const uint32_t* numbers;  // (n) sorted
+  float* sums;              // (count, dim) out
+};
+
+// Leaves out the keys whose gradients are none.
+struct RestArguments {
+  const float* gradients;  // (n, dim)
+  uint64_t n;
+  int dim;
+  uint32_t* numbers;  // (n) in and out: kNoRow for those
 };
 
 // A step of a rule on every row that has gradients. The rule's struct follows.

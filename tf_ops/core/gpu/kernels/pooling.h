@@ -65,6 +65,21 @@ SOK_DEVICE void WriteVectorPiece(const BagFloats& to, uint64_t bag, int piece, c
   }
 }
 
+// Returns whether an element is the mark of a gradient that is none.
+SOK_DEVICE bool IsUnused(float element) {
+  uint32_t bits;
+  std::memcpy(&bits, &element, sizeof(bits));
+  return bits == kUnusedBits;
+}
+
+// Returns piece `piece` of a row that is marked so.
+SOK_DEVICE Piece UnusedPiece(int piece) {
+  Piece marked = {};
+  const uint32_t bits = kUnusedBits;
+  if (piece == 0) std::memcpy(&marked.x[0], &bits, sizeof(bits));
+  return marked;
+}
+
 // Returns a piece of the row of an id among rows (ids, dim).
 SOK_DEVICE Piece ReadIdPiece(const float* rows, int dim, uint64_t id, int piece) {
   return reinterpret_cast<const Piece*>(rows)[id * PiecesOf(dim) + piece];
@@ -82,7 +97,8 @@ SOK_KERNEL(Pool, sok::gpu::PoolArguments) {
     const uint64_t begin = BeginOfBag(a.bags, bag), end = BeginOfBag(a.bags, bag + 1);
     Piece sum = {};
     for (uint64_t id = begin; id < end; ++id) {
-      const Piece row = ReadPiece(a.rows, a.numbers[id], a.keys[id], piece, a.fills_start, a.start);
+      const Piece row =
+          ReadPiece(a.rows, a.numbers[id], KeyAt(a.keys, id), piece, a.fills_start, a.start);
       const float weight = WeightOf(a.bags, id);
       SOK_UNROLL
       for (int k = 0; k < kPiece; ++k) {
@@ -109,6 +125,11 @@ SOK_KERNEL(PoolGradient, sok::gpu::PoolGradientArguments) {
     const uint64_t bag = i / pieces;
     const int piece = static_cast<int>(i % pieces);
     const uint64_t begin = BeginOfBag(a.bags, bag), end = BeginOfBag(a.bags, bag + 1);
+    if (a.may_rest && IsUnused(ReadVector(a.upstream, bag, 0))) {
+      const Piece marked = UnusedPiece(piece);
+      for (uint64_t id = begin; id < end; ++id) gradients[id * pieces + piece] = marked;
+      continue;
+    }
     const Piece upstream = ReadVectorPiece(a.upstream, bag, piece);
     if (a.bags.combiner == Combiner::kMax) {
       // The gradient of an element goes to the first row that has the largest.

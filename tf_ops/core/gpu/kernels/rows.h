@@ -30,6 +30,11 @@ SOK_DEVICE Piece* PieceAt(const Rows& rows, uint32_t row, int piece) {
   return reinterpret_cast<Piece*>(RowAt(rows, row)) + piece;
 }
 
+// Returns a key, or any where there are none, since each has a row.
+SOK_DEVICE uint64_t KeyAt(const uint64_t* keys, uint64_t i) {
+  return keys == nullptr ? 0 : keys[i];
+}
+
 // Returns a piece of a row, or what a key without a row gets in its place.
 SOK_DEVICE Piece ReadPiece(const Rows& rows, uint32_t row, uint64_t key, int piece,
                            bool fills_start, const StartVector& start) {
@@ -85,7 +90,7 @@ SOK_KERNEL(Gather, sok::gpu::GatherArguments) {
     const int piece = static_cast<int>(i % pieces);
     const uint32_t row = a.numbers[key];
     WritePiece(a.out, a.element, i,
-               ReadPiece(a.rows, row, a.keys[key], piece, a.fills_start, a.start));
+               ReadPiece(a.rows, row, KeyAt(a.keys, key), piece, a.fills_start, a.start));
   }
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <typeinfo>
 
+#include "core/gpu/kernels/exchanged.h"
 #include "core/gpu/kernels/index.h"
 #include "core/gpu/kernels/mask_gather.h"
 #include "core/gpu/kernels/pooling.h"

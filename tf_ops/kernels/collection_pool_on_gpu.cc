@@ -1,0 +1,394 @@
+// SokEmbed>CollectionPoolOnGpu makes vectors of the rows that workers have sent, in the memory of a
+// GPU, as SokEmbed>CollectionPool does on the host; SokEmbed>CollectionPoolGradientOnGpu sums the
+// gradients of each row there. Both take the kernels of this worker's part of the tables.
+// SokEmbed>CollectionRowNumbers says which row is that of each key.
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/collection/row_messages.h"
+#include "core/gpu/gpu_store.h"
+#include "kernels/gpu_copies.h"
+#include "kernels/message_on_gpu.h"
+#include "kernels/pooled_on_gpu.h"
+#include "kernels/pooled_upstream.h"
+#include "kernels/register_kernel.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "xla/stream_executor/stream.h"
+
+namespace sok {
+
+namespace tf = tensorflow;
+using tf::shape_inference::InferenceContext;
+
+REGISTER_OP("SokEmbed>CollectionRowNumbers")
+    .Input("asked: variant")
+    .Output("numbers: num_tables * uint32")  // TensorFlow would keep int32 in the host's memory
+    .Attr("num_tables: int >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      for (int i = 0; i < c->num_outputs(); ++i) c->set_output(i, c->Vector(c->UnknownDim()));
+      return absl::OkStatus();
+    });
+
+class CollectionRowNumbersOp : public tf::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(tf::OpKernelContext* ctx) override {
+    const AskedVariant* asked = nullptr;
+    OP_REQUIRES_OK(ctx, GetVariant(ctx, 0, "asked", &asked));
+    // A worker whose request failed is told so by the message of the keys.
+    const CollectionRequest* const request = asked->request.get();
+    OP_REQUIRES(
+        ctx,
+        request == nullptr || request->tables().size() == static_cast<size_t>(ctx->num_outputs()),
+        absl::InvalidArgumentError("expected the request of these tables, got another"));
+    for (int table = 0; table < ctx->num_outputs(); ++table) {
+      const std::vector<uint32_t> none;
+      const auto& numbers =
+          request == nullptr ? none : request->tables()[static_cast<size_t>(table)].row_of;
+      tf::Tensor* to = nullptr;
+      const auto n = static_cast<int64_t>(numbers.size());
+      OP_REQUIRES_OK(ctx, ctx->allocate_output(table, {n}, &to));
+      std::copy(numbers.begin(), numbers.end(), to->flat<uint32_t>().data());
+    }
+  }
+};
+
+SOK_REGISTER_KERNEL("CollectionRowNumbers", CollectionRowNumbersOp);
+
+REGISTER_OP("SokEmbed>CollectionPoolOnGpu")
+    .Input("token: variant")
+    .Input("rows: float")
+    .Input("row_splits: int32")
+    .Input("asked: variant")
+    .Input("numbers: num_tables * uint32")
+    .Input("splits: num_splits * int64")
+    .Input("weights: num_weights * float")
+    .Output("vectors: variant")
+    .Output("receipt: variant")
+    .Attr("num_tables: int >= 1")
+    .Attr("num_splits: int >= 0")
+    .Attr("num_weights: int >= 0")
+    .Attr("bags: list(int)")  // (features) as of CollectionRequest, like the next
+    .Attr("combiners: list(int)")
+    .Attr("weighted: list(int)")  // the features that have weights
+    .Attr("concat: bool")
+    .Attr("dtype: {float, bfloat16}")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      c->set_output(1, c->Scalar());
+      return absl::OkStatus();
+    });
+
+class CollectionPoolOnGpuOp : public tf::OpKernel {
+ public:
+  explicit CollectionPoolOnGpuOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
+    std::vector<int64_t> combiners;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("bags", &kinds_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("combiners", &combiners));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("weighted", &weighted_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("concat", &concat_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dtype", &dtype_));
+    const auto below = [](const std::vector<int64_t>& numbers, size_t limit) {
+      return std::all_of(numbers.begin(), numbers.end(), [limit](int64_t number) {
+        return number >= 0 && static_cast<size_t>(number) < limit;
+      });
+    };
+    OP_REQUIRES(ctx,
+                !kinds_.empty() && combiners.size() == kinds_.size() && below(combiners, 4) &&
+                    below(weighted_, kinds_.size()),
+                absl::InvalidArgumentError("expected one value a feature, got others"));
+    for (int64_t combiner : combiners) combiners_.push_back(static_cast<Combiner>(combiner));
+  }
+
+  void Compute(tf::OpKernelContext* ctx) override {
+    auto call = std::make_shared<PooledCall>();
+    const AskedVariant* asked = nullptr;
+    OP_REQUIRES_OK(ctx, GetVariant(ctx, 3, "asked", &asked));
+    call->request = asked->request;
+    OP_REQUIRES(ctx,
+                call->request != nullptr && call->request->plan().features.size() == kinds_.size(),
+                absl::InvalidArgumentError("expected the request of these features, got another"));
+    const RowSegments segments = SegmentsOf(*call->request);
+    OP_REQUIRES_OK(ctx, CheckRows(ctx, segments));
+    OP_REQUIRES_OK(ctx, Read(ctx, call.get()));
+    OP_REQUIRES_OK(ctx, Place(ctx, call.get()));
+    VectorsVariant vectors;
+    vectors.on_gpu = true;
+    for (const tf::TensorShape& shape : call->outputs) {
+      vectors.outputs.emplace_back();
+      OP_REQUIRES_OK(ctx, ctx->allocate_temp(dtype_, shape, &vectors.outputs.back()));
+    }
+    OP_REQUIRES_OK(ctx, PoolAll(ctx, segments, vectors, call.get()));
+    OP_REQUIRES_OK(ctx, PutVariant(ctx, 0, std::move(vectors)));
+    PooledReceipt receipt;
+    receipt.call = std::move(call);
+    OP_REQUIRES_OK(ctx, PutVariant(ctx, 1, std::move(receipt)));
+  }
+
+ private:
+  absl::Status Read(tf::OpKernelContext* ctx, PooledCall* call) const {
+    const TrainedToken* token = nullptr;
+    TF_RETURN_IF_ERROR(GetVariant(ctx, 0, "token", &token));
+    TF_RETURN_IF_ERROR(token->failure);
+    if (call->request->plan().tables.size() != token->tables.size()) {
+      return absl::InvalidArgumentError("expected the request of these tables, got another");
+    }
+    call->trained = *token;
+    call->plan = {call->request, &call->request->plan()};
+    call->dtype = dtype_;
+    call->on_gpu = true;
+    call->stream = ctx->op_device_context()->stream()->platform_specific_handle().stream;
+    tf::OpInputList numbers;
+    TF_RETURN_IF_ERROR(ctx->input_list("numbers", &numbers));
+    for (size_t t = 0; t < token->tables.size(); ++t) {
+      const Table& table = *token->tables[t]->table();
+      const CollectionRequest::TablePart& part = call->request->tables()[t];
+      const tf::Tensor& of_table = numbers[static_cast<int>(t)];
+      if (static_cast<size_t>(of_table.NumElements()) != part.row_of.size()) {
+        return absl::InvalidArgumentError("expected a row of each key, got others");
+      }
+      if (part.rows > 0 &&
+          (!table.LooksUpOnGpu(call->stream) || table.dim() != call->plan->tables[t].dim)) {
+        return absl::FailedPreconditionError(
+            "table '" + token->tables[t]->name() + "': expected rows of dim " +
+            std::to_string(call->plan->tables[t].dim) +
+            " in the memory of the GPU that pools them, got others");
+      }
+      call->held.push_back(of_table);
+      call->numbers.push_back(AddressOf(of_table));
+    }
+    return absl::OkStatus();
+  }
+
+  size_t DimOf(const PooledCall& call, size_t feature) const {
+    return static_cast<size_t>(call.plan->tables[call.plan->feature_tables[feature]].dim);
+  }
+
+  // Says where vectors lie, and how they are pooled.
+  absl::Status Place(tf::OpKernelContext* ctx, PooledCall* call) const {
+    tf::OpInputList splits, weights;
+    TF_RETURN_IF_ERROR(ctx->input_list("splits", &splits));
+    TF_RETURN_IF_ERROR(ctx->input_list("weights", &weights));
+    if (static_cast<size_t>(weights.size()) != weighted_.size() ||
+        splits.size() != std::count(kinds_.begin(), kinds_.end(), 2)) {
+      return absl::InvalidArgumentError("expected splits and weights of features that have them");
+    }
+    const CollectionRequest& request = *call->request;
+    size_t width = 0;
+    int next_splits = 0;
+    call->weight_shapes.resize(kinds_.size());
+    for (size_t feature = 0; feature < kinds_.size(); ++feature) {
+      const size_t dim = DimOf(*call, feature);
+      const FeatureBags& given = request.feature(feature);
+      const auto& part = request.tables()[call->plan->feature_tables[feature]];
+      gpu::RowBags bags;
+      bags.first = static_cast<uint64_t>(request.rows_of(feature) - part.row_of.data());
+      bags.ids = given.n;
+      bags.bags = given.bags;
+      bags.length = given.length;
+      bags.combiner = static_cast<gpu::Combiner>(combiners_[feature]);
+      bags.element = dtype_ == tf::DT_FLOAT ? gpu::Element::kFloat32 : gpu::Element::kBFloat16;
+      if (kinds_[feature] == 2) {
+        const tf::Tensor& of_feature = splits[next_splits++];
+        // The holder of a table that pools has sent a vector of each bag.
+        if (given.splits != nullptr) {
+          if (static_cast<size_t>(of_feature.NumElements()) != given.bags + 1) {
+            return absl::InvalidArgumentError("expected the splits of the request, got others");
+          }
+          call->held.push_back(of_feature);
+          bags.splits = AddressOf(of_feature);
+        }
+      }
+      if (concat_) {
+        call->places.push_back({0, width, 0});
+        width += dim;
+        if (given.bags != request.feature(0).bags) {
+          return absl::InvalidArgumentError("expected as many examples of every feature, got " +
+                                            std::to_string(request.feature(0).bags) +
+                                            " of feature '" + call->plan->features[0] + "' and " +
+                                            std::to_string(given.bags) + " of feature '" +
+                                            call->plan->features[feature] + "'");
+        }
+      } else {
+        call->places.push_back({feature, 0, dim});
+        call->outputs.push_back({static_cast<int64_t>(given.bags), static_cast<int64_t>(dim)});
+      }
+      call->bags.push_back(bags);
+    }
+    if (concat_) {
+      call->outputs.push_back(
+          {static_cast<int64_t>(request.feature(0).bags), static_cast<int64_t>(width)});
+      for (VectorPlace& place : call->places) place.stride = width;
+    }
+    for (size_t i = 0; i < weighted_.size(); ++i) {
+      const auto feature = static_cast<size_t>(weighted_[i]);
+      const tf::Tensor& of_feature = weights[static_cast<int>(i)];
+      if (static_cast<size_t>(of_feature.NumElements()) != call->bags[feature].ids) {
+        return absl::InvalidArgumentError("feature '" + call->plan->features[feature] +
+                                          "': expected one weight a key, of which there are " +
+                                          std::to_string(call->bags[feature].ids) + ", got shape " +
+                                          of_feature.shape().DebugString());
+      }
+      call->weight_shapes[feature] = of_feature.shape();
+      call->held.push_back(of_feature);
+      call->bags[feature].weights = AddressOf(of_feature);
+    }
+    for (size_t feature = 0; feature < kinds_.size(); ++feature) {
+      gpu::RowBags& bags = call->bags[feature];
+      bags.stride = call->places[feature].stride;
+      // The vector of a bag of one key is its row, whatever the combiner.
+      if (bags.weights == 0 && request.feature(feature).is_key_a_bag()) {
+        bags.combiner = gpu::Combiner::kSum;
+      }
+      // Gradients of weights and of the largest elements need the rows as they were.
+      if (bags.weights == 0 && bags.combiner != gpu::Combiner::kMax) continue;
+      call->held.emplace_back();
+      TF_RETURN_IF_ERROR(ctx->allocate_temp(
+          tf::DT_FLOAT,
+          {static_cast<int64_t>(bags.ids), static_cast<int64_t>(DimOf(*call, feature))},
+          &call->held.back()));
+      bags.rows = AddressOf(call->held.back());
+    }
+    return absl::OkStatus();
+  }
+
+  // Checks a message of rows, and raises the error of a worker that has failed.
+  static absl::Status CheckRows(tf::OpKernelContext* ctx, const RowSegments& segments) {
+    const tf::Tensor &rows = ctx->input(1), &arrived = ctx->input(2);
+    const auto splits = segments.Splits();
+    TF_RETURN_IF_ERROR(ToAbsl(splits.status()));
+    const auto of_workers = arrived.flat<int32_t>();
+    int64_t floats = 0;
+    bool fits = static_cast<size_t>(of_workers.size()) == splits.value().size();
+    for (int64_t worker = 0; worker < of_workers.size(); ++worker) {
+      fits = fits && of_workers(worker) >= 0;
+      floats += of_workers(worker);
+    }
+    if (!fits || floats != rows.NumElements()) {
+      return absl::InvalidArgumentError("expected rows, and splits of each worker that sum to " +
+                                        std::to_string(rows.NumElements()) + ", got splits " +
+                                        arrived.SummarizeValue(of_workers.size()));
+    }
+    if (std::equal(splits.value().begin(), splits.value().end(), of_workers.data())) {
+      return absl::OkStatus();
+    }
+    tf::Tensor on_host;
+    TF_RETURN_IF_ERROR(CopyFromGpu(ctx, rows, &on_host));
+    return ToAbsl(CheckArrived(splits.value(), of_workers.data(), on_host.flat<float>().data()));
+  }
+
+  absl::Status PoolAll(tf::OpKernelContext* ctx, const RowSegments& segments,
+                       const VectorsVariant& vectors, PooledCall* call) const {
+    RowsByTable by_table(segments, ctx->input(1));
+    TF_RETURN_IF_ERROR(by_table.Allocate(ctx));
+    bool is_copied = false;
+    for (size_t t = 0; t < call->plan->tables.size(); ++t) {
+      std::vector<gpu::RowBags> all;
+      for (uint32_t feature : call->request->tables()[t].features) {
+        gpu::RowBags bags = call->bags[feature];
+        const VectorPlace& place = call->places[feature];
+        bags.vectors = AddressOf(vectors.outputs[place.output]) +
+                       place.offset * static_cast<size_t>(tf::DataTypeSize(dtype_));
+        if (bags.bags > 0) all.push_back(bags);
+      }
+      if (all.empty()) continue;
+      const gpu::GpuStore& store = *call->trained.tables[t]->table()->on_gpu();
+      if (!is_copied) TF_RETURN_IF_ERROR(ToAbsl(by_table.FromMessage(store, call->stream)));
+      is_copied = true;
+      TF_RETURN_IF_ERROR(
+          ToAbsl(store.PoolRows(by_table.address(t), call->numbers[t], all, call->stream),
+                 call->trained.tables[t]->name()));
+    }
+    return absl::OkStatus();
+  }
+
+  std::vector<int64_t> kinds_, weighted_;
+  std::vector<Combiner> combiners_;
+  bool concat_;
+  tf::DataType dtype_;
+};
+
+SOK_REGISTER_GPU_KERNEL("CollectionPoolOnGpu", CollectionPoolOnGpuOp, "token", "row_splits",
+                        "asked", "vectors", "receipt");
+
+REGISTER_OP("SokEmbed>CollectionPoolGradientOnGpu")
+    .Input("gradients: variant")
+    .Input("receipt: variant")
+    .Output("row_gradients: float")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(c->UnknownDim()));
+      return absl::OkStatus();
+    });
+
+class CollectionPoolGradientOnGpuOp : public tf::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(tf::OpKernelContext* ctx) override {
+    std::shared_ptr<const PooledCall> call;
+    std::vector<tf::Tensor> upstream;
+    OP_REQUIRES_OK(ctx, GetCall(ctx, &call));
+    OP_REQUIRES_OK(ctx, GetUpstream<true>(ctx, *call, &upstream));
+    const RowSegments segments = GradientSegmentsOf(*call->request);
+    tf::Tensor* rows = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {static_cast<int64_t>(segments.floats())}, &rows));
+    RowsByTable by_table(segments, *rows);
+    OP_REQUIRES_OK(ctx, by_table.Allocate(ctx));
+    const gpu::GpuStore* store = nullptr;
+    for (size_t t = 0; t < call->plan->tables.size(); ++t) {
+      if (segments.rows(t) == 0) continue;
+      store = call->trained.tables[t]->table()->on_gpu();
+      OP_REQUIRES_OK(ctx, OfTable(ctx, *call, t, upstream, by_table.address(t)));
+    }
+    if (store != nullptr) OP_REQUIRES_OK(ctx, ToAbsl(by_table.ToMessage(*store, call->stream)));
+  }
+
+ private:
+  // Sums the gradients of each row of a table over its features that were used.
+  static absl::Status OfTable(tf::OpKernelContext* ctx, const PooledCall& call, size_t t,
+                              const std::vector<tf::Tensor>& upstream, gpu::DeviceAddress sums) {
+    const CollectionRequest::TablePart& part = call.request->tables()[t];
+    const gpu::GpuStore& store = *call.trained.tables[t]->table()->on_gpu();
+    const int64_t dim = call.plan->tables[t].dim;
+    std::vector<uint32_t> used;
+    size_t n = 0;
+    for (uint32_t feature : part.features) {
+      if (upstream[call.places[feature].output].dtype() == tf::DT_INVALID) continue;
+      used.push_back(feature);
+      n += call.bags[feature].ids;
+    }
+    tf::Tensor gradients, joined;
+    TF_RETURN_IF_ERROR(
+        ctx->allocate_temp(tf::DT_FLOAT, {static_cast<int64_t>(n), dim}, &gradients));
+    gpu::DeviceAddress numbers = call.numbers[t];
+    if (n < part.row_of.size()) {
+      TF_RETURN_IF_ERROR(ctx->allocate_temp(tf::DT_UINT32, {static_cast<int64_t>(n)}, &joined));
+      numbers = AddressOf(joined);
+    }
+    size_t at = 0;
+    for (uint32_t feature : used) {
+      const gpu::RowBags bags = WithUpstream(call, feature, upstream[call.places[feature].output]);
+      const gpu::DeviceAddress to = AddressOf(gradients) + at * dim * sizeof(float);
+      if (bags.ids == 0) continue;
+      TF_RETURN_IF_ERROR(ToAbsl(store.PoolGradient(bags, to, call.stream)));
+      if (numbers != call.numbers[t]) {
+        TF_RETURN_IF_ERROR(ToAbsl(store.CopyOnGpu(numbers + at * sizeof(uint32_t),
+                                                  call.numbers[t] + bags.first * sizeof(uint32_t),
+                                                  bags.ids * sizeof(uint32_t), call.stream)));
+      }
+      at += bags.ids;
+    }
+    return ToAbsl(store.SumByNumber(AddressOf(gradients), numbers, n, part.rows,
+                                    call.plan->marks_unused, sums, call.stream),
+                  call.trained.tables[t]->name());
+  }
+};
+
+SOK_REGISTER_GPU_KERNEL("CollectionPoolGradientOnGpu", CollectionPoolGradientOnGpuOp, "gradients",
+                        "receipt");
+
+}  // namespace sok

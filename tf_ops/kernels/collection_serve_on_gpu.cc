@@ -1,0 +1,411 @@
+// SokEmbed>CollectionServeOnGpu reads the rows that all workers have asked this one for, in the
+// memory of the GPU that has the tables, and SokEmbed>CollectionDepositOnGpu keeps their gradients
+// there. SokEmbed>CollectionAskedKeys reads on the host what they ask for.
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/collection/row_messages.h"
+#include "core/tables/tickets.h"
+#include "kernels/collection_resource.h"
+#include "kernels/gpu_copies.h"
+#include "kernels/host_variant.h"
+#include "kernels/message_on_gpu.h"
+#include "kernels/register_kernel.h"
+#include "kernels/served_on_gpu.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "xla/stream_executor/stream.h"
+
+namespace sok {
+
+namespace tf = tensorflow;
+using tf::shape_inference::InferenceContext;
+
+[[maybe_unused]] static const bool asked_keys_variants = RegisterHostVariant<AskedKeysVariant>();
+[[maybe_unused]] static const bool served_receipts = RegisterHostVariant<ServedReceipt>();
+
+// Of a table that pools, the keys are those of all bags, and the splits those of bags of several
+// lengths, for each feature of each worker.
+REGISTER_OP("SokEmbed>CollectionAskedKeys")
+    .Input("message: int64")
+    .Input("message_splits: int32")
+    .Output("keys: num_tables * int64")
+    .Output("splits: num_tables * int64")
+    .Output("asked: variant")
+    .Attr("num_tables: int >= 1")
+    .Attr("dims: list(int)")        // (tables)
+    .Attr("placements: list(int)")  // (tables) of TablePlacement, like the next
+    .Attr("pools: list(bool)")
+    .Attr("rank: int >= 0")
+    .SetShapeFn([](InferenceContext* c) {
+      for (int i = 0; i + 1 < c->num_outputs(); ++i) {
+        c->set_output(i, c->Vector(c->UnknownDim()));
+      }
+      c->set_output(c->num_outputs() - 1, c->Scalar());
+      return absl::OkStatus();
+    });
+
+class CollectionAskedKeysOp : public tf::OpKernel {
+ public:
+  explicit CollectionAskedKeysOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
+    std::vector<int64_t> dims;
+    int64_t rank, tables;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_tables", &tables));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("rank", &rank));
+    OP_REQUIRES(ctx,
+                dims.size() == static_cast<size_t>(tables) &&
+                    std::all_of(dims.begin(), dims.end(),
+                                [](int64_t dim) { return dim >= 1 && dim <= Table::kMostDim; }),
+                absl::InvalidArgumentError("expected a dim of each table, got others"));
+    OP_REQUIRES_OK(ctx, ReadPlacements(ctx, false, dims.size(), 1, &served_.placements));
+    served_.dims.assign(dims.begin(), dims.end());
+    served_.rank = static_cast<size_t>(rank);
+  }
+
+  void Compute(tf::OpKernelContext* ctx) override {
+    const tf::Tensor &message = ctx->input(0), &splits = ctx->input(1);
+    OP_REQUIRES(ctx,
+                message.dims() == 1 && splits.dims() == 1 &&
+                    splits.NumElements() > static_cast<int64_t>(served_.rank),
+                absl::InvalidArgumentError("expected a message and splits of each worker, got "
+                                           "shapes " +
+                                           message.shape().DebugString() + " and " +
+                                           splits.shape().DebugString()));
+    auto found = FindKeys(served_, message.flat<int64_t>().data(),
+                          static_cast<size_t>(message.NumElements()), splits.flat<int32_t>().data(),
+                          static_cast<size_t>(splits.NumElements()), Hold(message));
+    OP_REQUIRES_OK(ctx, ToAbsl(found.status()));
+    auto asked = std::make_shared<const AskedKeys>(std::move(found.value()));
+    for (size_t table = 0; table < served_.dims.size(); ++table) {
+      OP_REQUIRES_OK(ctx, PutKeysOf(ctx, *asked, table));
+    }
+    AskedKeysVariant variant;
+    variant.asked = std::move(asked);
+    variant.on_all = OnAll(served_.placements);
+    OP_REQUIRES_OK(ctx, PutVariant(ctx, ctx->num_outputs() - 1, std::move(variant)));
+  }
+
+ private:
+  absl::Status PutKeysOf(tf::OpKernelContext* ctx, const AskedKeys& asked, size_t table) const {
+    size_t n = asked.starts[table + 1] - asked.starts[table], all_splits = 0;
+    for (const AskedBags& each : asked.bags[table]) {
+      n += each.bags.n;
+      if (each.bags.splits != nullptr) all_splits += each.bags.bags + 1;
+    }
+    tf::Tensor *keys = nullptr, *splits = nullptr;
+    const int output = static_cast<int>(table);
+    TF_RETURN_IF_ERROR(ctx->allocate_output(output, {static_cast<int64_t>(n)}, &keys));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(output + static_cast<int>(served_.dims.size()),
+                                            {static_cast<int64_t>(all_splits)}, &splits));
+    auto* to = reinterpret_cast<Key*>(keys->flat<int64_t>().data());
+    CopyKeys(served_, asked, table, to, nullptr, nullptr);
+    int64_t* next = splits->flat<int64_t>().data();
+    for (const AskedBags& each : asked.bags[table]) {
+      to = std::copy_n(each.bags.keys, each.bags.n, to);
+      if (each.bags.splits != nullptr) {
+        next = std::copy_n(each.bags.splits, each.bags.bags + 1, next);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  ServedTables served_;
+};
+
+SOK_REGISTER_KERNEL("CollectionAskedKeys", CollectionAskedKeysOp);
+
+// The anchor is not read. Rows and gradients are messages, as those of CollectionServe. The op has
+// no kernel for the CPU: workers serve no saved model.
+REGISTER_OP("SokEmbed>CollectionServeOnGpu")
+    .Input("token: variant")
+    .Input("asked: variant")
+    .Input("keys: num_tables * int64")
+    .Input("splits: num_tables * int64")
+    .Input("anchor: float")
+    .Output("rows: float")
+    .Output("row_splits: int32")
+    .Output("receipt: variant")
+    .Attr("num_tables: int >= 1")
+    .Attr("make_rows: bool")
+    .Attr("trainable: list(bool)")  // (tables)
+    .Attr("workers: int >= 1")
+    .Attr("number: int = 0")  // DepositOrder's call
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      int workers;
+      TF_RETURN_IF_ERROR(c->GetAttr("workers", &workers));
+      c->set_output(0, c->Vector(c->UnknownDim()));
+      c->set_output(1, c->Vector(workers));
+      c->set_output(2, c->Scalar());
+      return absl::OkStatus();
+    });
+
+class CollectionServeOnGpuOp : public tf::OpKernel {
+ public:
+  explicit CollectionServeOnGpuOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("make_rows", &make_rows_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("trainable", &trainable_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("number", &number_));
+  }
+
+  void Compute(tf::OpKernelContext* ctx) override {
+    const TrainedToken* token = nullptr;
+    const AskedKeysVariant* variant = nullptr;
+    OP_REQUIRES_OK(ctx, GetVariant(ctx, 0, "token", &token));
+    OP_REQUIRES_OK(ctx, GetVariant(ctx, 1, "asked", &variant));
+    OP_REQUIRES(ctx,
+                variant->asked != nullptr &&
+                    (!token->failure.ok() || token->tables.size() == trainable_.size()) &&
+                    variant->asked->answers.tables() == trainable_.size(),
+                absl::InvalidArgumentError("expected keys, a table and trainable of each table, "
+                                           "got others"));
+    auto call = std::make_shared<ServedCall>();
+    call->trained = *token;
+    call->asked = variant->asked;
+    const RowSegments& answers = call->asked->answers;
+    const auto splits = answers.Splits();
+    OP_REQUIRES_OK(ctx, ToAbsl(splits.status()));
+    tf::Tensor rows;
+    absl::Status status;
+    const Status memory = OrNoMemory([&] {
+      status =
+          token->failure.ok() ? Serve(ctx, variant->on_all, call.get(), &rows) : token->failure;
+      return Status();
+    });
+    if (status.ok()) status = ToAbsl(memory);
+    OP_REQUIRES(ctx, status.ok() || answers.workers() > 1, status);
+    if (status.ok()) {
+      OP_REQUIRES_OK(ctx, PutAnswer(ctx, rows, splits.value(), Status()));
+    } else {
+      OP_REQUIRES_OK(ctx, PutFailure(ctx, splits.value(), status));
+    }
+    ServedReceipt receipt;
+    receipt.call = std::move(call);
+    OP_REQUIRES_OK(ctx, PutVariant(ctx, 2, std::move(receipt)));
+  }
+
+ private:
+  // The other workers wait for this one, and receive the error.
+  static absl::Status PutFailure(tf::OpKernelContext* ctx, const std::vector<int32_t>& splits,
+                                 const absl::Status& failure) {
+    const RowMessage message =
+        WriteFailure(splits, Status(Code::kInternal, std::string(failure.message())));
+    const tf::TensorShape shape({static_cast<int64_t>(message.floats.size())});
+    tf::Tensor on_host, text;
+    TF_RETURN_IF_ERROR(AllocatePinned(ctx, tf::DT_FLOAT, shape, &on_host));
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(tf::DT_FLOAT, shape, &text));
+    std::copy(message.floats.begin(), message.floats.end(), on_host.flat<float>().data());
+    TF_RETURN_IF_ERROR(CopyToGpu(ctx, on_host, &text));
+    return PutAnswer(ctx, text, message.splits, Status());
+  }
+
+  absl::Status Serve(tf::OpKernelContext* ctx, const std::vector<bool>& on_all, ServedCall* call,
+                     tf::Tensor* rows) const {
+    const AskedKeys& asked = *call->asked;
+    const size_t tables = trainable_.size();
+    call->stream = ctx->op_device_context()->stream()->platform_specific_handle().stream;
+    call->order = NextOrder(call->trained, number_);
+    call->keys.resize(tables);
+    call->bags.resize(tables);
+    for (bool is_on_all : on_all) {
+      // Each worker gets all gradients of a table that lies on all.
+      const auto workers = static_cast<double>(asked.segments.workers());
+      call->shares.push_back(is_on_all ? 1.0 / workers : 1.0);
+    }
+    TF_RETURN_IF_ERROR(
+        ctx->allocate_temp(tf::DT_FLOAT, {static_cast<int64_t>(asked.answers.floats())}, rows));
+    RowsByTable by_table(asked.answers, *rows);
+    TF_RETURN_IF_ERROR(by_table.Allocate(ctx));
+    const gpu::GpuStore* store = nullptr;
+    for (size_t table = 0; table < tables; ++table) {
+      if (asked.segments.rows(table) == 0) continue;
+      TF_RETURN_IF_ERROR(LookUp(ctx, table, by_table.address(table), call));
+      store = call->trained.tables[table]->table()->on_gpu();
+    }
+    return store == nullptr ? absl::OkStatus() : ToAbsl(by_table.ToMessage(*store, call->stream));
+  }
+
+  // Reads the rows of a table, or vectors of the bags that it pools, to an address.
+  absl::Status LookUp(tf::OpKernelContext* ctx, size_t t, gpu::DeviceAddress to,
+                      ServedCall* call) const {
+    const OpenTable& open = *call->trained.tables[t];
+    Table& table = *open.table();
+    const AskedKeys& asked = *call->asked;
+    if (!table.LooksUpOnGpu(call->stream) || table.dim() != asked.segments.dim(t)) {
+      return absl::FailedPreconditionError(
+          "table '" + open.name() + "': expected rows of dim " +
+          std::to_string(asked.segments.dim(t)) +
+          " in the memory of the GPU that looks keys up, got others");
+    }
+    const bool makes = make_rows_ && trainable_[t];
+    LookupKeys batch = BatchOf(&table, call->order, make_rows_);
+    const tf::Tensor& keys = ctx->input(2 + static_cast<int>(t));
+    batch.hold = Hold(keys);
+    batch.keys = static_cast<const Key*>(keys.data());
+    batch.n = static_cast<size_t>(keys.NumElements());
+    batch.on_gpu = true;
+    batch.stream = call->stream;
+    if (asked.bags[t].empty()) {
+      TF_RETURN_IF_ERROR(ToAbsl(table.LookupOnGpu(batch.keys, batch.n, makes,
+                                                  reinterpret_cast<void*>(to), false, call->stream),
+                                open.name()));
+    } else {
+      TF_RETURN_IF_ERROR(DescribeBags(ctx, t, call));
+      std::vector<gpu::RowBags> bags = call->bags[t];
+      for (gpu::RowBags& each : bags) {
+        each.vectors = to;
+        to += each.bags * each.stride * sizeof(float);
+      }
+      TF_RETURN_IF_ERROR(ToAbsl(
+          table.LookupPooledOnGpu(batch.keys, batch.n, bags, makes, call->stream), open.name()));
+    }
+    if (!trainable_[t]) return absl::OkStatus();
+    call->keys[t] = std::move(batch);
+    return absl::OkStatus();
+  }
+
+  absl::Status DescribeBags(tf::OpKernelContext* ctx, size_t t, ServedCall* call) const {
+    const tf::Tensor& splits = ctx->input(2 + static_cast<int>(trainable_.size() + t));
+    call->held.push_back(splits);
+    gpu::DeviceAddress next = AddressOf(splits);
+    size_t first = 0;
+    const int dim = call->asked->segments.dim(t);
+    for (const AskedBags& asked : call->asked->bags[t]) {
+      gpu::RowBags bags;
+      bags.first = first;
+      bags.ids = asked.bags.n;
+      bags.bags = asked.bags.bags;
+      bags.length = asked.bags.length;
+      bags.combiner = static_cast<gpu::Combiner>(asked.combiner);
+      bags.stride = static_cast<uint64_t>(dim);
+      bags.may_rest = true;
+      if (asked.bags.splits != nullptr) {
+        bags.splits = next;
+        next += (bags.bags + 1) * sizeof(int64_t);
+      }
+      if (asked.combiner == Combiner::kMax) {
+        call->held.emplace_back();
+        TF_RETURN_IF_ERROR(ctx->allocate_temp(tf::DT_FLOAT, {static_cast<int64_t>(bags.ids), dim},
+                                              &call->held.back()));
+        bags.rows = AddressOf(call->held.back());
+      }
+      first += bags.ids;
+      call->bags[t].push_back(bags);
+    }
+    return absl::OkStatus();
+  }
+
+  bool make_rows_;
+  std::vector<bool> trainable_;
+  int64_t number_;
+};
+
+SOK_REGISTER_GPU_KERNEL("CollectionServeOnGpu", CollectionServeOnGpuOp, "token", "asked", "anchor",
+                        "row_splits", "receipt");
+
+// Not stateful, as SokEmbed>Deposit.
+REGISTER_OP("SokEmbed>CollectionDepositOnGpu")
+    .Input("gradients: float")
+    .Input("receipt: variant")
+    .Output("anchor_gradient: float")
+    .Attr("number: int = 0")
+    .Attr("marks: bool = false")
+    .Attr("measures: bool = true")
+    .SetShapeFn([](InferenceContext* c) {
+      bool marks;
+      TF_RETURN_IF_ERROR(c->GetAttr("marks", &marks));
+      c->set_output(0, marks ? c->Vector(kAnchorSize) : c->Scalar());
+      return absl::OkStatus();
+    });
+
+class CollectionDepositOnGpuOp : public tf::OpKernel {
+ public:
+  explicit CollectionDepositOnGpuOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("number", &number_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("marks", &marks_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("measures", &measures_));
+  }
+
+  void Compute(tf::OpKernelContext* ctx) override {
+    const ServedReceipt* receipt = nullptr;
+    OP_REQUIRES_OK(ctx, GetVariant(ctx, 1, "receipt", &receipt));
+    OP_REQUIRES(ctx, receipt->call != nullptr,
+                absl::InvalidArgumentError("expected the receipt of a lookup of this process, got "
+                                           "an empty one"));
+    const ServedCall& call = *receipt->call;
+    const auto floats = static_cast<int64_t>(call.asked->segments.floats());
+    OP_REQUIRES(ctx, ctx->input(0).NumElements() == floats,
+                absl::InvalidArgumentError("table '" + call.trained.name + "': expected " +
+                                           std::to_string(floats) + " floats of gradients, got " +
+                                           ctx->input(0).shape().DebugString()));
+    tf::Tensor* anchor_gradient = nullptr;
+    const tf::TensorShape shape = marks_ ? tf::TensorShape({kAnchorSize}) : tf::TensorShape();
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &anchor_gradient));
+    auto gradient = anchor_gradient->flat<float>();
+    gradient.setZero();
+    OP_REQUIRES_OK(ctx, Deposit(ctx, call, {marks_ ? gradient.data() : nullptr, measures_}));
+  }
+
+ private:
+  absl::Status Deposit(tf::OpKernelContext* ctx, const ServedCall& call,
+                       const AnchorGradient& anchor) const {
+    CollectionKeys deposited;
+    deposited.tables = call.keys;
+    deposited.gradients.resize(call.keys.size(), nullptr);
+    deposited.shares = call.shares;
+    deposited.order = call.order;
+    deposited.order.gradient = number_;
+    auto hold = std::make_shared<std::vector<tf::Tensor>>();
+    RowsByTable by_table(call.asked->segments, ctx->input(0));
+    TF_RETURN_IF_ERROR(by_table.Allocate(ctx));
+    by_table.Hold(hold.get());
+    bool is_copied = false;
+    for (size_t t = 0; t < call.keys.size(); ++t) {
+      LookupKeys& keys = deposited.tables[t];
+      if (keys.n == 0) continue;
+      const gpu::GpuStore& store = *call.trained.tables[t]->table()->on_gpu();
+      if (!is_copied) TF_RETURN_IF_ERROR(ToAbsl(by_table.FromMessage(store, call.stream)));
+      is_copied = true;
+      // A lone table has zeros in place of gradients that are none.
+      keys.may_rest = call.trained.collection != nullptr;
+      gpu::DeviceAddress gradients = by_table.address(t);
+      if (!call.bags[t].empty()) {
+        TF_RETURN_IF_ERROR(TakeApart(ctx, call, t, gradients, hold.get()));
+        gradients = AddressOf(hold->back());
+      }
+      deposited.gradients[t] = reinterpret_cast<const float*>(gradients);
+    }
+    return ToAbsl(DepositGradients(call.trained, std::move(deposited), std::move(hold), anchor,
+                                   IntraOpPool(ctx)));
+  }
+
+  // Computes the gradients of the keys of bags, which become the last tensor that is held.
+  static absl::Status TakeApart(tf::OpKernelContext* ctx, const ServedCall& call, size_t t,
+                                gpu::DeviceAddress vectors, std::vector<tf::Tensor>* hold) {
+    const gpu::GpuStore& store = *call.trained.tables[t]->table()->on_gpu();
+    const int dim = call.asked->segments.dim(t);
+    hold->emplace_back();
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(tf::DT_FLOAT, {static_cast<int64_t>(call.keys[t].n), dim},
+                                          &hold->back()));
+    for (gpu::RowBags bags : call.bags[t]) {
+      bags.vectors = vectors;
+      vectors += bags.bags * bags.stride * sizeof(float);
+      const gpu::DeviceAddress to = AddressOf(hold->back()) + bags.first * dim * sizeof(float);
+      TF_RETURN_IF_ERROR(
+          ToAbsl(store.PoolGradient(bags, to, call.stream), call.trained.tables[t]->name()));
+    }
+    return absl::OkStatus();
+  }
+
+  int64_t number_;
+  bool marks_, measures_;
+};
+
+SOK_REGISTER_GPU_KERNEL("CollectionDepositOnGpu", CollectionDepositOnGpuOp, "receipt",
+                        "anchor_gradient");
+
+}  // namespace sok

@@ -1,0 +1,37 @@
+// The objects that the ops which serve rows of a GPU to workers hand to each other.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "core/collection/key_messages.h"
+#include "core/collection/message_parts.h"
+#include "kernels/pooled_on_gpu.h"
+
+namespace sok {
+
+// The keys that workers have asked this one for.
+struct AskedKeysVariant : ProcessVariant<AskedKeysVariant> {
+  static constexpr char kName[] = "sok_embed::AskedKeys";
+  std::shared_ptr<const AskedKeys> asked;
+  std::vector<bool> on_all;  // (tables) whether each lies on all workers
+};
+
+// A lookup of theirs on the GPU, for the gradients of the rows.
+struct ServedCall {
+  TrainedToken trained;
+  std::shared_ptr<const AskedKeys> asked;
+  std::vector<LookupKeys> keys;  // (tables) of the deposit; n is 0 where the table is not trained
+  std::vector<std::vector<gpu::RowBags>> bags;  // (tables) without vectors, of what it pools
+  std::vector<tensorflow::Tensor> held;         // whose addresses are in `bags`
+  std::vector<double> shares;                   // (tables) as of CollectionKeys
+  DepositOrder order = {};
+  void* stream = nullptr;
+};
+
+struct ServedReceipt : ProcessVariant<ServedReceipt> {
+  static constexpr char kName[] = "sok_embed::ServedReceipt";
+  std::shared_ptr<const ServedCall> call;
+};
+
+}  // namespace sok
