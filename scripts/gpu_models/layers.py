@@ -119,10 +119,10 @@ def dense_features() -> Arrays:
     return trained_column("cpu")
 
 
-def trained_column(device: str) -> Arrays:
+def trained_column(rows_on: str) -> Arrays:
     """Trains feature columns of TF2, whose rows lie on a device, by a loop."""
     keys, targets = examples()
-    layer, dense = sok_columns.DenseFeatures([adaptive_column(device)]), keras.layers.Dense(1)
+    layer, dense = sok_columns.DenseFeatures([adaptive_column(rows_on)]), keras.layers.Dense(1)
     optimizer, losses = keras.optimizers.Adagrad(0.05), []
 
     @tf.function
