@@ -23,8 +23,8 @@ def main() -> None:
     name, path = sys.argv[1:]
     # TensorFlow would take matrix products in 10 bits on a GPU.
     tf.config.experimental.enable_tensor_float_32_execution(name == "timing")
-    if name == "worker":
-        return training.work(path)
+    if name in ("worker_cpu", "worker_gpu"):
+        return training.work(path, name.removeprefix("worker_"))
     assert on_gpu() or os.environ.get("CUDA_VISIBLE_DEVICES") == "-1", "TensorFlow sees no GPU"
     keras.utils.set_random_seed(1)
     np.savez(path, **CASES[name][0]())

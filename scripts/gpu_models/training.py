@@ -175,13 +175,24 @@ def mirrored() -> Arrays:
 @case(1e-3)
 def workers() -> Arrays:
     """Has two processes train over TCP, on one GPU, like one with batches of all."""
+    return trained_by_workers("cpu")
+
+
+@case(1e-3)
+def table_of_workers() -> Arrays:
+    """Has each of the two keep its rows on the GPU, and look them up there."""
+    return trained_by_workers("gpu" if on_gpu() else "cpu")
+
+
+def trained_by_workers(table_device: str) -> Arrays:
+    """Trains by one process, and by two, whose rows have to be those of the one."""
     found = {}
     for count in (1, 2):
         with tempfile.TemporaryDirectory() as folder:
             command = [
                 sys.executable,
                 str(Path(__file__).with_name("cases.py")),
-                "worker",
+                f"worker_{table_device}",
                 folder,
             ]
             launcher = [sys.executable, "-m", "sok_embed", "run", "-np", str(count), "--"]
@@ -199,8 +210,8 @@ def workers() -> Arrays:
     return found
 
 
-def work(folder: str) -> None:
-    """Trains as one worker: on its part of each batch."""
+def work(folder: str, table_device: str) -> None:
+    """Trains as one worker, on its part of each batch, with its rows on a device."""
     sok.init()
     if on_gpu() and sok.size() > 1:
         gpu = tf.config.get_visible_devices("GPU")[0]
@@ -208,7 +219,10 @@ def work(folder: str) -> None:
     keras.utils.set_random_seed(1)
     keys, targets = examples()
     part = np.arange(len(keys)) * sok.size() // BATCH % sok.size() == sok.rank()
-    model = model_of(rows())
+    layer = rows(device=table_device)
+    looks_up_there = layer.table.lookup_device or layer.table.exchange_device
+    assert (looks_up_there is not None) == (table_device == "gpu")
+    model = model_of(layer)
     model.compile(sok.DistributedOptimizer(keras.optimizers.Adam(1e-3)), "mse")
     first = sok.callbacks.BroadcastVariables(0)
     losses = model.fit(
