@@ -7,6 +7,7 @@
 
 #include "core/base/bfloat16.h"
 #include "core/base/status_macros.h"
+#include "core/gpu/check/near.h"
 #include "core/gpu/check/on_device.h"
 
 namespace sok::gpu {
@@ -57,7 +58,7 @@ class Masked {
   }
 
   static Status Same(const std::string& what, double expected, double got, double most) {
-    if (std::fabs(expected - got) <= most) return Status();
+    if (AreNear(expected, got, most)) return Status();
     return Status(Code::kInternal, what + ": expected " + std::to_string(expected) +
                                        ". Received: " + std::to_string(got) + ".");
   }

@@ -10,6 +10,7 @@
 #include "core/base/bfloat16.h"
 #include "core/base/float16.h"
 #include "core/base/status_macros.h"
+#include "core/gpu/check/near.h"
 #include "core/gpu/check/on_device.h"
 
 namespace sok::gpu {
@@ -132,7 +133,7 @@ class Pooling {
 
   Status Same(const std::string& what, const Expected& expected, float got, double relative) const {
     const double most = relative * std::max(1e-2, expected.size);
-    if (std::fabs(expected.value - got) <= most) return Status();
+    if (AreNear(expected.value, got, most)) return Status();
     return Status(Code::kInternal, what + ": expected " + std::to_string(expected.value) +
                                        ". Received: " + std::to_string(got) + ".");
   }

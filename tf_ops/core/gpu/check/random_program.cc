@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/base/status_macros.h"
+#include "core/gpu/check/near.h"
 #include "core/gpu/check/on_device.h"
 #include "core/gpu/check/random_masked.h"
 #include "core/gpu/check/random_pooling.h"
@@ -86,7 +87,7 @@ class Program {
     // Ftrl's "linear" adds what is larger than itself by one over the learning rate.
     const float relative = options_.rule.find("ftrl") == std::string::npos ? 1e-5f : 1e-3f;
     const float most = is_exact ? 0.0f : relative * std::max(1.0f, std::fabs(expected));
-    if (std::fabs(expected - got) <= most) return Status();
+    if (AreNear(expected, got, most)) return Status();
     return Status(Code::kInternal, what + " of key " + std::to_string(key) + ": expected " +
                                        std::to_string(expected) +
                                        ". Received: " + std::to_string(got) + ".");
