@@ -50,7 +50,7 @@ def collection_serve_on_gpu(
         device: The name of the GPU, as TensorFlow has it.
         make_rows: True if a key without a row gets one.
         trainable: True for each table that is trained.
-        anchor: float32, a vector of `ANCHOR_SIZE` or a scalar. `None`: there is no gradient.
+        anchor: float32, a vector of `ANCHOR_SIZE` or a scalar. `None`: rows get no gradient.
 
     Returns:
         The message on the device, and its splits.

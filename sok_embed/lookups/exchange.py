@@ -51,7 +51,7 @@ class OnGpu(NamedTuple):
         device: The name of the GPU, as TensorFlow has it.
         make_rows: True if a key without a row gets one.
         trainable: True for each table that is trained.
-        anchor: The anchor, which gets the gradient of the rows. `None`: there is no gradient.
+        anchor: The anchor, which gets the gradient of the rows. `None`: rows get no gradient.
     """
 
     tables: tf.Tensor | tf_ops.CollectionTables

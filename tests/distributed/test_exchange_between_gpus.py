@@ -1,4 +1,4 @@
-"""Which exchanges go between GPUs: those of tensors on a GPU, where Horovod has NCCL.
+"""Exchanges go between GPUs if a tensor is on a GPU and Horovod has NCCL.
 
 NCCL is not here. A stand-in for Horovod notes what it is asked to exchange.
 """
@@ -57,7 +57,7 @@ class Connections(LocalCommunicator):
 
 @pytest.fixture
 def asked() -> Asked:
-    """What was exchanged: by whom, under which name, and the device of the tensor."""
+    """Notes an exchange: who made it, its name, and the device of the tensor."""
     return []
 
 

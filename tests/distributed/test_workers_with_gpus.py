@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 SHARDED = Path(__file__).parent / "sharded"
 
 ONE_TABLE = ("uneven_adam", "called_twice_eager", "keys_of_one_owner", "clipped_by_the_norm_of_all")
-# Of the last, and of "whole" ones, the worker that holds some tables pools their bags.
+# The worker that holds some tables pools the bags of the last, and of "whole" ones.
 COLLECTIONS = (
     "collection_sgd",
     "collection_eager",

@@ -13,6 +13,7 @@
 #include "kernels/host_memory.h"
 #include "kernels/host_variant.h"
 #include "kernels/register_kernel.h"
+#include "kernels/row_splits.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
@@ -124,17 +125,7 @@ class PoolKernel : public tf::OpKernel {
     const auto splits = packed_ ? PackedSplits(batch->segments) : batch->segments.Splits();
     TF_RETURN_IF_ERROR(ToAbsl(splits.status()));
     const auto of_workers = arrived.flat<int32_t>();
-    int64_t floats = 0;
-    bool fits = static_cast<size_t>(of_workers.size()) == splits.value().size();
-    for (int64_t worker = 0; worker < of_workers.size(); ++worker) {
-      fits = fits && of_workers(worker) >= 0;
-      floats += of_workers(worker);
-    }
-    if (!fits || floats != rows.NumElements()) {
-      return absl::InvalidArgumentError("expected rows, and splits of each worker that sum to " +
-                                        std::to_string(rows.NumElements()) + ", got splits " +
-                                        arrived.SummarizeValue(of_workers.size()));
-    }
+    TF_RETURN_IF_ERROR(CheckRowSplits(rows, arrived, splits.value().size()));
     const float* message = rows.flat<float>().data();
     TF_RETURN_IF_ERROR(ToAbsl(CheckArrived(splits.value(), of_workers.data(), message)));
     if (packed_) {

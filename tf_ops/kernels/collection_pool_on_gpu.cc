@@ -14,6 +14,7 @@
 #include "kernels/pooled_on_gpu.h"
 #include "kernels/pooled_upstream.h"
 #include "kernels/register_kernel.h"
+#include "kernels/row_splits.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "xla/stream_executor/stream.h"
@@ -262,17 +263,7 @@ class CollectionPoolOnGpuOp : public tf::OpKernel {
     const auto splits = segments.Splits();
     TF_RETURN_IF_ERROR(ToAbsl(splits.status()));
     const auto of_workers = arrived.flat<int32_t>();
-    int64_t floats = 0;
-    bool fits = static_cast<size_t>(of_workers.size()) == splits.value().size();
-    for (int64_t worker = 0; worker < of_workers.size(); ++worker) {
-      fits = fits && of_workers(worker) >= 0;
-      floats += of_workers(worker);
-    }
-    if (!fits || floats != rows.NumElements()) {
-      return absl::InvalidArgumentError("expected rows, and splits of each worker that sum to " +
-                                        std::to_string(rows.NumElements()) + ", got splits " +
-                                        arrived.SummarizeValue(of_workers.size()));
-    }
+    TF_RETURN_IF_ERROR(CheckRowSplits(rows, arrived, splits.value().size()));
     if (std::equal(splits.value().begin(), splits.value().end(), of_workers.data())) {
       return absl::OkStatus();
     }

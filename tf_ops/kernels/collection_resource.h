@@ -19,8 +19,8 @@
 
 namespace sok {
 
-// Where the gradients of a collection wait, and its tables, so that an op takes one handle for all
-// of them. Thread-safe.
+// Holds the waiting gradients of a collection, and its tables, so that an op takes one handle for
+// all of them. Thread-safe.
 class OpenQueue {
  public:
   static constexpr char kKind[] = "collection";

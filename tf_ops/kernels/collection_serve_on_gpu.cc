@@ -27,8 +27,8 @@ using tf::shape_inference::InferenceContext;
 [[maybe_unused]] static const bool asked_keys_variants = RegisterHostVariant<AskedKeysVariant>();
 [[maybe_unused]] static const bool served_receipts = RegisterHostVariant<ServedReceipt>();
 
-// Of a table that pools, the keys are those of all bags, and the splits those of bags of several
-// lengths, for each feature of each worker.
+// A table that pools has the keys of all bags, and the splits of bags of several lengths, for each
+// feature of each worker.
 REGISTER_OP("SokEmbed>CollectionAskedKeys")
     .Input("message: int64")
     .Input("message_splits: int32")

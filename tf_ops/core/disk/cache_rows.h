@@ -33,10 +33,10 @@ enum RowState : uint16_t {
 // The cached rows of one shard. Not thread-safe, but for Touch: the shard that owns it holds the
 // lock.
 //
-// Which rows leave follows S3-FIFO (Yang et al., "FIFO queues are all you need for cache eviction",
-// SOSP 2023), without its list of rows that left: a row that comes is on trial until it is used
-// again, and while more than a quarter of the rows are on trial, one of them leaves. So keys that
-// come once take no more than that. docs/decisions/rows-on-trial.md compares this with others.
+// Rows leave as in S3-FIFO (Yang et al., "FIFO queues are all you need for cache eviction", SOSP
+// 2023), without its list of rows that left: a row that comes is on trial until it is used again,
+// and while more than a quarter of the rows are on trial, one of them leaves. So keys that come
+// once take no more than that. docs/decisions/rows-on-trial.md compares this with others.
 class CacheRows {
  public:
   static constexpr uint32_t kNone = UINT32_MAX;
