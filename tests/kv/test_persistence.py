@@ -31,6 +31,29 @@ def test_rows_slots_and_counts_are_there_again(tmp_path, durability):
             assert (found["floats"] == was["floats"]).all()
 
 
+def spilled_bytes(folder):
+    """Returns what the disk keeps for files without a name that this process has in the folder."""
+    blocks = 0
+    for name in pathlib.Path("/proc/self/fd").iterdir():
+        try:
+            if os.readlink(name).startswith(f"{folder}/") and not os.stat(name).st_nlink:
+                blocks += os.stat(name).st_blocks
+        except FileNotFoundError:  # the descriptor of this listing
+            pass
+    return blocks * 512
+
+
+def test_a_closed_storage_keeps_no_space_for_rows_that_left_the_cache(tmp_path):
+    with kv.Storage(tmp_path / "rows", cache_bytes=1 << 20) as storage:
+        start = kv.Initializer("zeros")
+        embedding = kv.Embedding(storage, kv.Optimizer("sgd"), start, dimension=16)
+        embedding.lookup(np.arange(100_000, dtype=np.uint64))
+        assert spilled_bytes(tmp_path / "rows") > 1 << 20
+    assert spilled_bytes(tmp_path / "rows") == 0
+    with pytest.raises(RuntimeError, match="closed"):  # the table refers to the storage still
+        embedding.lookup(keys(1))
+
+
 def test_training_goes_on_as_if_it_had_never_stopped(tmp_path):
     random = np.random.default_rng(4)
     gradients = random.normal(size=(10, 3, 2)).astype(np.float32)

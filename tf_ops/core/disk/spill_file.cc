@@ -85,6 +85,14 @@ void SpillFile::GiveBack() {
   }
 }
 
+void SpillFile::Clear() {
+  std::lock_guard<std::mutex> guard(mu_);
+  if (ftruncate(file_, 0) != 0) return;  // then it keeps its space until the process lets it go
+  segments_ = 0;
+  free_.clear();
+  given_back_.clear();
+}
+
 Status SpillFile::Failed(const char* what) const {
   return FileError(errno, std::string("could not ") + what +
                               " the rows that do not fit into the cache, in '" + folder_ + "'");

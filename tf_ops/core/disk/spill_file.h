@@ -37,6 +37,8 @@ class SpillFile {
   // Gives the space of free segments back to the disk, where the file system can do that. It may
   // wait for the disk, for as long as others write there.
   void GiveBack();
+  // Makes the file empty, at once: what was written is not waited for. All segments must be free.
+  void Clear();
 
   // Errors: kResourceExhausted if the disk is full.
   Status Write(uint32_t segment, size_t offset, const char* from, size_t n) const;

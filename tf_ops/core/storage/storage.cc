@@ -124,6 +124,8 @@ Status Storage::Close() {
   if (core_->database == nullptr) return Status();
   SOK_RETURN_IF_ERROR(FlushAtRest());
   for (auto& [number, group] : groups_) group.store->DropCache(0, 0);
+  // Tables may refer to the storage for long after this.
+  if (core_->spill != nullptr) core_->spill->Clear();
   core_->database.reset();
   core_->journal.reset();
   groups_.clear();

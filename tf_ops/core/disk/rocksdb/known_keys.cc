@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/base/checksum.h"
+#include "core/base/status_macros.h"
 #include "core/disk/rocksdb/row_database_handles.h"
 
 namespace sok {
@@ -46,6 +47,32 @@ uint64_t MarkOf(const rocksdb::LiveFileMetaData& file) {
     checksum.Add(key->data(), key->size());
   }
   return checksum.value();
+}
+
+// Returns those of the files that are not among `seen`.
+std::vector<rocksdb::LiveFileMetaData> FilesNotSeen(std::vector<rocksdb::LiveFileMetaData> files,
+                                                    const std::vector<KeyFilter::SeenFile>& seen) {
+  const auto is_seen = [&](const rocksdb::LiveFileMetaData& file) {
+    return std::any_of(seen.begin(), seen.end(), [&](const KeyFilter::SeenFile& one) {
+      return one.number == file.file_number && one.mark == MarkOf(file);
+    });
+  };
+  files.erase(std::remove_if(files.begin(), files.end(), is_seen), files.end());
+  return files;
+}
+
+std::vector<KeyFilter::SeenFile> SeenOf(const std::vector<rocksdb::LiveFileMetaData>& files) {
+  std::vector<KeyFilter::SeenFile> seen;
+  for (const rocksdb::LiveFileMetaData& file : files) {
+    seen.push_back({file.file_number, MarkOf(file)});
+  }
+  return seen;
+}
+
+uint64_t BytesOf(const std::vector<rocksdb::LiveFileMetaData>& files) {
+  uint64_t bytes = 0;
+  for (const rocksdb::LiveFileMetaData& file : files) bytes += file.size;
+  return bytes;
 }
 
 }  // namespace
@@ -102,23 +129,17 @@ void KnownKeys::Open(const std::string& folder, rocksdb::DB* db,
                      rocksdb::ColumnFamilyHandle* rows) {
   if (!thread_.joinable()) Load(folder);
   if (thread_.joinable()) thread_.join();
-  const std::vector<KeyFilter::SeenFile> seen = std::move(seen_);
   std::vector<std::unique_ptr<Reader>> unknown;
-  uint64_t bytes = 0;
   const auto files = FilesOf(db, rows);
-  for (const rocksdb::LiveFileMetaData& file : files) {
-    const bool known = std::any_of(seen.begin(), seen.end(), [&](const KeyFilter::SeenFile& one) {
-      return one.number == file.file_number && one.mark == MarkOf(file);
-    });
-    if (known) continue;
+  const auto not_seen = FilesNotSeen(files, seen_);
+  for (const rocksdb::LiveFileMetaData& file : not_seen) {
     unknown.push_back(std::make_unique<Reader>());
     if (!unknown.back()->file.Open(file.db_path + file.name).ok()) return;
-    bytes += file.size;
   }
   // If all files are read anyway, the keys that have gone need not come back.
   if (unknown.size() == files.size()) filter_ = std::make_unique<KeyFilter>(part_bytes_);
   saved_keys_ = filter_->size();
-  if (bytes <= kReadAtOnce) {
+  if (BytesOf(not_seen) <= kReadAtOnce) {
     whole_ = ReadFiles(unknown);
     return;
   }
@@ -195,18 +216,32 @@ bool KnownKeys::ShouldRenew(uint64_t rows) const {
   return whole_ && !renewing() && size() > 2 * rows + 4 * kFewestSaved;
 }
 
+bool KnownKeys::HasUnsaved(rocksdb::DB* db, rocksdb::ColumnFamilyHandle* rows) const {
+  return size() != saved_keys_ || BytesOf(FilesNotSeen(FilesOf(db, rows), seen_)) > kReadAtOnce;
+}
+
 Status KnownKeys::Save(const std::string& folder, rocksdb::DB* db,
                        rocksdb::ColumnFamilyHandle* rows) {
+  const uint64_t keys = size();
+  std::vector<KeyFilter::SeenFile> seen = SeenOf(FilesOf(db, rows));
+  SOK_ASSIGN_OR_RETURN(const bool saved, SaveFor(folder, seen));
+  if (!saved) return Status();
+  saved_keys_ = keys;
+  seen_ = std::move(seen);
+  return Status();
+}
+
+Status KnownKeys::SaveCopy(const std::string& folder, rocksdb::DB* db,
+                           rocksdb::ColumnFamilyHandle* rows) const {
+  return SaveFor(folder, SeenOf(FilesOf(db, rows))).status();
+}
+
+Result<bool> KnownKeys::SaveFor(const std::string& folder,
+                                const std::vector<KeyFilter::SeenFile>& seen) const {
   const std::shared_lock<std::shared_mutex> lock(mu_);
-  const uint64_t keys = filter_->size();
-  if (!whole_ || keys < kFewestSaved) return Status();
-  std::vector<KeyFilter::SeenFile> seen;
-  for (const rocksdb::LiveFileMetaData& file : FilesOf(db, rows)) {
-    seen.push_back({file.file_number, MarkOf(file)});
-  }
-  Status status = filter_->Save(folder + "/" + kFileName, seen);
-  if (status.ok()) saved_keys_ = keys;
-  return status;
+  if (!whole_ || filter_->size() < kFewestSaved) return false;
+  SOK_RETURN_IF_ERROR(filter_->Save(folder + "/" + kFileName, seen));
+  return true;
 }
 
 bool KnownKeys::renewing() const {

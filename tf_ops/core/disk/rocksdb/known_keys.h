@@ -49,14 +49,19 @@ class KnownKeys {
   // Returns the positions of the keys that the database may have, in ascending order.
   std::vector<uint32_t> Select(const RowKey* keys, size_t n) const;
 
-  // Saves the filter in a folder that has the files of the database, or copies of them, if there
-  // are enough keys for that to be quicker than reading them.
+  // Saves the filter in the folder of the database, if there are enough keys for that to be quicker
+  // than reading them.
   Status Save(const std::string& folder, rocksdb::DB* db, rocksdb::ColumnFamilyHandle* rows);
+  // Does the same in another folder, which has copies of the files of the database.
+  Status SaveCopy(const std::string& folder, rocksdb::DB* db,
+                  rocksdb::ColumnFamilyHandle* rows) const;
   // Returns true once so many keys have come since Save or Open that it is time for another Save.
   bool ShouldSave() const;
+  // Returns true if keys have come since Save or Open, or if the next Open would read files for
+  // long that have come since: updates of rows make files without new keys.
+  bool HasUnsaved(rocksdb::DB* db, rocksdb::ColumnFamilyHandle* rows) const;
   // Returns true if there are far more keys in the filter than rows in the database.
   bool ShouldRenew(uint64_t rows) const;
-  bool has_unsaved() const { return size() != saved_keys_; }
 
   uint64_t size() const;
   uint64_t bytes() const;
@@ -68,6 +73,9 @@ class KnownKeys {
   // Ends what Renew has begun: with the new filter, if that is complete.
   void EndRenewal(bool complete);
   bool ReadFiles(const std::vector<std::unique_ptr<Reader>>& files);
+  // Saves the filter as one that has the keys of the files. Returns false if it is not worth it.
+  Result<bool> SaveFor(const std::string& folder,
+                       const std::vector<KeyFilter::SeenFile>& seen) const;
 
   const uint64_t part_bytes_;
   mutable std::shared_mutex mu_;  // guards the pointers
@@ -76,7 +84,8 @@ class KnownKeys {
   std::atomic<bool> whole_{false};   // the filter has all keys
   std::atomic<bool> stopping_{false};
   std::atomic<uint64_t> saved_keys_{0};
-  std::vector<KeyFilter::SeenFile> seen_;  // what Load has read
+  // The files whose keys the saved filter has. Used by the calls that do not run beside each other.
+  std::vector<KeyFilter::SeenFile> seen_;
   std::thread thread_;
 };
 

@@ -34,6 +34,11 @@ std::string CopyOf(const std::string& path, const std::string& to) {
   return to;
 }
 
+std::string BytesOfFile(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return std::string(std::istreambuf_iterator<char>(in), {});
+}
+
 // Returns the values of a row of one float.
 std::string_view ValueBytes(const float& value) {
   return {reinterpret_cast<const char*>(&value), sizeof(value)};
@@ -171,21 +176,17 @@ TEST_CASE("a file of keys that is damaged, of another state or not there is made
   const TestFolder folder;
   const std::string path = folder / "rows", keys = path + kKeysFile;
   Model model;
-  const auto read = [&] {
-    std::ifstream in(keys, std::ios::binary);
-    return std::string(std::istreambuf_iterator<char>(in), {});
-  };
   const auto write = [&](const std::string& bytes) {
     std::ofstream(keys, std::ios::binary | std::ios::trunc) << bytes;
   };
   auto database = OpenAt(path);
   model.Publish(database.get(), 0, 70000, 1.0f);
   database.reset();
-  const std::string old = read();
+  const std::string old = BytesOfFile(keys);
   database = OpenAt(path);
   model.Publish(database.get(), 400000, 70000, 2.0f);
   database.reset();
-  const std::string now = read();
+  const std::string now = BytesOfFile(keys);
   std::string damaged = now;
   damaged[damaged.size() / 2] ^= 4;
   for (const std::string& bytes : {now, old, damaged, now.substr(0, 1000), std::string()}) {
@@ -196,7 +197,33 @@ TEST_CASE("a file of keys that is damaged, of another state or not there is made
     CHECK(SearchedOfAbsent(*database) < 400);
     database.reset();
   }
-  CHECK(read().size() >= now.size() / 2);
+  CHECK(BytesOfFile(keys).size() >= now.size() / 2);
+}
+
+TEST_CASE("the file of keys knows long files of updated rows, beside a checkpoint too") {
+  const TestFolder folder;
+  const std::string path = folder / "rows";
+  Model model;
+  auto database = OpenAt(path);
+  model.Publish(database.get(), 0, 500000, 1.0f);
+  REQUIRE(BytesOfFiles(path, [](const std::string&) { return true; }) > 10 << 20);
+  database.reset();
+  const std::string first = BytesOfFile(path + kKeysFile);
+  database = OpenAt(path);
+  model.Publish(database.get(), 0, 500000, 2.0f);  // the same keys
+  REQUIRE(database->Checkpoint(folder / "checkpoint").ok());
+  CHECK(BytesOfFile(path + kKeysFile) == first);
+  database.reset();
+  const std::string second = BytesOfFile(path + kKeysFile);
+  CHECK(second != first);
+  CHECK(second.size() >= first.size());
+  database = OpenAt(path);
+  model.Publish(database.get(), 0, 10, 3.0f);  // its file is read in a moment
+  database.reset();
+  CHECK(BytesOfFile(path + kKeysFile) == second);
+  for (const std::string& opened : {path, folder / "checkpoint"}) {
+    CHECK(SearchedOfAbsent(*OpenAt(opened)) < 400);
+  }
 }
 
 TEST_CASE("keys that have gone leave the memory of a database") {

@@ -105,7 +105,10 @@ RowDatabase::RowDatabase(const Options& options, std::shared_ptr<OwnedFiles> fil
 RowDatabase::~RowDatabase() {
   if (keys_ != nullptr) {
     keys_->Stop();
-    if (keys_->has_unsaved()) SaveKeys();
+    static_cast<void>(OrNoMemory([this] {
+      if (usable() && keys_->HasUnsaved(handles_->db.get(), handles_->published)) SaveKeys();
+      return Status();
+    }));
   }
   if (handles_ != nullptr && handles_->stuck) {
     handles_.release();  // see there; the handles keep the files, and the lock with them
@@ -591,7 +594,7 @@ Status RowDatabase::Checkpoint(const std::string& path) const {
   }
   if (status.ok() && keys_ != nullptr) {
     static_cast<void>(
-        OrNoMemory([&] { return keys_->Save(path, handles_->db.get(), handles_->published); }));
+        OrNoMemory([&] { return keys_->SaveCopy(path, handles_->db.get(), handles_->published); }));
   }
   return FromRocksdb(status, "make a checkpoint of '" + path_ + "' in '" + path + "'");
 }
