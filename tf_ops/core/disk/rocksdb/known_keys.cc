@@ -207,9 +207,11 @@ std::vector<uint32_t> KnownKeys::Select(const RowKey* keys, size_t n) const {
   return all;
 }
 
-bool KnownKeys::ShouldSave() const {
+bool KnownKeys::ShouldSave(rocksdb::DB* db, rocksdb::ColumnFamilyHandle* rows) const {
   const uint64_t keys = size();
-  return keys > saved_keys_ + std::max(kFewestSaved, keys / 8);
+  if (keys > saved_keys_ + std::max(kFewestSaved, keys / 8)) return true;
+  const auto files = FilesOf(db, rows);
+  return BytesOf(FilesNotSeen(files, seen_)) > std::max(kReadAtOnce, BytesOf(files) / 8);
 }
 
 bool KnownKeys::ShouldRenew(uint64_t rows) const {

@@ -55,10 +55,11 @@ class KnownKeys {
   // Does the same in another folder, which has copies of the files of the database.
   Status SaveCopy(const std::string& folder, rocksdb::DB* db,
                   rocksdb::ColumnFamilyHandle* rows) const;
-  // Returns true once so many keys have come since Save or Open that it is time for another Save.
-  bool ShouldSave() const;
-  // Returns true if keys have come since Save or Open, or if the next Open would read files for
-  // long that have come since: updates of rows make files without new keys.
+  // Returns true once so many keys have come since Save or Open, or such long files, that it is
+  // time for another Save: updates of rows and merges make files without new keys, and an Open
+  // reads the files that it does not know.
+  bool ShouldSave(rocksdb::DB* db, rocksdb::ColumnFamilyHandle* rows) const;
+  // Returns true if keys have come since Save or Open, or files that an Open would read for long.
   bool HasUnsaved(rocksdb::DB* db, rocksdb::ColumnFamilyHandle* rows) const;
   // Returns true if there are far more keys in the filter than rows in the database.
   bool ShouldRenew(uint64_t rows) const;

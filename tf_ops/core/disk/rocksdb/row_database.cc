@@ -372,7 +372,10 @@ void RowDatabase::DropSetApart() {
 }
 
 void RowDatabase::SaveKeysIfMany() {
-  if (keys_->ShouldSave()) SaveKeys();
+  static_cast<void>(OrNoMemory([this] {
+    if (keys_->ShouldSave(handles_->db.get(), handles_->published)) SaveKeys();
+    return Status();
+  }));
 }
 
 void RowDatabase::RenewKeysIfStale() {
