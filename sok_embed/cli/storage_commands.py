@@ -145,7 +145,7 @@ def dump(
     """Write rows of PATH into FILE, where nothing is yet, to move them elsewhere."""
     if os.path.lexists(file) and not overwrite:
         raise FileExistsError(
-            f"Expected nothing at '{file}'. Received: something that is there. Dump to another "
+            f"Expected nothing at '{file}'. Received: a path that exists. Dump to another "
             "path, or replace it with --overwrite."
         )
     with _opened(path) as storage, bar("dump") as progress:

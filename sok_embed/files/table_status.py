@@ -34,8 +34,10 @@ def read_status(folder: str | os.PathLike[str]) -> dict[str, Any]:
             f"Expected '{path}', which TableMetrics(path='{os.fspath(folder)}') writes. Received: "
             "no such file. Wait for the first epoch, or give update_freq a number of batches."
         ) from None
-    except ValueError:
-        raise ValueError(f"Expected JSON in '{path}'. Received: something else.") from None
+    except ValueError as error:
+        raise ValueError(f"Expected JSON in '{path}'. Received: {error}.") from None
     if not isinstance(status, dict) or not isinstance(status.get("logs"), dict):
-        raise ValueError(f"Expected the figures of a training in '{path}'. Received: other JSON.")
+        raise ValueError(
+            f"Expected the figures of a training in '{path}'. Received: {str(status)[:80]}."
+        )
     return status

@@ -24,12 +24,16 @@ def check_exact(floats: tf.Tensor) -> tf.Tensor:
     limit = EXACT_BELOW[floats.dtype]
     # Both comparisons are false for a NaN.
     exact = tf.logical_and(tf.abs(floats) < limit, tf.equal(floats, tf.round(floats)))
-    message = (
+    expected = (
         f"Expected ids of which {floats.dtype.name} has each, whole numbers within ±{limit}. "
-        "Received others. Keras made the signature up from shapes; export the model with one of "
-        "integers: model.export(path, input_signature=[tf.TensorSpec(shape, tf.int64)])."
+        "Received:"
     )
-    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(exact), [message])]):
+    advice = (
+        "Keras made the signature up from shapes; export the model with one of integers: "
+        "model.export(path, input_signature=[tf.TensorSpec(shape, tf.int64)])."
+    )
+    data = [expected, floats, advice]
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(exact), data)]):
         return tf.identity(floats)
 
 

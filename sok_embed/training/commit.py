@@ -121,8 +121,8 @@ class Commit(AnchorConstraint):
             )
         error = (
             f"Table '{self._table.name}': expected its anchor to be changed by an optimizer, which "
-            "trains the rows, or to be set to 0. Received: other values, as `variable.assign_sub("
-            "rate * gradient)` makes them. Give the gradients to the `apply` of an optimizer, as "
+            "trains the rows, or to be set to 0. Received: values other than 0, as `variable."
+            "assign_sub(rate * gradient)` makes them. Give the gradients to the `apply` of an optimizer, as "
             "in keras.optimizers.SGD(rate).apply(gradients, variables)."
         )
         value = tf.convert_to_tensor(value, tf.float32)
@@ -192,8 +192,9 @@ class Commit(AnchorConstraint):
             )
         raise RuntimeError(
             f"Table '{self._table.name}': expected {applying.name} to update variables as the "
-            f"optimizers of Keras 3.15 do. Received: other updates, with Keras {keras.__version__}."
-            " Use a version of Keras that this release of sok_embed was tested with."
+            f"optimizers of Keras 3.15 do. Received: a step of Keras {keras.__version__} "
+            "that updated variables in another way. Use a version of Keras that this release of "
+            "sok_embed was tested with."
         )
 
     def _commit(

@@ -355,7 +355,7 @@ class AdaptiveStaticGradientOnGpuOp : public tf::OpKernel {
                 absl::FailedPreconditionError(
                     "table '" + resource->name() + "': expected rows in the memory of " +
                     ctx->device()->name() +
-                    ", on which their gradients are, got others. Train "
+                    ", on which their gradients are, got rows elsewhere. Train "
                     "where the model finds the GPUs, driver and NVRTC that it was made with, or "
                     "with device=\"cpu\""));
     const auto make = [&](uint64_t rows, gpu::DeviceAddress* indices,

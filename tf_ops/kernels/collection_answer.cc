@@ -50,7 +50,7 @@ class CollectionAskedOp : public tf::OpKernel {
     OP_REQUIRES(ctx,
                 dims.size() == expected && served_.counts.size() == expected &&
                     served_.says.size() == expected,
-                absl::InvalidArgumentError("expected one value a table, got others"));
+                UnfitAttributes(ctx->def(), "one value a table"));
     for (int64_t dim : dims) {
       OP_REQUIRES(
           ctx, dim >= 1 && dim <= Table::kMostDim,

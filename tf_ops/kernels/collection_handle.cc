@@ -41,8 +41,7 @@ absl::Status ReadPlacements(tf::OpKernelConstruction* ctx, bool has_holders, siz
                            static_cast<uint32_t>(holders[table]), static_cast<bool>(pools[table]),
                            static_cast<uint64_t>(buckets[table])});
   }
-  return fits ? absl::OkStatus()
-              : absl::InvalidArgumentError("expected a placement of each table, got others");
+  return fits ? absl::OkStatus() : UnfitAttributes(ctx->def(), "a placement of each table");
 }
 
 namespace {

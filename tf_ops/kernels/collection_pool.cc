@@ -12,6 +12,7 @@
 #include "kernels/collection_resource.h"
 #include "kernels/host_memory.h"
 #include "kernels/host_variant.h"
+#include "kernels/output_op.h"
 #include "kernels/register_kernel.h"
 #include "kernels/row_splits.h"
 #include "tensorflow/core/framework/op.h"
@@ -70,9 +71,7 @@ class PoolKernel : public tf::OpKernel {
   absl::Status Read(tf::OpKernelContext* ctx, int first, bool with_rows, Batch* batch) const {
     const AskedVariant* asked = nullptr;
     TF_RETURN_IF_ERROR(GetVariant(ctx, first + 2, "asked", &asked));
-    if (asked->request == nullptr || asked->request->plan().features.size() != combiners_.size()) {
-      return absl::InvalidArgumentError("expected the request of these features, got another");
-    }
+    TF_RETURN_IF_ERROR(ExpectFeatures(asked->request.get(), combiners_.size()));
     batch->request = asked->request.get();
     batch->segments = SegmentsOf(*batch->request);
     if (with_rows) TF_RETURN_IF_ERROR(ReadRows(ctx, first, batch));
@@ -225,36 +224,9 @@ REGISTER_OP("SokEmbed>CollectionOutput")
     .Attr("dtype: {float, bfloat16}")
     .Attr("index: int >= 0")
     .Attr("width: int >= 1")
-    .SetShapeFn([](InferenceContext* c) {
-      int64_t width;
-      TF_RETURN_IF_ERROR(c->GetAttr("width", &width));
-      c->set_output(0, c->Matrix(c->UnknownDim(), width));
-      return absl::OkStatus();
-    });
+    .SetShapeFn(OutputOp::SetShape);
 
-class CollectionOutputOp : public tf::OpKernel {
- public:
-  explicit CollectionOutputOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("index", &index_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("dtype", &dtype_));
-  }
-
-  void Compute(tf::OpKernelContext* ctx) override {
-    const VectorsVariant* vectors = nullptr;
-    OP_REQUIRES_OK(ctx, GetVariant(ctx, 0, "vectors", &vectors));
-    OP_REQUIRES(ctx,
-                index_ < static_cast<int64_t>(vectors->outputs.size()) &&
-                    vectors->outputs[index_].dtype() == dtype_,
-                absl::InvalidArgumentError("expected vectors of the output, got others"));
-    ctx->set_output(0, vectors->outputs[index_]);
-  }
-
- private:
-  int64_t index_;
-  tf::DataType dtype_;
-};
-
-SOK_REGISTER_KERNEL("CollectionOutput", CollectionOutputOp);
+SOK_REGISTER_KERNEL("CollectionOutput", OutputOp);
 
 // The request is there so that TensorFlow makes no constant of it where the gradient is one.
 REGISTER_OP("SokEmbed>CollectionOutputGradient")
@@ -278,8 +250,10 @@ class CollectionOutputGradientOp : public tf::OpKernel {
     const AskedVariant* asked = nullptr;
     OP_REQUIRES_OK(ctx, GetVariant(ctx, 1, "asked", &asked));
     const size_t features = asked->request == nullptr ? 0 : asked->request->plan().features.size();
-    OP_REQUIRES(ctx, index_ < static_cast<int64_t>(features),
-                absl::InvalidArgumentError("expected the number of an output, got another"));
+    OP_REQUIRES(
+        ctx, index_ < static_cast<int64_t>(features),
+        absl::InvalidArgumentError("expected the number of one of " + std::to_string(features) +
+                                   " outputs, got " + std::to_string(index_)));
     VectorsVariant gradients;
     gradients.outputs.resize(features, tf::Tensor(tf::DT_INVALID));
     gradients.outputs[static_cast<size_t>(index_)] = ctx->input(0);

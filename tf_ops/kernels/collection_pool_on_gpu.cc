@@ -45,7 +45,9 @@ class CollectionRowNumbersOp : public tf::OpKernel {
     OP_REQUIRES(
         ctx,
         request == nullptr || request->tables().size() == static_cast<size_t>(ctx->num_outputs()),
-        absl::InvalidArgumentError("expected the request of these tables, got another"));
+        absl::InvalidArgumentError("expected the request of " + std::to_string(ctx->num_outputs()) +
+                                   " tables, got one of " +
+                                   std::to_string(request->tables().size())));
     for (int table = 0; table < ctx->num_outputs(); ++table) {
       const std::vector<uint32_t> none;
       const auto& numbers =
@@ -101,7 +103,7 @@ class CollectionPoolOnGpuOp : public tf::OpKernel {
     OP_REQUIRES(ctx,
                 !kinds_.empty() && combiners.size() == kinds_.size() && below(combiners, 4) &&
                     below(weighted_, kinds_.size()),
-                absl::InvalidArgumentError("expected one value a feature, got others"));
+                UnfitAttributes(ctx->def(), "one value a feature"));
     for (int64_t combiner : combiners) combiners_.push_back(static_cast<Combiner>(combiner));
   }
 
@@ -110,9 +112,7 @@ class CollectionPoolOnGpuOp : public tf::OpKernel {
     const AskedVariant* asked = nullptr;
     OP_REQUIRES_OK(ctx, GetVariant(ctx, 3, "asked", &asked));
     call->request = asked->request;
-    OP_REQUIRES(ctx,
-                call->request != nullptr && call->request->plan().features.size() == kinds_.size(),
-                absl::InvalidArgumentError("expected the request of these features, got another"));
+    OP_REQUIRES_OK(ctx, ExpectFeatures(call->request.get(), kinds_.size()));
     const RowSegments segments = SegmentsOf(*call->request);
     OP_REQUIRES_OK(ctx, CheckRows(ctx, segments));
     OP_REQUIRES_OK(ctx, Read(ctx, call.get()));
@@ -136,7 +136,9 @@ class CollectionPoolOnGpuOp : public tf::OpKernel {
     TF_RETURN_IF_ERROR(GetVariant(ctx, 0, "token", &token));
     TF_RETURN_IF_ERROR(token->failure);
     if (call->request->plan().tables.size() != token->tables.size()) {
-      return absl::InvalidArgumentError("expected the request of these tables, got another");
+      return absl::InvalidArgumentError(
+          "expected the request of " + std::to_string(token->tables.size()) +
+          " tables, got one of " + std::to_string(call->request->plan().tables.size()));
     }
     call->trained = *token;
     call->plan = {call->request, &call->request->plan()};
@@ -150,14 +152,18 @@ class CollectionPoolOnGpuOp : public tf::OpKernel {
       const CollectionRequest::TablePart& part = call->request->tables()[t];
       const tf::Tensor& of_table = numbers[static_cast<int>(t)];
       if (static_cast<size_t>(of_table.NumElements()) != part.row_of.size()) {
-        return absl::InvalidArgumentError("expected a row of each key, got others");
+        return absl::InvalidArgumentError("expected a row of each of " +
+                                          std::to_string(part.row_of.size()) + " keys, got " +
+                                          std::to_string(of_table.NumElements()));
       }
       if (part.rows > 0 &&
           (!table.LooksUpOnGpu(call->stream) || table.dim() != call->plan->tables[t].dim)) {
         return absl::FailedPreconditionError(
             "table '" + token->tables[t]->name() + "': expected rows of dim " +
             std::to_string(call->plan->tables[t].dim) +
-            " in the memory of the GPU that pools them, got others");
+            " in the memory of the GPU that pools them, got rows of dim " +
+            std::to_string(table.dim()) +
+            (table.LooksUpOnGpu(call->stream) ? " there" : " elsewhere"));
       }
       call->held.push_back(of_table);
       call->numbers.push_back(AddressOf(of_table));
@@ -198,7 +204,9 @@ class CollectionPoolOnGpuOp : public tf::OpKernel {
         // The holder of a table that pools has sent a vector of each bag.
         if (given.splits != nullptr) {
           if (static_cast<size_t>(of_feature.NumElements()) != given.bags + 1) {
-            return absl::InvalidArgumentError("expected the splits of the request, got others");
+            return absl::InvalidArgumentError("expected the " + std::to_string(given.bags + 1) +
+                                              " splits of the request, got " +
+                                              std::to_string(of_feature.NumElements()));
           }
           call->held.push_back(of_feature);
           bags.splits = AddressOf(of_feature);

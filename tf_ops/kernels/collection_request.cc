@@ -89,22 +89,23 @@ class CollectionRequestOp : public tf::OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("rank", &rank));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("fingerprint", &plan->fingerprint));
     const size_t tables = table_names.size(), features = plan->features.size();
-    OP_REQUIRES(ctx,
-                dims.size() == tables && salts.size() == tables && key_limits.size() == tables &&
-                    bags_.size() == features && feature_tables.size() == features &&
-                    combiners.size() == features && max_lengths.size() == features &&
-                    (counts.empty() || counts.size() == tables) &&
-                    (says.empty() || says.size() == tables) &&
-                    ctx->input_type(0) != tf::DT_INVALID && workers <= int64_t{1} << 16 &&
-                    rank < workers,
-                absl::InvalidArgumentError("expected one value a table and a feature, and at most "
-                                           "65536 workers, got others"));
+    OP_REQUIRES(
+        ctx,
+        dims.size() == tables && salts.size() == tables && key_limits.size() == tables &&
+            bags_.size() == features && feature_tables.size() == features &&
+            combiners.size() == features && max_lengths.size() == features &&
+            (counts.empty() || counts.size() == tables) &&
+            (says.empty() || says.size() == tables) && ctx->input_type(0) != tf::DT_INVALID &&
+            workers <= int64_t{1} << 16 && rank < workers,
+        UnfitAttributes(ctx->def(), "one value a table and a feature, and at most 65536 workers"));
     OP_REQUIRES_OK(ctx, ReadPlacements(ctx, true, tables, workers, &placements));
     for (size_t table = 0; table < tables; ++table) {
-      OP_REQUIRES(ctx, dims[table] >= 1 && dims[table] <= Table::kMostDim && key_limits[table] >= 0,
-                  absl::InvalidArgumentError("expected a dim of at least 1 and a limit of keys of "
-                                             "at least 0 for table '" +
-                                             table_names[table] + "', got others"));
+      OP_REQUIRES(
+          ctx, dims[table] >= 1 && dims[table] <= Table::kMostDim && key_limits[table] >= 0,
+          absl::InvalidArgumentError("expected a dim of at least 1 and a limit of keys of "
+                                     "at least 0 for table '" +
+                                     table_names[table] + "', got " + std::to_string(dims[table]) +
+                                     " and " + std::to_string(key_limits[table])));
       plan->tables.push_back({table_names[table], static_cast<int>(dims[table]),
                               static_cast<uint64_t>(salts[table]),
                               static_cast<uint64_t>(key_limits[table]), placements[table],

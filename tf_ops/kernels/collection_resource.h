@@ -101,10 +101,22 @@ template <typename Held>
 absl::Status GetVariant(tensorflow::OpKernelContext* ctx, int input, const char* what,
                         const Held** held) {
   TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(input), what));
-  *held = ctx->input(input).scalar<tensorflow::Variant>()().get<Held>();
+  const tensorflow::Variant& variant = ctx->input(input).scalar<tensorflow::Variant>()();
+  *held = variant.get<Held>();
   if (*held != nullptr) return absl::OkStatus();
   return absl::InvalidArgumentError(std::string("expected ") + what +
-                                    " of an op of this process, got another variant");
+                                    " of an op of this process, got a variant of type '" +
+                                    variant.TypeName() + "'");
+}
+
+// Returns kInvalidArgument unless a request has so many features. Null stands for the request of a
+// worker that has failed.
+inline absl::Status ExpectFeatures(const CollectionRequest* request, size_t features) {
+  const size_t got = request == nullptr ? 0 : request->plan().features.size();
+  if (request != nullptr && got == features) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "expected the request of " + std::to_string(features) + " features, got " +
+      (request == nullptr ? "none" : "one of " + std::to_string(got)));
 }
 
 // Puts a variant out.

@@ -83,9 +83,9 @@ class CollectionServeOp : public tf::OpKernel {
     OpenCollection collection;
     OP_REQUIRES_OK(ctx, GetCollection(ctx, &collection, placements_, static_cast<size_t>(rank_)));
     OP_REQUIRES(ctx, trainable_.size() == collection.tables->members().size(),
-                absl::InvalidArgumentError("expected trainable of each table, got others"));
+                UnfitAttributes(def(), "trainable of each table"));
     OP_REQUIRES(ctx, placements_.size() == trainable_.size(),
-                absl::InvalidArgumentError("expected a placement of each table, got others"));
+                UnfitAttributes(def(), "a placement of each table"));
     const tf::Tensor& message = ctx->input(ctx->num_inputs() - 3);
     const tf::Tensor& splits = ctx->input(ctx->num_inputs() - 2);
     OP_REQUIRES(ctx, splits.dims() == 1 && splits.NumElements() > rank_,

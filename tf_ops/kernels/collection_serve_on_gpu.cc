@@ -60,7 +60,7 @@ class CollectionAskedKeysOp : public tf::OpKernel {
                 dims.size() == static_cast<size_t>(tables) &&
                     std::all_of(dims.begin(), dims.end(),
                                 [](int64_t dim) { return dim >= 1 && dim <= Table::kMostDim; }),
-                absl::InvalidArgumentError("expected a dim of each table, got others"));
+                UnfitAttributes(ctx->def(), "a dim of each table"));
     OP_REQUIRES_OK(ctx, ReadPlacements(ctx, false, dims.size(), 1, &served_.placements));
     served_.dims.assign(dims.begin(), dims.end());
     served_.rank = static_cast<size_t>(rank);
@@ -157,12 +157,15 @@ class CollectionServeOnGpuOp : public tf::OpKernel {
     const AskedKeysVariant* variant = nullptr;
     OP_REQUIRES_OK(ctx, GetVariant(ctx, 0, "token", &token));
     OP_REQUIRES_OK(ctx, GetVariant(ctx, 1, "asked", &variant));
-    OP_REQUIRES(ctx,
-                variant->asked != nullptr &&
-                    (!token->failure.ok() || token->tables.size() == trainable_.size()) &&
-                    variant->asked->answers.tables() == trainable_.size(),
-                absl::InvalidArgumentError("expected keys, a table and trainable of each table, "
-                                           "got others"));
+    OP_REQUIRES(
+        ctx,
+        variant->asked != nullptr &&
+            (!token->failure.ok() || token->tables.size() == trainable_.size()) &&
+            variant->asked->answers.tables() == trainable_.size(),
+        absl::InvalidArgumentError(
+            "expected tables and keys of " + std::to_string(trainable_.size()) + " tables, got " +
+            std::to_string(token->tables.size()) + " tables and keys of " +
+            std::to_string(variant->asked == nullptr ? 0 : variant->asked->answers.tables())));
     auto call = std::make_shared<ServedCall>();
     call->trained = *token;
     call->asked = variant->asked;
@@ -239,7 +242,9 @@ class CollectionServeOnGpuOp : public tf::OpKernel {
       return absl::FailedPreconditionError(
           "table '" + open.name() + "': expected rows of dim " +
           std::to_string(asked.segments.dim(t)) +
-          " in the memory of the GPU that looks keys up, got others");
+          " in the memory of the GPU that looks keys up, got rows of dim " +
+          std::to_string(table.dim()) +
+          (table.LooksUpOnGpu(call->stream) ? " there" : " elsewhere"));
     }
     const bool makes = make_rows_ && trainable_[t];
     LookupKeys batch = BatchOf(&table, call->order, make_rows_);

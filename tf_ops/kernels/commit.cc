@@ -42,9 +42,7 @@ absl::Status FindSlots(tf::OpKernelContext* ctx, const tf::OpInputList& handles,
   return absl::OkStatus();
 }
 
-absl::Status UnfitAttributes() {
-  return absl::InvalidArgumentError("expected one value a rule, a name and a table, got others");
-}
+constexpr char kOneValue[] = "one value a rule, a name and a table";
 
 // The slots of static rows, which may be on a GPU: TensorFlow runs whatever takes their handles
 // there, and has the handle of the table on the CPU.
@@ -92,9 +90,8 @@ absl::Status RunBindSlots(tf::OpKernelContext* ctx, OpenTable& resource) {
   TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(1), "token"));
   const auto* const token = ctx->input(1).scalar<tf::Variant>()().get<SlotsToken>();
   if (token == nullptr || token->slots == nullptr) {
-    return absl::InvalidArgumentError(
-        "expected a token of slots of this process, got another "
-        "variant");
+    return absl::InvalidArgumentError("expected a token of slots of this process, got " +
+                                      ctx->input(1).SummarizeValue(1));
   }
   resource.set_slot_sources(token->slots);
   tf::Tensor* bound = nullptr;
@@ -185,7 +182,7 @@ class CommitOp : public tf::OpKernel {
                 rules.size() == n && counts.size() == n && optimizers.size() == n &&
                     first_steps.size() == n && clip_values.size() == n && all == num_hypers &&
                     names.size() == static_cast<size_t>(num_hypers),
-                UnfitAttributes());
+                UnfitAttributes(ctx->def(), kOneValue));
     for (int64_t rule : table_rules_) {
       OP_REQUIRES(
           ctx, rule >= -1 && rule < num_rules,
@@ -210,7 +207,8 @@ class CommitOp : public tf::OpKernel {
     OP_REQUIRES_OK(ctx, ReadRules(ctx, &of_rules));
     Trained trained;
     OP_REQUIRES_OK(ctx, GetTrained(ctx, &trained));
-    OP_REQUIRES(ctx, table_rules_.size() == trained.names.size(), UnfitAttributes());
+    OP_REQUIRES(ctx, table_rules_.size() == trained.names.size(),
+                UnfitAttributes(def(), kOneValue));
     tf::OpInputList slot_sources;
     OP_REQUIRES_OK(ctx, ctx->input_list("slot_sources", &slot_sources));
     if (slot_sources.size() > 0) {

@@ -55,6 +55,11 @@ absl::Status ExpectScalar(const tf::Tensor& tensor, const char* what) {
                                     " to be a scalar, got shape " + tensor.shape().DebugString());
 }
 
+absl::Status UnfitAttributes(const tf::NodeDef& op, const std::string& expected) {
+  return absl::InvalidArgumentError("expected " + expected + ", got the attributes of " +
+                                    tf::SummarizeNodeDef(op));
+}
+
 ParallelFor IntraOpPool(tf::OpKernelContext* ctx) {
   tsl::thread::ThreadPool* pool = ctx->device()->tensorflow_cpu_worker_threads()->workers;
   return [pool](int64_t total, int64_t unit_cost, const std::function<void(int64_t, int64_t)>& fn) {

@@ -17,6 +17,9 @@ absl::Status ToAbsl(const Status& status, const std::string& table_name = "");
 // and TensorFlow aborts the process where a kernel reads a scalar from a tensor that is none.
 absl::Status ExpectScalar(const tensorflow::Tensor& tensor, const char* what);
 
+// Returns kInvalidArgument for an op whose attributes do not fit each other; names all of them.
+absl::Status UnfitAttributes(const tensorflow::NodeDef& op, const std::string& expected);
+
 // Returns a ParallelFor on TensorFlow's intra-op pool.
 ParallelFor IntraOpPool(tensorflow::OpKernelContext* ctx);
 

@@ -82,7 +82,7 @@ class GpuHashedBagKernel : public HashedBagKernel {
     if (call->bags->HasStream(call->stream)) return absl::OkStatus();
     return absl::InternalError("expected the stream of " + call->ctx->device()->name() +
                                " to be one of NVIDIA's GPU " + std::to_string(ordinal) +
-                               ", got another one. Make the hashed layer under "
+                               ", got the stream of another GPU. Make the hashed layer under "
                                "tf.device(\"CPU:0\")");
   }
 

@@ -194,7 +194,9 @@ class PooledWeightGradientsOnGpuOp : public tf::OpKernel {
     std::vector<tf::Tensor*> outputs;
     for (int64_t feature : weighted_) {
       OP_REQUIRES(ctx, feature >= 0 && static_cast<size_t>(feature) < call->places.size(),
-                  absl::InvalidArgumentError("expected the number of a feature, got another"));
+                  absl::InvalidArgumentError("expected the number of one of " +
+                                             std::to_string(call->places.size()) +
+                                             " features, got " + std::to_string(feature)));
       outputs.push_back(nullptr);
       OP_REQUIRES_OK(ctx, ctx->allocate_output(static_cast<int>(outputs.size()) - 1,
                                                call->weight_shapes[static_cast<size_t>(feature)],

@@ -33,8 +33,11 @@ absl::Status PooledInputs::Read(tf::OpKernelContext* ctx, const CollectionPlan& 
   if (!counts(keys, features) || !counts(splits, by_splits) ||
       !counts(checked_keys, checked.size()) || !counts(weights, weighted.size())) {
     return absl::InvalidArgumentError(
-        "expected keys of each feature, and splits, weights and keys to check of those that have "
-        "them, got others");
+        "expected " + std::to_string(features) + " inputs of keys, " + std::to_string(by_splits) +
+        " of splits, " + std::to_string(weighted.size()) + " of weights and " +
+        std::to_string(checked.size()) + " of keys to check, got " + std::to_string(keys.size()) +
+        ", " + std::to_string(splits.size()) + ", " + std::to_string(weights.size()) + " and " +
+        std::to_string(checked_keys.size()));
   }
   split.assign(features, nullptr);
   weight.assign(features, nullptr);
@@ -68,7 +71,9 @@ absl::Status PooledInputs::Read(tf::OpKernelContext* ctx, const CollectionPlan& 
     const auto feature = static_cast<size_t>(checked[i]);
     const LookupKeys on_host = KeysOf(checked_keys[static_cast<int>(i)]);
     if (on_host.n != bags[feature].n) {
-      return Refuse(plan, feature, "expected its keys among those to check, got others");
+      return Refuse(plan, feature,
+                    "expected its " + std::to_string(bags[feature].n) +
+                        " keys among those to check, got " + std::to_string(on_host.n));
     }
     FeatureBags to_check = bags[feature];
     to_check.keys = on_host.keys;

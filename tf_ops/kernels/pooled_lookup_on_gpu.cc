@@ -101,7 +101,7 @@ class LookupPooledOnGpuOp : public tf::OpKernel {
                     below(feature_tables, tables) && below(kinds_, 3) && below(combiners, 4) &&
                     below(weighted_, features) && below(checked_, features) &&
                     below(max_lengths, INT64_MAX) && below(key_limits, INT64_MAX),
-                absl::InvalidArgumentError("expected one value a table and a feature, got others"));
+                UnfitAttributes(ctx->def(), "one value a table and a feature"));
     for (size_t table = 0; table < tables; ++table) {
       plan_.tables.push_back(
           {"", static_cast<int>(dims[table]), 0, static_cast<uint64_t>(key_limits[table])});

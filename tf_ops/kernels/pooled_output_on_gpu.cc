@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "kernels/host_variant.h"
+#include "kernels/output_op.h"
 #include "kernels/pooled_on_gpu.h"
 #include "kernels/register_kernel.h"
 #include "kernels/trained.h"
@@ -44,7 +45,9 @@ absl::Status FindTables(tf::OpKernelContext* ctx, TrainedToken* found) {
     token.collection = std::move(collection.tables);
     token.name = std::move(collection.name);
   } else if (queues.size() > 1 || handles.size() != 1) {
-    return absl::InvalidArgumentError("expected one table, or tables with one queue, got others");
+    return absl::InvalidArgumentError("expected one table, or tables with one queue, got " +
+                                      std::to_string(handles.size()) + " tables and " +
+                                      std::to_string(queues.size()) + " queues");
   } else {
     token.name = token.tables[0]->name();
   }
@@ -100,37 +103,10 @@ REGISTER_OP("SokEmbed>PooledOutputOnGpu")
     .Attr("dtype: {float, bfloat16}")
     .Attr("index: int >= 0")
     .Attr("width: int >= 1")
-    .SetShapeFn([](InferenceContext* c) {
-      int64_t width;
-      TF_RETURN_IF_ERROR(c->GetAttr("width", &width));
-      c->set_output(0, c->Matrix(c->UnknownDim(), width));
-      return absl::OkStatus();
-    });
+    .SetShapeFn(OutputOp::SetShape);
 
-class PooledOutputOnGpuOp : public tf::OpKernel {
- public:
-  explicit PooledOutputOnGpuOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("index", &index_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("dtype", &dtype_));
-  }
-
-  void Compute(tf::OpKernelContext* ctx) override {
-    const VectorsVariant* vectors = nullptr;
-    OP_REQUIRES_OK(ctx, GetVariant(ctx, 0, "vectors", &vectors));
-    OP_REQUIRES(ctx,
-                index_ < static_cast<int64_t>(vectors->outputs.size()) &&
-                    vectors->outputs[index_].dtype() == dtype_,
-                absl::InvalidArgumentError("expected vectors of the output, got others"));
-    ctx->set_output(0, vectors->outputs[index_]);
-  }
-
- private:
-  int64_t index_;
-  tf::DataType dtype_;
-};
-
-SOK_REGISTER_CPU_KERNEL("PooledOutputOnGpu", PooledOutputOnGpuOp);
-SOK_REGISTER_GPU_KERNEL("PooledOutputOnGpu", PooledOutputOnGpuOp, "vectors", "receipt");
+SOK_REGISTER_CPU_KERNEL("PooledOutputOnGpu", OutputOp);
+SOK_REGISTER_GPU_KERNEL("PooledOutputOnGpu", OutputOp, "vectors", "receipt");
 
 // The receipt is there so that TensorFlow makes no constant of it where the gradient is one.
 REGISTER_OP("SokEmbed>PooledOutputGradientOnGpu")
@@ -155,7 +131,9 @@ class PooledOutputGradientOnGpuOp : public tf::OpKernel {
     std::shared_ptr<const PooledCall> call;
     OP_REQUIRES_OK(ctx, GetCall(ctx, &call));
     OP_REQUIRES(ctx, index_ < static_cast<int64_t>(call->outputs.size()),
-                absl::InvalidArgumentError("expected the number of an output, got another"));
+                absl::InvalidArgumentError("expected the number of one of " +
+                                           std::to_string(call->outputs.size()) + " outputs, got " +
+                                           std::to_string(index_)));
     VectorsVariant gradients;
     gradients.on_gpu = kOnGpu;
     gradients.outputs.resize(call->outputs.size(), tf::Tensor(tf::DT_INVALID));

@@ -298,8 +298,8 @@ absl::Status Release(tf::OpKernelContext* ctx) {
   auto* owned =
       handle.IsRefCounting() ? dynamic_cast<OwnedResource*>(handle.resource().get()) : nullptr;
   if (owned == nullptr) {
-    return absl::InvalidArgumentError(
-        "expected the handle of an anonymous table or queue, got another");
+    return absl::InvalidArgumentError("expected the handle of an anonymous table or queue, got " +
+                                      handle.DebugString());
   }
   owned->Release();
   return absl::OkStatus();

@@ -51,8 +51,8 @@ absl::Status CountsOf(tf::OpKernelContext* ctx, int inputs, const tf::Tensor& ke
 
 void LogOnHost(const std::string& table_name, int gpu, const Status& reason) {
   LOG(WARNING) << "table '" << table_name << "': expected GPU " << gpu
-               << ", in whose memory the saved model has the rows, got another machine; the rows "
-                  "lie in the host's memory. The reason: "
+               << ", in whose memory the saved model has the rows, got a machine without it; the "
+                  "rows lie in the host's memory. The reason: "
                << reason.message();
 }
 

@@ -26,8 +26,8 @@ inline absl::Status GetTableOfToken(tensorflow::OpKernelContext* ctx, int input,
   TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(input), "token"));
   const auto* const token = ctx->input(input).scalar<tensorflow::Variant>()().get<TableToken>();
   if (token == nullptr || token->table == nullptr) {
-    return absl::InvalidArgumentError(
-        "expected the token of a table of this process, got another variant");
+    return absl::InvalidArgumentError("expected the token of a table of this process, got " +
+                                      ctx->input(input).SummarizeValue(1));
   }
   *table = token->table;
   return absl::OkStatus();

@@ -305,7 +305,7 @@ def _check_names(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         if _without_count(was) != _without_count(name):
             warnings.warn(
                 f"Table '{name}': expected the name of the table of the checkpoint at {path}, "
-                f"'{was}'. Received: another one. It takes the rows of '{was}'.",
+                f"'{was}'. Received: '{name}'. It takes the rows of '{was}'.",
                 stacklevel=10,
             )
 

@@ -340,10 +340,16 @@ TEST_CASE("requests refuse splits that do not fit and keys beyond the limit, by 
         "feature 'feature1': expected keys of table 'table0' in [0, 10), got key 10");
   CHECK(refused({nullptr, keys.data(), 2, 3, nullptr, 1}) ==
         "feature 'feature1': expected 3 bags of 1 keys, got 2 keys");
-  for (const std::vector<int64_t>& splits :
-       {std::vector<int64_t>{1, 1, 2}, {0, 1, 1}, {0, 2, 1}, {0, 3, 2}}) {
-    const std::string message = refused({nullptr, keys.data(), 2, 2, splits.data(), 1});
-    CHECK(message.find("feature 'feature1': expected row splits") == 0);
+  const std::pair<std::vector<int64_t>, std::string> unfit[] = {
+      {{1, 1, 2}, "from 1 to 2"},
+      {{0, 1, 1}, "from 0 to 1"},
+      {{0, 2, 1}, "from 0 to 1, with 1 behind 2"},
+      {{0, 3, 2}, "from 0 to 2, with 2 behind 3"}};
+  for (const auto& [splits, got] : unfit) {
+    CHECK(refused({nullptr, keys.data(), 2, 2, splits.data(), 1}) ==
+          "feature 'feature1': expected row splits that begin with 0, never fall and end with the "
+          "number of keys, 2; got splits " +
+              got);
   }
 }
 

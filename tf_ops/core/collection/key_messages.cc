@@ -181,8 +181,9 @@ Result<AskedKeys> FindKeys(const ServedTables& served, const int64_t* message, s
                            const int32_t* splits, size_t workers,
                            std::shared_ptr<const void> hold) {
   const size_t tables = served.dims.size();
-  const auto damaged = [](size_t worker) {
-    return InvalidArgument("expected keys as this release writes them, got another message from " +
+  const auto damaged = [&](size_t worker) {
+    return InvalidArgument("expected keys as this release writes them, got a message of " +
+                           std::to_string(splits[worker]) + " words with another layout from " +
                            NameOf(worker) + "; install one release of sok-embed on all workers");
   };
   std::vector<const int64_t*> segments;
@@ -203,9 +204,11 @@ Result<AskedKeys> FindKeys(const ServedTables& served, const int64_t* message, s
   }
   for (size_t worker = 1; worker < workers; ++worker) {
     if (segments[worker][1] == segments[0][1]) continue;
-    return Status(Code::kFailedPrecondition,
-                  "expected the same tables and features on all workers, got others on " +
-                      NameOf(worker) + " than on worker 0; build the model alike everywhere");
+    return Status(
+        Code::kFailedPrecondition,
+        "expected the same tables and features on all workers, got tables or features on " +
+            NameOf(worker) +
+            " that differ from those of worker 0; build the model alike everywhere");
   }
   std::vector<uint32_t> rows_asked(workers * tables);
   std::vector<size_t> asked_keys(tables, 0);

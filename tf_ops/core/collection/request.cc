@@ -89,13 +89,18 @@ Status CollectionRequest::CheckBags(const CollectionPlan& plan, size_t feature,
     return refuse("expected " + std::to_string(bags.bags) + " bags of " +
                   std::to_string(bags.length) + " keys, got " + std::to_string(bags.n) + " keys");
   }
-  bool fits = bags.splits[0] == 0 && bags.splits[bags.bags] == static_cast<int64_t>(bags.n);
-  for (size_t bag = 0; bag < bags.bags; ++bag) fits &= bags.splits[bag] <= bags.splits[bag + 1];
-  if (fits) return CheckLengths(plan, feature, bags);
+  const int64_t *const splits = bags.splits, *const last = splits + bags.bags;
+  const int64_t* const end = std::is_sorted_until(splits, last + 1);
+  if (*splits == 0 && *last == static_cast<int64_t>(bags.n) && end == last + 1) {
+    return CheckLengths(plan, feature, bags);
+  }
   return refuse(
       "expected row splits that begin with 0, never fall and end with the number of "
       "keys, " +
-      std::to_string(bags.n) + "; got others");
+      std::to_string(bags.n) + "; got splits from " + std::to_string(*splits) + " to " +
+      std::to_string(*last) +
+      (end == last + 1 ? ""
+                       : ", with " + std::to_string(*end) + " behind " + std::to_string(end[-1])));
 }
 
 void CollectionRequest::FindRowsOfMany(size_t table, size_t n, const ParallelFor& parallel_for) {

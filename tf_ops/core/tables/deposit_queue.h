@@ -224,15 +224,16 @@ class DepositQueue {
   // The error for sums of marks that stand for no deposits of their place, where some wait.
   static Status UnknownSum(const float* arrived, size_t waiting) {
     if (waiting > 1) {
-      return Status(Code::kFailedPrecondition,
-                    "expected one or all, by one factor, of the " + std::to_string(waiting) +
-                        " gradients of this table that share a place in the gradient of its "
-                        "anchor. Received: another sum of them. Of a layer that is called more "
-                        "than " +
-                        std::to_string(kPlaces) +
-                        " times in a step, give all gradients to one optimizer, by one factor, and "
-                        "call drop_gradients() of the table where gradients were taken that are "
-                        "not applied");
+      return Status(
+          Code::kFailedPrecondition,
+          "expected one or all, by one factor, of the " + std::to_string(waiting) +
+              " gradients of this table that share a place in the gradient of its "
+              "anchor. Received: a sum of them that is neither. Of a layer that is called more "
+              "than " +
+              std::to_string(kPlaces) +
+              " times in a step, give all gradients to one optimizer, by one factor, and "
+              "call drop_gradients() of the table where gradients were taken that are "
+              "not applied");
     }
     if (!HasWeights(arrived)) return NotPlain();
     return Status(

@@ -92,8 +92,8 @@ Status Introduce(int rank, int other, const std::string& secret, const std::stri
   }
   if (!SameDigest(proof, Proof(secret, token, kCallee, greeting, answer))) {
     return Status(Code::kUnavailable,
-                  "expected a worker that proves to belong to this job, got another program, or "
-                  "one with another SOK_EMBED_SECRET");
+                  "expected a worker that proves to belong to this job, got a process that does "
+                  "not: another program, or a worker with another SOK_EMBED_SECRET");
   }
   proof = Proof(secret, token, kCaller, greeting, answer);
   *is_taken_in = SendAll(fd, proof.data(), proof.size(), left()).ok() &&

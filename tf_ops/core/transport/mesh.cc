@@ -32,7 +32,7 @@ constexpr int kLeastBacklog = 1024;
 
 Status Mesh::Work::Connect(const std::vector<std::string>& addresses) {
   if (connected_) {
-    return Status(Code::kFailedPrecondition, "expected one call of Connect, got another");
+    return Status(Code::kFailedPrecondition, "expected one call of Connect, got two");
   }
   if (addresses.size() != static_cast<size_t>(options_.size)) {
     return InvalidArgument("expected the addresses of " + std::to_string(options_.size) +

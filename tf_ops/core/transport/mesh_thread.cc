@@ -132,8 +132,9 @@ Status Mesh::Work::BeginFrame(Peer* peer) {
   const bool gives_up = header.kind == FrameHeader::kGivingUp;
   if (header.magic != FrameHeader::kMagic || (!gives_up && header.kind != FrameHeader::kRows) ||
       (gives_up && header.bytes > kMostWhyBytes)) {
-    return Status(Code::kInternal, "expected a frame of worker " + Place(peer->rank) +
-                                       ", got other bytes; do all workers run one version?");
+    return Status(Code::kInternal,
+                  "expected a frame of worker " + Place(peer->rank) +
+                      ", got bytes that do not begin one; do all workers run one version?");
   }
   peer->left = header.bytes;
   if (gives_up) {

@@ -153,8 +153,8 @@ def convert(
     source, target = local_path(source), local_path(target)
     if os.path.lexists(target):
         raise FileExistsError(
-            f"Expected nothing at '{target}'. Received: something that is there. Convert to "
-            "another path."
+            f"Expected nothing at '{target}'. Received: a path that exists. Convert to another "
+            "path."
         )
     _check_arguments(form, group, base)
     parent, name = os.path.split(target)
