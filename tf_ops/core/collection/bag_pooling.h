@@ -14,7 +14,8 @@
 
 namespace sok {
 
-// In all of these Rows has the row of key i of the feature at(i), of dim floats.
+// In these functions `Rows` is a type whose at(i) returns the row of the feature's key i, dim
+// floats.
 template <typename Rows>
 void AddBag(const Rows& rows, const float* weights, size_t begin, size_t end, float* sum) {
   for (size_t i = begin; i < end; ++i) {
@@ -43,7 +44,8 @@ void PoolBags(const Rows& rows, const FeatureBags& bags, const Pooling& pooling,
               const BagVectors<T>& out, size_t first, size_t last) {
   if constexpr (std::is_same_v<T, float>) {
     if (bags.is_key_a_bag() && pooling.weights == nullptr) {  // whatever the combiner
-      // Vectors of one feature may be far apart, where the processor does not prefetch by itself.
+      // The vectors of one feature may lie far apart, and then the processor does not prefetch them
+      // by itself.
       constexpr size_t kAhead = 16;
       for (size_t bag = first; bag < last; ++bag) {
         __builtin_prefetch(out.data + (bag + kAhead) * out.stride, /*rw=*/1);

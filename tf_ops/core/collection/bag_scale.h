@@ -10,7 +10,7 @@ namespace sok {
 
 struct BagScale {
   float scale = 1.0f;    // 1 over the divisor; 0 if that is 0
-  float divisor = 1.0f;  // of kMean and kSqrtN
+  float divisor = 1.0f;  // for kMean and kSqrtN
 };
 
 inline BagScale ScaleOf(const Pooling& pooling, size_t begin, size_t end) {

@@ -20,14 +20,14 @@ struct TableWork {
   bool on_caller = false;
 };
 
-// Runs fn(table, parallel_for) for every table of the list. A table with much to do runs by itself
-// on all threads, one after another; those with little run side by side on a thread each, and get a
-// parallel_for of one thread. item_cost is in nanoseconds.
+// Runs fn(table, parallel_for) for every table of the list. Tables with much to do run one after
+// another, each on all threads. Tables with little to do run side by side, each on one thread, and
+// get a parallel_for of one thread. item_cost is in nanoseconds.
 inline void ForEachTable(
     const std::vector<TableWork>& tables, int64_t item_cost, const ParallelFor& parallel_for,
     const std::function<void(size_t table, const ParallelFor& parallel_for)>& fn) {
   constexpr size_t kLargeTable = 16384;
-  constexpr int64_t kTableCost = 2000;  // in nanoseconds, whatever there is to do
+  constexpr int64_t kTableCost = 2000;  // in nanoseconds, for a table with any number of items
   size_t all = 0;
   for (const TableWork& work : tables) all += work.items;
   std::vector<TableWork> small;
@@ -39,8 +39,8 @@ inline void ForEachTable(
     }
   }
   if (small.empty()) return;
-  // Neighbors in the list are done by one thread, so tables with much and with little to do take
-  // turns in it.
+  // One thread does neighbors in the list, so tables with much and with little to do alternate in
+  // it.
   std::sort(small.begin(), small.end(), [](const TableWork& a, const TableWork& b) {
     return a.items != b.items ? a.items > b.items : a.table < b.table;
   });

@@ -10,15 +10,15 @@
 namespace sok {
 namespace {
 
-// The header of a segment of keys: the number of bytes of a text that says what failed, 0 if
-// nothing did; the fingerprint of the sender's configuration.
+// The header of a segment of keys has two words: the number of bytes of the error's text, 0 if
+// nothing failed; and the fingerprint of the sender's configuration.
 constexpr size_t kKeyHeader = 2;
 
 // Stands in front of the bags of a feature.
 struct BagsHeader {
   int64_t bags;
   int64_t combiner;
-  int64_t length;  // of each; -1: their lengths follow, as uint32, filled up to whole words
+  int64_t length;  // of each bag; -1: their lengths follow, as uint32, filled up to whole words
 };
 constexpr size_t kBagsHeader = sizeof(BagsHeader) / sizeof(int64_t);
 
@@ -88,7 +88,7 @@ class Section {
   const std::vector<FeatureBags>* bags_ = nullptr;  // or bags
 };
 
-// Reads the bags of a section. Returns false if it is none.
+// Reads the bags of a section. Returns false if the words are not a section of bags.
 bool ReadBags(const int64_t* words, size_t left, const std::shared_ptr<const void>& hold,
               std::vector<AskedBags>* out, size_t* rows) {
   while (left > 0) {

@@ -1,5 +1,5 @@
-// Messages of keys: what workers ask each other for. A message is a row of segments, one for each
-// worker. A worker that has failed sends all of them a text instead.
+// Messages of keys, by which workers ask each other for rows. A message is a row of segments, one
+// for each worker. A worker that has failed sends the text of its error to every worker instead.
 #pragma once
 
 #include <cstddef>
@@ -14,25 +14,27 @@
 
 namespace sok {
 
-// A message of keys, by the worker that it goes to: a header, how many words of each table follow,
-// and the words of table 0, of table 1, … They are distinct keys, behind them how often each stands
-// in the batch if the table counts keys, and the numbers that are told of them if the table says
-// so; or, of a table that the receiver pools, the bags of each feature: how many there are, their
-// combiner, their length, or -1 and the length of each, two to a word, and their keys.
+// A message of keys. The segment for a worker has a header, the number of words of each table, and
+// the words of table 0, of table 1, … The words of a table are distinct keys; then, if the table
+// counts keys, how often each key stands in the batch; then, if the table has CollectedTable::says,
+// a number for each key. If the receiver pools the table, its words are the bags of each feature
+// instead: the number of bags, their combiner, their length (or -1 and the length of each bag, two
+// to a word), and their keys.
 struct KeyMessage {
   std::vector<int64_t> words;
   std::vector<int32_t> splits;  // (workers) words of each segment
 };
 
-// Words of each segment of the message of a request. Error: kInvalidArgument if int32 does not hold
-// them.
+// Returns the number of words of each segment of a request's message. Error: kInvalidArgument if a
+// number does not fit into int32.
 Result<std::vector<int32_t>> KeySplits(const CollectionRequest& request);
-// Writes the message, which has as many words as these segments together.
+// Writes the message of a request; `message` has room for the words of all segments of KeySplits.
 void PutKeys(const CollectionRequest& request, int64_t* message);
-// Tells all workers that this one has failed before it could ask for anything. Long texts are cut.
+// Makes the message that tells all workers that this one has failed before it could ask for
+// anything. Long texts are cut.
 KeyMessage WriteFailure(const CollectionPlan& plan, const Status& failure);
 
-// Bags of one feature of one worker, which this one is to pool.
+// Bags of one feature of another worker, which this worker is to pool.
 struct AskedBags {
   FeatureBags bags;
   Combiner combiner;
@@ -40,46 +42,49 @@ struct AskedBags {
 
 // The keys that all workers have asked this one for.
 struct AskedKeys {
-  // The layout of all rows that are looked up, by table; in a message, of their gradients.
+  // The layout of all rows that are looked up, by table, and of their gradients in a message.
   RowSegments segments;
-  RowSegments answers;                   // of the rows that go back
+  RowSegments answers;                   // the layout of the rows that go back
   std::shared_ptr<const void> hold;      // keeps the keys alive
-  std::vector<const int64_t*> sections;  // (workers, tables) of the message
+  std::vector<const int64_t*> sections;  // (workers, tables) parts of the message
   const Key* keys = nullptr;             // by table
-  // By table, like the keys: how often each stands in a batch, 1 in tables that do not count. Null:
-  // no table counts.
+  // The number of times that each key stands in a batch, in the order of the keys; 1 in tables that
+  // do not count. Null: no table counts.
   const int64_t* counts = nullptr;
-  // By table: the number that is told of each key, 0 in tables that say nothing. Null: none does.
+  // The number that the asking worker gives for each key, in the order of the keys; 0 in tables
+  // without CollectedTable::says. Null: no table has it.
   const int64_t* said = nullptr;
   std::vector<size_t> starts;  // (tables + 1) where the keys of each table begin
-  // (tables) In the order of the rows that they become; empty where keys are asked.
+  // (tables) The bags, in the order of the vectors that they become; empty for a table of which
+  // keys are asked.
   std::vector<std::vector<AskedBags>> bags;
 };
 
-// The tables as the worker that answers knows them.
+// The properties of the tables that a worker needs to answer a request.
 struct ServedTables {
   std::vector<int> dims;
   std::vector<TablePlacement> placements;  // (tables)
-  size_t rank = 0;                         // of this worker
+  size_t rank = 0;                         // the number of this worker
   std::vector<bool> counts = {};           // (tables) whether each counts keys; empty: none does
   std::vector<bool> says = {};             // (tables) CollectedTable::says; empty: none does
 
   bool has_counts(size_t table) const { return !counts.empty() && counts[table]; }
   bool has_said(size_t table) const { return !says.empty() && says[table]; }
-  // Returns the words of each key that is asked for.
+  // Returns how many words a message has for each key of a table.
   size_t words_of_key(size_t table) const { return 1 + has_counts(table) + has_said(table); }
 };
 
-// Checks a message, and finds what it asks for. The result has no keys, counts and numbers yet.
-// `hold` keeps the message alive. Errors: kInternal with the text of the first worker that has
-// failed; kFailedPrecondition for workers with different configurations; kInvalidArgument for a
-// message that this release has not written.
+// Checks a message, and finds where its keys and bags lie. The result has no keys, counts and
+// numbers yet: CopyKeys copies them. `hold` keeps the message alive. Errors: kInternal with the
+// text of the first worker that has failed; kFailedPrecondition for workers with different
+// configurations; kInvalidArgument for a message in another format.
 Result<AskedKeys> FindKeys(const ServedTables& tables, const int64_t* message, size_t words,
                            const int32_t* splits, size_t workers, std::shared_ptr<const void> hold);
-// Copies what is asked of a table, by worker. counts and said are left alone if the table has none.
+// Copies the keys that workers have asked of a table, worker by worker, with their counts and
+// numbers. `counts` and `said` are not written if the table has none.
 void CopyKeys(const ServedTables& tables, const AskedKeys& asked, size_t table, Key* keys,
               int64_t* counts, int64_t* said);
-// Does both for all tables.
+// Does what FindKeys does, and what CopyKeys does for every table.
 Result<AskedKeys> ReadKeys(const ServedTables& tables, const int64_t* message, size_t words,
                            const int32_t* splits, size_t workers, std::shared_ptr<const void> hold);
 

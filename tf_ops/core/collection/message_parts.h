@@ -16,7 +16,7 @@ namespace sok {
 // Bytes of the text of an error that a worker sends to others; longer texts are cut.
 inline constexpr size_t kMostText = 1024;
 
-// Writes text into words, the last one filled up with zeros.
+// Writes a text into words, and fills the last word up with zeros.
 template <typename Word>
 void PutText(std::string_view text, Word* words) {
   std::memcpy(words, text.data(), text.size());
@@ -29,8 +29,8 @@ constexpr size_t WordsOf(size_t bytes) {
 
 inline std::string NameOf(size_t worker) { return "worker " + std::to_string(worker); }
 
-// Sizes of segments as int32. what: the unit, for the error, kInvalidArgument, if it does not hold
-// one of them.
+// Returns the sizes of segments as int32. `what` is their unit, for the message. Error:
+// kInvalidArgument if a size does not fit.
 inline Result<std::vector<int32_t>> AsSplits(const std::vector<size_t>& sizes, const char* what) {
   std::vector<int32_t> splits;
   for (size_t size : sizes) {
@@ -44,7 +44,7 @@ inline Result<std::vector<int32_t>> AsSplits(const std::vector<size_t>& sizes, c
   return splits;
 }
 
-// Returns which tables lie on all workers.
+// Returns, for each table, whether it lies on all workers.
 inline std::vector<bool> OnAll(const std::vector<TablePlacement>& placements) {
   std::vector<bool> on_all;
   for (const TablePlacement& each : placements) {

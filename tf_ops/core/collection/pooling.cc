@@ -8,7 +8,7 @@
 namespace sok {
 namespace {
 
-// Rows of a feature's table.
+// The rows of one feature's table.
 struct FeatureRows {
   PlacedRows<const float> rows;
   const uint32_t* row_of;  // (n)
@@ -23,7 +23,7 @@ void Pool(const CollectionRequest& request, const std::vector<Pooling>& poolings
           const RowPlaces& places, const std::vector<BagVectors<T>>& out,
           const ParallelFor& parallel_for) {
   const CollectionPlan& plan = request.plan();
-  // Bags of all features are numbered through.
+  // The bags of all features have one numbering: bags of feature 0, of feature 1, …
   std::vector<size_t> starts{0};
   size_t floats = 0;
   for (size_t feature = 0; feature < poolings.size(); ++feature) {

@@ -1,4 +1,5 @@
-// From rows to a vector a bag, and from gradients of these back to gradients of rows.
+// Pools rows into one vector for each bag, and turns gradients of these vectors into gradients of
+// rows.
 //
 // Formulas, with x_i the rows of a bag's keys and w_i their weights, which are 1 without any:
 //   sum    sum(w_i x_i)
@@ -6,8 +7,8 @@
 //   sqrtn  sum(w_i x_i) / sqrt(sum(w_i^2))
 //   max    the greatest element of the rows, place by place; the gradient goes to the first of the
 //          rows that has it
-// A bag without keys, or with a divisor of 0, is all zeros. The first three are those of
-// tf.nn.embedding_lookup_sparse.
+// A bag without keys, or with a divisor of 0, is all zeros. tf.nn.embedding_lookup_sparse has the
+// first three formulas too.
 #pragma once
 
 #include <cstddef>
@@ -25,24 +26,25 @@ struct Pooling {
   const float* weights = nullptr;  // (n) one a key; null: they are 1. Not for kMax.
 };
 
-// A vector a bag: that of bag i begins at data + i * stride.
+// The vectors of bags: the vector of bag i begins at data + i * stride.
 template <typename T>
 struct BagVectors {
   T* data = nullptr;
   size_t stride = 0;
 };
 
-// Pools every feature of a request. places: where the rows of all tables lie among `rows`.
+// Pools every feature of a request. `places` says where the rows of all tables lie among `rows`.
 template <typename T>  // float or BFloat16
 void Pool(const CollectionRequest& request, const std::vector<Pooling>& poolings, const float* rows,
           const RowPlaces& places, const std::vector<BagVectors<T>>& out,
           const ParallelFor& parallel_for);
 
-// The gradients of Pool. upstream: of the vectors; features that have none (null) were not used.
-// row_gradients, which lie as gradient_places says: summed for each row in float32, over its
-// features in their order and over the keys of each in theirs; a row that no feature used begins
-// with kUnusedBits if the plan marks those. weight_gradients: (n) of each feature, null where they
-// are not wanted.
+// Computes the gradients of Pool. `upstream` has the gradients of each feature's vectors; null: the
+// feature was not used. `row_gradients` gets the gradient of each row, at the place that
+// gradient_places says: a float32 sum over the features in order, and over the keys of each feature
+// in order. If the plan has marks_unused, the gradient of a row that no feature used begins with
+// kUnusedBits. `weight_gradients` gets (n) floats for each feature, and is null for a feature whose
+// weights need no gradient.
 template <typename T>
 void PoolGradient(const CollectionRequest& request, const std::vector<Pooling>& poolings,
                   const float* rows, const RowPlaces& places,

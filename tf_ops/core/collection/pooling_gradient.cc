@@ -18,7 +18,7 @@ namespace {
 template <typename T>
 struct Share {
   const T* upstream;        // (dim) the gradient of the bag's vector
-  const uint32_t* winners;  // (dim) of kMax: the key that each element is of. Else null.
+  const uint32_t* winners;  // (dim) for kMax: the key that each element comes from. Else null.
   uint32_t key;             // its position in the feature
   float factor;
 };
@@ -76,7 +76,7 @@ class GradientOfPool {
                               DimOf(feature));
   }
 
-  // For each element of a bag's greatest: which key has it first.
+  // Finds, for each element of a bag's maximum, the first key that has it.
   void FindWinners() {
     winners_.resize(poolings_.size());
     for (size_t feature = 0; feature < poolings_.size(); ++feature) {
@@ -102,12 +102,13 @@ class GradientOfPool {
     }
   }
 
-  // Returns whether each bag of a feature is one key, whose row gets the gradient of the vector.
+  // Returns true if each bag of a feature is one key, whose row gets the gradient of the bag's
+  // vector as it is.
   bool IsPlain(uint32_t feature) const {
     return request_.feature(feature).is_key_a_bag() && poolings_[feature].weights == nullptr;
   }
 
-  // Addend: a Share, or, of plain features, the gradient of a vector.
+  // Addend is a Share, or for plain features the gradient of a vector.
   template <typename Addend>
   void OfTable(size_t table, float* gradients, const RowPlaces& places,
                const ParallelFor& inner) const {
@@ -119,7 +120,8 @@ class GradientOfPool {
     }
   }
 
-  // Adds each key's part to its row at once. The sums are those of OfTableOfMany, bit by bit.
+  // Adds each key's part to its row at once. The sums are equal to the sums of OfTableOfMany, bit
+  // by bit.
   template <typename Addend>
   void OfTableOfFew(size_t table, float* gradients, const RowPlaces& places) const {
     const auto& part = request_.tables()[table];
@@ -191,7 +193,8 @@ class GradientOfPool {
     const BagVectors<const T>& upstream = upstream_[feature];
     if (upstream.data == nullptr) return;
     if constexpr (std::is_same_v<Addend, const T*>) {
-      // Vectors of one feature may be far apart, where the processor does not prefetch by itself.
+      // The vectors of one feature may lie far apart, and then the processor does not prefetch them
+      // by itself.
       constexpr size_t kAhead = 16;
       const auto keys = static_cast<uint32_t>(request_.feature(feature).n);
       for (uint32_t i = 0; i < keys; ++i) {
@@ -227,7 +230,7 @@ class GradientOfPool {
     for (const Addend* addend = first; addend < last; ++addend) Add(*addend, dim, sum);
   }
 
-  // The vectors of a row's keys lie anywhere.
+  // The vectors of a row's keys do not lie side by side, so each is prefetched by its address.
   static void PrefetchUpstream(const T* upstream, size_t dim) {
     ForEachLine(upstream, static_cast<int>(dim),
                 [](const void* line) { __builtin_prefetch(line); });
@@ -284,7 +287,7 @@ class GradientOfPool {
   const RowPlaces& places_;
   const std::vector<BagVectors<const T>>& upstream_;
   const ParallelFor& parallel_for_;
-  std::vector<std::vector<uint32_t>> winners_;  // (features)(bags, dim), of kMax
+  std::vector<std::vector<uint32_t>> winners_;  // (features)(bags, dim), for kMax
 };
 
 }  // namespace

@@ -1,4 +1,5 @@
-// From rows that lie in the order of their keys to a vector a bag, as Pool has them, bit for bit.
+// Pools rows that lie in the order of their keys into one vector for each bag, with the bits that
+// Pool would give.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +10,8 @@
 
 namespace sok {
 
-// rows: (bags.n, dim). out: (bags.bags, dim). Of `bags` the keys are not read; its splits begin
-// with 0, never fall and end with bags.n.
+// rows: (bags.n, dim). out: (bags.bags, dim). The keys of `bags` are not read. Its splits must
+// begin with 0, never fall and end with bags.n.
 void PoolRows(const float* rows, size_t dim, const FeatureBags& bags, const Pooling& pooling,
               float* out, const ParallelFor& parallel_for);
 

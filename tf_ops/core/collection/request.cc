@@ -13,7 +13,7 @@
 namespace sok {
 namespace {
 
-constexpr int64_t kKeyCost = 15;  // of finding a distinct key, in nanoseconds
+constexpr int64_t kKeyCost = 15;  // nanoseconds to find a distinct key
 
 Status CheckLengths(const CollectionPlan& plan, size_t feature, const FeatureBags& bags) {
   const uint64_t most = feature < plan.max_lengths.size() ? plan.max_lengths[feature] : 0;
@@ -29,8 +29,8 @@ Status CheckLengths(const CollectionPlan& plan, size_t feature, const FeatureBag
                          std::to_string(bag) + "; leave some out, or allow more");
 }
 
-// Sorts distinct keys by the worker that owns them, those of one worker in the order that they are
-// in, and renumbers the rows.
+// Sorts distinct keys by the worker that owns them, and renumbers the rows. The keys of one worker
+// stay in the order in which they were.
 void SortByOwner(const CollectedTable& table, uint32_t workers,
                  CollectionRequest::TablePart* part) {
   const auto distinct = static_cast<uint32_t>(part->keys.size());
@@ -129,7 +129,7 @@ void CollectionRequest::FindRowsOfMany(size_t table, size_t n, const ParallelFor
 void CollectionRequest::FindRowsOfFew(size_t table, size_t n) {
   TablePart& part = tables_[table];
   thread_local DistinctIndex scratch;
-  DistinctIndex& index = scratch;  // whose place is not asked for anew for every key
+  DistinctIndex& index = scratch;  // a local reference: its address is read once
   index.Reset(n);
   part.keys.resize(n);
   Key* const distinct = part.keys.data();
@@ -139,7 +139,7 @@ void CollectionRequest::FindRowsOfFew(size_t table, size_t n) {
     for (size_t i = 0; i < bags.n; ++i, ++row) {
       *row =
           index.FindOrAdd(bags.keys[i], [distinct](uint32_t number) { return distinct[number]; });
-      distinct[*row] = bags.keys[i];  // also of one that is there: a branch would be mispredicted
+      distinct[*row] = bags.keys[i];  // written even if it is there: a branch would be mispredicted
     }
   }
   part.keys.resize(index.size());
@@ -189,7 +189,8 @@ Status CollectionRequest::FindRows(size_t table, const ParallelFor& parallel_for
   part.rows = part.keys.size();
   FindColumns(table);
   if (placement.kind == TablePlacement::kOnAll) {
-    // They are read here, whether or not they are sent to other workers.
+    // This worker reads the rows of such a table itself, whether or not it sends the keys to other
+    // workers too.
     part.splits.assign(plan_->workers, 0);
     part.splits[plan_->rank] = static_cast<uint32_t>(part.rows);
   }

@@ -20,11 +20,12 @@ namespace sok {
 struct CollectedTable {
   std::string name;  // for messages
   int dim = 1;
-  uint64_t salt = 0;       // of CollectionOwner
+  uint64_t salt = 0;       // for CollectionOwner
   uint64_t key_limit = 0;  // keys are below it; 0: any key
   TablePlacement placement = {};
-  bool counts = false;  // true if it counts how often each key stands in the batch
-  // True if it is told a number of each key: the greatest of FeatureBags::said over equal keys.
+  bool counts = false;  // true if its admission counts how often each key stands in the batch
+  // True if a request sends a number along with each key: the greatest FeatureBags::said of equal
+  // keys. Adaptive tables get routes of keys this way.
   bool says = false;
 };
 
@@ -32,38 +33,40 @@ struct CollectedTable {
 struct CollectionPlan {
   std::vector<CollectedTable> tables;
   std::vector<std::string> features;     // names, for messages
-  std::vector<uint32_t> feature_tables;  // (features) which table each looks its keys up in
-  // (features) The most keys that a bag of each has; 0, or a feature that is not here: any number.
+  std::vector<uint32_t> feature_tables;  // (features) the table in which each looks its keys up
+  // (features) The most keys that a bag of the feature may have. 0, or no entry for the feature:
+  // any number.
   std::vector<uint64_t> max_lengths;
-  // (features) how the bags of each are pooled, where the worker that holds the table does it
+  // (features) how the holder of a table pools the bags of each feature, if it pools them
   std::vector<Combiner> combiners;
   uint32_t workers = 1;
-  uint32_t rank = 0;  // of this worker
+  uint32_t rank = 0;  // the number of this worker
   // True if the rows are trained. If not, the keys of replicated tables are not sent to other
   // workers.
   bool trains = true;
-  // True if rows that no feature used have gradients that begin with kUnusedBits, else zeros.
+  // True if the gradient of a row that no feature used begins with kUnusedBits; otherwise it is
+  // zeros.
   bool marks_unused = true;
-  // Of the configuration. Workers refuse messages with another one.
+  // A fingerprint of the configuration. Workers refuse messages with another one.
   int64_t fingerprint = 0;
 };
 
-// The worker that holds a key of a table. Salts differ between tables, so that the same key in many
-// tables, such as 0, does not load one worker.
+// Returns the worker that holds a key of a table, by a hash. Salts differ between tables, so that a
+// key that many tables have, such as 0, is not on the same worker for all of them.
 uint32_t CollectionOwner(Key key, uint64_t salt, uint32_t workers);
 
-// Returns the worker that is asked for a key of a table.
+// Returns the worker that is asked for the row of a key, by the placement of the table.
 uint32_t OwnerOf(const CollectedTable& table, Key key, uint32_t workers);
 
 // The keys of one feature in a batch, and the bags that they are in.
 struct FeatureBags {
-  std::shared_ptr<const void> hold;  // keeps the rest alive
+  std::shared_ptr<const void> hold;  // keeps the arrays alive
   const Key* keys = nullptr;         // (n)
   size_t n = 0;
   size_t bags = 0;
   const int64_t* splits = nullptr;  // (bags + 1) where each bag begins; null: all are equally long
-  size_t length = 1;                // of a bag, without splits
-  const int64_t* said = nullptr;    // (n) of a table that `says`
+  size_t length = 1;                // the keys of each bag, without splits
+  const int64_t* said = nullptr;    // (n) for a table with CollectedTable::says
 
   size_t begin(size_t bag) const { return splits != nullptr ? splits[bag] : bag * length; }
   size_t end(size_t bag) const { return begin(bag + 1); }
@@ -72,15 +75,15 @@ struct FeatureBags {
 
 // The places of the rows of tables, in floats.
 struct RowPlaces {
-  std::vector<size_t> starts;               // (tables) of the first row
-  std::vector<std::vector<size_t>> places;  // (tables) of each row; none: one lies after another
+  std::vector<size_t> starts;               // (tables) the place of the first row
+  std::vector<std::vector<size_t>> places;  // (tables)(rows) none: rows lie one after another
 
   size_t at(size_t table, size_t row, size_t dim) const {
     return places.empty() ? starts[table] + row * dim : places[table][row];
   }
 };
 
-// The rows of one table among those of all. Float is float or const float.
+// The rows of one table among the rows of all tables. Float is float or const float.
 template <typename Float>
 class PlacedRows {
  public:
@@ -101,34 +104,34 @@ class CollectionRequest {
   // The part of a request that concerns one table, for all features that share it. The answer has
   // rows of distinct keys or, where the worker that holds the table pools, vectors of bags.
   struct TablePart {
-    std::vector<Key> keys;        // distinct, those of worker 0 first; none where bags are asked
-    std::vector<int64_t> counts;  // (keys) how often each stands there; empty without a count
-    std::vector<int64_t> said;    // (keys) the number that is told of each; empty if there is none
-    std::vector<FeatureBags> bags;   // (its features) what the holder pools; empty: nothing
-    size_t rows = 0;                 // how many come back
-    std::vector<uint32_t> splits;    // (workers) how many of them each worker sends
-    std::vector<uint32_t> features;  // those that share it, in order
+    std::vector<Key> keys;          // distinct, keys of worker 0 first; none if bags are asked
+    std::vector<int64_t> counts;    // (keys) how often each stands in the batch; empty: not counted
+    std::vector<int64_t> said;      // (keys) the number that is sent with each; empty: none
+    std::vector<FeatureBags> bags;  // (its features) bags that the holder pools; empty: none
+    size_t rows = 0;                // how many rows, or vectors of bags, come back
+    std::vector<uint32_t> splits;   // (workers) how many of these each worker sends
+    std::vector<uint32_t> features;  // the features that share the table, in order
     std::vector<uint32_t> row_of;    // the row of each key of its features, one after another
   };
 
-  // Errors: kInvalidArgument for splits that do not begin with 0, end with the number of keys and
-  // never fall; kOutOfRange for a key that is not below the limit of its table. They name the
-  // feature.
+  // Errors, which name the feature: kInvalidArgument unless splits begin with 0, end with the
+  // number of keys and never fall; kOutOfRange for a key that is not below the limit of its table.
   static Result<std::shared_ptr<const CollectionRequest>> Make(
       std::shared_ptr<const CollectionPlan> plan, std::vector<FeatureBags> features,
       const ParallelFor& parallel_for);
 
-  // The checks that Make does of a feature, for callers who look keys up by themselves: of its
-  // bags, and of its keys, which the first does not read. Errors: those of Make.
+  // The checks of a feature that Make does, for callers who look keys up without a request:
+  // CheckBags checks its bags without reading a key, CheckKeys its keys. They return the errors of
+  // Make.
   static Status CheckBags(const CollectionPlan& plan, size_t feature, const FeatureBags& bags);
   static Status CheckKeys(const CollectionPlan& plan, size_t feature, const FeatureBags& bags);
 
   const CollectionPlan& plan() const { return *plan_; }
   const std::vector<TablePart>& tables() const { return tables_; }
-  // The bags of a feature. Where they are pooled by the holder of the table, the vector that comes
-  // back stands for the bag: it is one of one key.
+  // Returns the bags of a feature. If the holder of the table has pooled them, each is a bag of one
+  // key, since one vector comes back for it.
   const FeatureBags& feature(size_t feature) const { return features_[feature]; }
-  // The rows of a feature's keys (n), which are numbers of distinct keys of its table.
+  // Returns (n) the row of each key of a feature: the number of the distinct key in its table.
   const uint32_t* rows_of(size_t feature) const {
     return tables_[plan_->feature_tables[feature]].row_of.data() + starts_[feature];
   }
@@ -143,13 +146,13 @@ class CollectionRequest {
   void FindRowsOfFew(size_t table, size_t n);
   void FindRowsOfMany(size_t table, size_t n, const ParallelFor& parallel_for);
   void AskForBags(size_t table);
-  // Finds what the owners are told of each distinct key.
+  // Finds the count and the number that are sent with each distinct key.
   void FindColumns(size_t table);
   Status CheckKeysOf(size_t table) const;
 
   std::shared_ptr<const CollectionPlan> plan_;
   std::vector<FeatureBags> features_;
-  std::vector<size_t> starts_;  // (features) where each begins in row_of of its table
+  std::vector<size_t> starts_;  // (features) where its keys begin in row_of of its table
   std::vector<TablePart> tables_;
   std::vector<size_t> row_starts_;
 };

@@ -16,8 +16,9 @@ size_t PackedFloats(const RowSegments& segments, size_t worker) {
   return (rows + 1) / 2;
 }
 
-// Calls fn(begin, packed_begin, first, last) for chunks of the rows of each segment, which
-// begin there in the message and in its packed form; a chunk begins with an even number.
+// Calls fn(begin, packed_begin, first, last) for chunks of floats of each segment. `begin` is where
+// the segment begins in the message, `packed_begin` where it begins in the packed form, and `first`
+// is even.
 template <typename Fn>
 void ForEachPacked(const RowSegments& segments, const ParallelFor& parallel_for, const Fn& fn) {
   size_t packed = 0;
@@ -236,7 +237,7 @@ void UnpackRows(const RowSegments& segments, const float* packed, float* message
 }
 
 RowMessage WriteFailure(const std::vector<int32_t>& splits, const Status& failure) {
-  // An error without a text is one all the same.
+  // An error without a text must not look like success, whose text has no bytes.
   const std::string_view text = failure.text().empty() ? "failed" : failure.text();
   const std::string_view cut = text.substr(0, kMostText);
   RowMessage message;

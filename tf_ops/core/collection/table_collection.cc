@@ -10,13 +10,13 @@
 namespace sok {
 namespace {
 
-// The cost of a key in nanoseconds, roughly: what it takes to find a row, and to move its floats.
+// Returns roughly how many nanoseconds a key takes: to find its row, and to move its floats.
 int64_t KeyCost(const std::vector<int>& dims) {
   const int64_t floats = std::accumulate(dims.begin(), dims.end(), int64_t{0});
   return 20 + floats / std::max<int64_t>(static_cast<int64_t>(dims.size()), 1) / 2;
 }
 
-// The bags of one table that all workers have asked for, as one batch.
+// Joins the bags of one table that all workers have asked for into one batch.
 Result<std::shared_ptr<PooledBags>> Gather(const std::vector<AskedBags>& asked, const Table& table,
                                            const ParallelFor& parallel_for) {
   auto plan = std::make_shared<CollectionPlan>();
@@ -37,7 +37,7 @@ Result<std::shared_ptr<PooledBags>> Gather(const std::vector<AskedBags>& asked, 
   return pooled;
 }
 
-// Calls fn(feature, floats) for where the vectors of each lie, one after another.
+// Calls fn(feature, floats) with the place of each feature's vectors, which lie one after another.
 template <typename Fn>
 void ForEachVectors(const CollectionRequest& request, const Fn& fn) {
   const auto dim = static_cast<size_t>(request.plan().tables[0].dim);
@@ -58,8 +58,8 @@ void PoolAll(const PooledBags& pooled, float* vectors, const ParallelFor& parall
        out, parallel_for);
 }
 
-// The gradients of distinct rows from those of vectors. A feature of a worker that was not used has
-// vectors that rest.
+// Returns the gradients of distinct rows, from the gradients of vectors. A worker's feature that
+// was not used is passed over.
 std::vector<float> GradientsOfRows(const PooledBags& pooled, const float* vectors,
                                    const ParallelFor& parallel_for) {
   const CollectionRequest& request = *pooled.request;
@@ -257,7 +257,7 @@ Status TableCollection::DepositByTable(CollectionKeys keys, std::shared_ptr<cons
 }
 
 uint64_t TableCollection::DropDeposits() {
-  std::lock_guard<std::mutex> guard(queue_->commit_mu);  // not between the tables' parts of a step
+  std::lock_guard<std::mutex> guard(queue_->commit_mu);  // a step of all tables runs alone
   uint64_t gradients = queue_->deposits.Drop();
   for (const Member& member : members_) gradients += member.table->DropDeposits();
   return gradients;
@@ -287,7 +287,7 @@ Result<std::vector<CommitOutcome>> TableCollection::Commit(
     TableWork of_table{table, 0, member.stored || member.table->makes_rows_in_turn()};
     for (auto& deposit : redeemed.value()) {
       LookupKeys& keys = deposit.keys.tables[table];
-      if (keys.n == 0) continue;  // the table rests
+      if (keys.n == 0) continue;  // no step for this table
       of_table.items += keys.n;
       member.table->HandOnClaim(&keys);
       of_tables[table].push_back(

@@ -18,48 +18,49 @@
 
 namespace sok {
 
-// Bags of one table that were pooled here, for the gradients of their vectors.
+// Bags of one table that were pooled on this worker, kept for the gradients of their vectors.
 struct PooledBags {
-  std::shared_ptr<const CollectionRequest> request;  // of that table; the bags are its features
+  std::shared_ptr<const CollectionRequest> request;  // has that table alone
   std::vector<Pooling> poolings;
-  std::vector<float> rows;  // of the distinct keys
+  std::vector<float> rows;  // the rows of the distinct keys
 };
 
-// Keys of one lookup in all tables, for the deposit that follows it.
+// The keys of one lookup in all tables, kept for the deposit that follows it.
 struct CollectionKeys {
-  std::vector<LookupKeys> tables;  // those of each table; of a deposit, those with gradients
-  // (tables) Null where the rows of keys were asked.
+  std::vector<LookupKeys> tables;  // the keys of each table; in a deposit, keys with gradients
+  // (tables) The bags that were pooled; null for a table of which keys were asked.
   std::vector<std::shared_ptr<const PooledBags>> pooled;
-  std::vector<size_t> starts;  // (tables) where the rows, or vectors, of each begin, in floats
-  std::vector<const float*> gradients;  // (tables) of a deposit: those of each table's keys
-  // (tables) What part of a table's norm is added up here, since all workers' are summed; none:
-  // all.
+  std::vector<size_t> starts;           // (tables) the float at which its rows or vectors begin
+  std::vector<const float*> gradients;  // (tables) in a deposit: the gradients of its keys
+  // (tables) The share of a table's squared norm that this worker adds, since the norms of all
+  // workers are added up. None: all of it.
   std::vector<double> shares;
-  size_t n = 0;  // of all tables
+  size_t n = 0;  // the number of keys in all tables
   DepositOrder order = {};
 
   double square() const;
   double Dot(const CollectionKeys& other);
 };
 
-// Where the gradients of a collection wait for its commits, one of which runs at a time.
+// The queue in which the gradients of a collection wait for its commits. One commit runs at a time.
 struct CollectionQueue {
   DepositQueue<CollectionKeys> deposits;
   std::mutex commit_mu;
 };
 
-// The tables of a collection, which may be put together anew for every call, with what outlives the
-// calls. Thread-safe, as tables are.
+// The tables of a collection. The object may be made anew for every call; what must outlive a call
+// is in the CollectionQueue. Thread-safe, as tables are.
 class TableCollection {
  public:
   struct Member {
     std::string name;  // for messages
     std::shared_ptr<Table> table;
-    bool stored = false;  // in a storage, whose lookups wait for more than locks of shards
+    bool stored = false;  // in a storage: its lookups may wait for other locks than a shard's
     TablePlacement placement = {};
   };
 
-  // No other caller may train the tables. This is worker `rank` of those that share the rows.
+  // Nobody else may train the tables. `rank` is the number of this worker among the workers that
+  // share the rows.
   TableCollection(std::vector<Member> members, std::shared_ptr<CollectionQueue> queue,
                   size_t rank = 0);
 
@@ -67,40 +68,41 @@ class TableCollection {
   const ServedTables& served() const { return served_; }
   const std::vector<Member>& members() const { return members_; }
 
-  // Reads the rows of keys, by table, and pools what bags are asked of. With make_rows keys without
-  // a row get one in tables that are trainable (tables); gradients of the others are dropped.
-  // `looked_up` becomes what a deposit of these rows' gradients takes. Errors: those of
-  // Table::Lookup, with the name of the table. Some tables may have made rows then.
+  // Reads the rows of keys, by table, and pools the bags that are asked for. With make_rows, keys
+  // without a row get one in tables for which `trainable` (tables) is true; gradients of other
+  // tables are dropped. `looked_up` becomes the first argument of the Deposit of these rows'
+  // gradients. Errors: those of Table::Lookup, with the name of the table; some tables may have
+  // made rows by then.
   Status Lookup(const AskedKeys& asked, bool make_rows, const std::vector<bool>& trainable,
                 float* rows, CollectionKeys* looked_up, const ParallelFor& parallel_for);
 
-  // Keeps gradients, which lie as the rows did, until a Commit redeems them. Rows of gradients that
-  // begin with kUnusedBits are left out. `hold` keeps the gradients alive.
+  // Keeps gradients, which lie as the rows of the lookup did, until a Commit redeems them. A row
+  // whose gradient begins with kUnusedBits gets none. `hold` keeps the gradients alive.
   void Deposit(CollectionKeys keys, std::shared_ptr<const void> hold, const float* gradients,
                const AnchorGradient& anchor, const ParallelFor& parallel_for);
 
-  // Returns the order of the deposit of a lookup that begins now.
+  // Returns the place in the order of deposits for a lookup that begins now.
   DepositOrder NextOrder() { return {0, queue_->deposits.NextLookup(), 0}; }
   // Keeps gradients (n, dim) of the keys of each table, some of which may lie on GPUs; `hold` keeps
-  // them alive. Errors: those of copies from a GPU, where norms are asked for.
+  // them alive. Error: where norms are asked for, a copy from a GPU that fails.
   Status DepositByTable(CollectionKeys keys, std::shared_ptr<const void> hold,
                         const AnchorGradient& anchor, const ParallelFor& parallel_for);
 
-  // One step of every table, by its own options (tables) of a few, all of which redeem as `common`
-  // does. A table without options, or without gradients, stays as it is. Tables step one by one:
-  // where one fails the others have stepped all the same, and the error is that of the first, with
-  // its name. Outcomes by table.
+  // Makes one step of every table, and returns the outcomes by table. All tables redeem as `common`
+  // says; `options` (tables) points to the options of each table; several tables may share one. A
+  // table without options, or without gradients, stays as it is. Tables step one by one: if one
+  // fails, the others step all the same, and the error is the first table's, with its name.
   Result<std::vector<CommitOutcome>> Commit(const CommitOptions& common,
                                             const std::vector<const CommitOptions*>& options,
                                             const ParallelFor& parallel_for);
 
-  // Forgets the deposits. Returns how many gradients there were.
+  // Forgets all deposits. Returns how many gradients they had.
   uint64_t DropDeposits();
 
  private:
   using Deposits = std::vector<DepositQueue<CollectionKeys>::Deposit>;
 
-  // Reads the rows of a table's keys, which become rows, or vectors of bags.
+  // Reads the rows of a table's keys, and pools them if bags are asked for.
   Status LookupInTable(size_t table, const AskedKeys& asked, bool make_rows, float* rows,
                        CollectionKeys* looked_up, const ParallelFor& parallel_for);
 

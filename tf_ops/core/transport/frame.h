@@ -21,7 +21,7 @@ struct FrameHeader {
   uint64_t turn = 0;
   uint64_t row_type = 0;
   uint64_t count = 0;  // of rows
-  uint64_t bytes = 0;  // that follow
+  uint64_t bytes = 0;  // that follow the header
 };
 
 }  // namespace sok

@@ -16,33 +16,35 @@
 namespace sok {
 namespace {
 
-// The most callers without a proof at a time, beside one for each worker. Then the time that each
-// of them has for its proof, and the time that a worker tries one connection, in milliseconds.
+// The most callers without a proof at a time, beside one for each worker. Below it, in
+// milliseconds: how long a caller may take for its proof, and how long a worker tries one
+// connection.
 constexpr size_t kMostUnproven = 64;
 constexpr int64_t kLongestProof = 10000;
 constexpr int64_t kLongestTry = 10000;
 constexpr int kPause = 20;
-// So many calls are taken before those that are there have their turn.
+// The most calls that are accepted in a row before the callers that are connected are read from.
 constexpr int kCallsAtOnce = 16;
 
 constexpr size_t kNonceBytes = 32;
 
-// The first bytes of a connection, from the caller.
+// The first bytes of a connection; the caller sends them.
 struct Greeting {
   char magic[8];
   uint32_t caller, callee;  // ranks
-  char nonce[kNonceBytes];  // used once only
+  char nonce[kNonceBytes];  // random, for this connection only
 };
-// The answer of the worker that was called, before its caller has proved who it is.
+// The answer of the worker that was called. The caller has not proved yet who it is.
 struct Answer {
   char nonce[kNonceBytes];
 };
-// Then the caller sends a proof, and receives this byte once it has been accepted as a worker.
+// After the answer the caller sends its proof, and receives this byte once it has been accepted as
+// a worker.
 constexpr char kTakenIn = 1;
 constexpr char kMagic[8] = {'s', 'o', 'k', 'm', 'e', 's', 'h', '2'};
 
-// Proves that `role` takes part in this very handshake and knows secret and token. Nobody else can
-// send a proof back to where it came from, since the roles differ.
+// Returns the proof that `role` takes part in this very handshake and knows secret and token. A
+// proof cannot be sent back as an answer to itself, since the roles differ.
 Sha256Digest Proof(const std::string& secret, const std::string& token, std::string_view role,
                    const Greeting& greeting, const Answer& answer) {
   const Sha256Digest key = HmacSha256(secret, token);
@@ -62,7 +64,8 @@ Status MakeNonce(char* nonce) {
 
 // --- the caller ---------------------------------------------------------------------------------
 
-// By a local socket where both are of one system, else, and where that fails, by the port.
+// Connects by a local socket if both workers are on one system. If they are not, or if that fails,
+// connects by the port.
 Result<Descriptor> ConnectToWorker(const WorkerAddress& own, const WorkerAddress& address,
                                    int64_t end) {
   if (!own.system.empty() && own.system == address.system) {
@@ -72,8 +75,8 @@ Result<Descriptor> ConnectToWorker(const WorkerAddress& own, const WorkerAddress
   return ConnectTo(address, std::max<int64_t>(0, end - NowMilliseconds()));
 }
 
-// Sets `is_taken_in` once the other side has this worker. What ends before that is worth a try
-// more.
+// Introduces this worker on a connection, and sets `is_taken_in` once the other side has accepted
+// it. A connection that ends before that may be tried again.
 Status Introduce(int rank, int other, const std::string& secret, const std::string& token, int fd,
                  int64_t end, bool* is_taken_in) {
   const auto left = [end] { return std::max<int64_t>(0, end - NowMilliseconds()); };
@@ -130,8 +133,8 @@ class Caller {
   int fd() const { return socket_.get(); }
   bool is_late() const { return NowMilliseconds() >= until_; }
 
-  // Takes what has come. Returns false for one that is done with: it has a place among the
-  // connections, or is none of the workers.
+  // Reads what has come. Returns false if the caller can be forgotten: it has become one of the
+  // connections, or it is not a worker.
   bool ReadMessages(int rank, const std::string& secret, const std::string& token,
                     std::vector<Descriptor>* connections) {
     char* const bytes =
@@ -149,7 +152,7 @@ class Caller {
   }
 
  private:
-  // Returns false for a greeting that none of the workers sends.
+  // Returns false for a greeting that no worker would send.
   bool Reply(int rank, const std::string& secret, const std::string& token, size_t size) {
     if (std::memcmp(greeting_.magic, kMagic, sizeof(kMagic)) != 0 ||
         greeting_.callee != static_cast<uint32_t>(rank) ||
@@ -162,7 +165,7 @@ class Caller {
     return SendNow(&answer_, sizeof(answer_)) && SendNow(proof.data(), proof.size());
   }
 
-  // So little fits into what the system keeps for a new connection.
+  // Sends without waiting: so few bytes fit into the buffer of a new connection.
   bool SendNow(const void* bytes, size_t n) {
     return send(fd(), bytes, n, MSG_NOSIGNAL | MSG_DONTWAIT) == static_cast<ssize_t>(n);
   }
@@ -173,7 +176,7 @@ class Caller {
   Answer answer_;
   Sha256Digest proof_;
   bool has_answer_ = false;
-  size_t received_ = 0;  // of the greeting, or of the proof
+  size_t received_ = 0;  // bytes of the greeting, or of the proof
 };
 
 std::string MissingRanks(int rank, const std::vector<Descriptor>& connections) {
@@ -184,7 +187,7 @@ std::string MissingRanks(int rank, const std::vector<Descriptor>& connections) {
   return missing;
 }
 
-// Takes calls; the callers who have waited longest make room.
+// Accepts calls. If there are too many callers, those who have waited longest are dropped.
 void AcceptCallers(int listening, size_t most, std::vector<Caller>* callers) {
   for (int i = 0; i < kCallsAtOnce; ++i) {
     const int fd = accept4(listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -220,7 +223,7 @@ Result<std::vector<Descriptor>> ConnectAll(int rank, const std::string& secret,
                     "expected every worker to connect within the timeout; still missing: " +
                         MissingRanks(rank, connections) + "; look at their output");
     }
-    // A descriptor that is none is skipped.
+    // poll() skips a descriptor of -1.
     std::vector<pollfd> polled{{listening.port.get(), POLLIN, 0},
                                {listening.local.get(), POLLIN, 0}};
     const size_t listeners = polled.size();

@@ -21,9 +21,10 @@ namespace sok {
 namespace {
 
 const Status kNoMemory = Status::Literal(Code::kResourceExhausted, "no memory for an exchange");
-// Longer ones would not fit into the clock's milliseconds.
+// Longer timeouts would not fit into the clock's milliseconds.
 constexpr double kLongestTimeout = 1e6;
-// Workers find room among so many strangers that the system keeps until this worker comes to them.
+// The system keeps at least so many calls until this worker accepts them, so that strangers leave
+// room for workers.
 constexpr int kLeastBacklog = 1024;
 
 }  // namespace
@@ -89,7 +90,7 @@ Status Mesh::Work::Connect(const std::vector<std::string>& addresses) {
 
 Mesh::Work::~Work() {
   if (!thread_.joinable()) return;
-  if (is_child()) {  // the thread is the parent's
+  if (is_child()) {  // the thread runs in the parent process alone
     thread_.detach();
     return;
   }
@@ -139,7 +140,7 @@ Status Mesh::Work::Begin(ExchangeRequest* request, uint64_t* turn, Pending* begu
                                                  " at a time, got another while it is under way");
   }
   for (const std::unique_ptr<Peer>& peer : peers_) {
-    // One that was lost before this worker came cannot have had its rows.
+    // A worker that was lost before this one came to the exchange cannot have received its rows.
     if (peer == nullptr || !peer->lost) continue;
     return ErrorOfLost(request->name);
   }
@@ -181,7 +182,7 @@ void Mesh::Work::Exchange(ExchangeRequest request) {
       status = kNoMemory;
     }
   }
-  // An exchange that fails here ends in the mesh's thread, once nothing reads from the request any
+  // If it fails here, the mesh's thread ends the exchange, once nothing reads from the request any
   // more.
   if (!status.ok()) BreakSoon(status);
   {
@@ -198,7 +199,8 @@ void Mesh::Work::SendParts(const Pending& exchange) {
   header.turn = exchange->turn();
   header.row_type = request.row_type;
   uint64_t bytes = 0;
-  // Each begins with another worker, so that not all send to one.
+  // Each worker begins with a different one, so that they do not all send to the same worker at
+  // once.
   for (int i = 1; i < options_.size; ++i) {
     const auto worker = static_cast<size_t>((options_.rank + i) % options_.size);
     const ExchangePart& part = request.parts[worker];
@@ -278,7 +280,7 @@ MeshStats Mesh::Work::Stats() const {
   return stats_;
 }
 
-// --- the mesh that others see -------------------------------------------------------------------
+// --- public functions -------------------------------------------------------------------
 
 Mesh::Mesh(std::unique_ptr<Work> work) : work_(std::move(work)) {}
 Mesh::~Mesh() = default;
@@ -301,7 +303,7 @@ Result<std::shared_ptr<Mesh>> Mesh::Listen(const MeshOptions& options) {
   Listening listening{std::move(port), {}};
   if (options.local_sockets) {
     Result<Descriptor> local = ListenLocally(own.token, backlog);
-    // Without one the others come by the port.
+    // Without a local socket the other workers call the port.
     if (local.ok()) {
       listening.local = std::move(local.value());
       own.system = LocalSystem();

@@ -15,7 +15,7 @@ struct Registry {
 };
 
 Registry& TheRegistry() {
-  // Never destroyed: threads of others may exchange until the process ends.
+  // It is never destroyed: threads of other libraries may exchange until the process ends.
   static Registry* const registry = new Registry;
   return *registry;
 }
@@ -38,7 +38,7 @@ std::shared_ptr<Mesh> FindMesh(int64_t number) {
 
 void RemoveMesh(int64_t number) {
   Registry& registry = TheRegistry();
-  std::shared_ptr<Mesh> removed;  // goes without the lock
+  std::shared_ptr<Mesh> removed;  // destroyed after the lock is released
   std::lock_guard<std::mutex> guard(registry.mu);
   const auto found = registry.meshes.find(number);
   if (found == registry.meshes.end()) return;

@@ -15,12 +15,12 @@
 namespace sok {
 namespace {
 
-// So much is read of one connection before the others have their turn.
+// The most bytes that are read from one connection before the next one is read.
 constexpr size_t kReadAtOnce = 1 << 20;
-// Milliseconds for other workers to report an error after a connection has ended without one: a
-// worker that gives up in the middle of a frame cannot say why, and is not the one to blame.
+// After a connection has ended without an error, other workers have so many milliseconds to report
+// one: a worker that gives up in the middle of a frame cannot say why, and may not be the cause.
 constexpr int64_t kErrorGrace = 200;
-// The text of a worker that gives up.
+// The most bytes of the text of a worker that gives up.
 constexpr uint64_t kMostWhyBytes = 1 << 16;
 
 std::string Seconds(double seconds) {
@@ -81,7 +81,7 @@ void Mesh::Work::Handle(uint32_t events, Peer* peer) {
 
 bool Mesh::Work::Read(Peer* peer) {
   for (size_t total = 0; total < kReadAtOnce;) {
-    // Inside of a large frame bytes go to their place.
+    // The bytes of a large frame are read directly to their place.
     const bool direct = peer->left > Peer::kBufferBytes;
     char* const at = direct ? peer->into : peer->buffer.get();
     const size_t room = direct ? std::min(peer->left, kReadAtOnce) : Peer::kBufferBytes;
@@ -94,13 +94,13 @@ bool Mesh::Work::Read(Peer* peer) {
       Break(status);
       return true;
     }
-    if (static_cast<size_t>(n) < room) return true;  // no more for now
+    if (static_cast<size_t>(n) < room) return true;  // the system has no more bytes now
     total += static_cast<size_t>(n);
   }
   return true;
 }
 
-// Takes bytes that have come; null for those that are in their place.
+// Processes n bytes that have come. `bytes` is null if they are in their place already.
 Status Mesh::Work::Take(Peer* peer, const char* bytes, size_t n) {
   while (n > 0) {
     if (peer->header_bytes < sizeof(FrameHeader)) {
@@ -189,7 +189,7 @@ void Mesh::Work::FailExchangesOfLost() {
     std::lock_guard<std::mutex> guard(mu_);
     for (const auto& [tag, exchange] : pending_) {
       if (!exchange->begun()) continue;
-      // One that has done its part in all that is under way may be gone.
+      // A worker that has done its part of every exchange under way may end.
       if (std::any_of(peers_.begin(), peers_.end(), [&exchange](const auto& peer) {
             return peer != nullptr && peer->lost &&
                    (!exchange->has_arrived(peer->rank) || peer->outbox.waits());
@@ -251,7 +251,7 @@ void Mesh::Work::Break(const Status& status) {
                                    [](const auto& each) { return each.second->begun(); });
     try {
       if (waits || !ending_) why = status.message();
-    } catch (const std::bad_alloc&) {  // then the others see the connection end
+    } catch (const std::bad_alloc&) {  // the other workers see the connection end
     }
   }
   for (const std::unique_ptr<Peer>& peer : peers_) {

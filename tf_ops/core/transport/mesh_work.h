@@ -1,11 +1,11 @@
 // The implementation of a Mesh. Internal to the transport.
 //
-// Callers begin exchanges and send; one thread of the mesh's own reads from all connections, goes
-// on sending where a connection had no room, and ends the mesh when something is wrong. It alone
-// receives into the places of rows, so that none of them is in use when it ends an exchange.
+// Callers begin exchanges and send. The mesh's own thread reads from all connections, goes on
+// sending where a connection had no room, and ends the mesh after an error. No other thread
+// receives into the memory of rows, so that memory is not in use when the thread ends an exchange.
 //
-// Locks: the mesh's mutex may be held while an outbox's is taken, not the other way round. Neither
-// is held when `done` of a request is called.
+// Locks: a thread that holds the mesh's mutex may take an outbox's mutex, but not the other way
+// round. It holds neither when it calls `done` of a request.
 #pragma once
 
 #include <unistd.h>
@@ -48,12 +48,12 @@ struct Peer {
   Outbox outbox;
   bool lost = false;  // guarded by the mesh's mutex
 
-  // Small frames come out of one call of the system, through a buffer; the rest of large ones goes
-  // to its place directly.
+  // Many small frames are read by one system call, through a buffer. The rest of a large frame is
+  // read directly to its place.
   static constexpr size_t kBufferBytes = 64 << 10;
   std::unique_ptr<char[]> buffer{new char[kBufferBytes]};
   FrameHeader header;
-  size_t header_bytes = 0;  // that have come
+  size_t header_bytes = 0;  // bytes of the header that have come
   std::shared_ptr<PendingExchange> exchange;
   std::string why;
   char* into = nullptr;
@@ -88,9 +88,9 @@ class Mesh::Work {
   void SendParts(const Pending& exchange);
   // Copies what this worker has for itself, if there is a place for it now.
   void CopyOwnIfDue(const Pending& exchange);
-  // Ends an exchange if nothing is missing. Without the mutex.
+  // Ends an exchange if nothing is missing. Called without the mutex.
   void Settle(const Pending& exchange);
-  // Has the mesh's thread end the mesh.
+  // Asks the mesh's thread to end the mesh.
   void BreakSoon(const Status& status);
 
   // --- the mesh's own thread
@@ -106,11 +106,12 @@ class Mesh::Work {
   void CheckTimes();
   void Break(const Status& status);
 
-  // The error of an exchange that workers do not come to, since they are gone. With the mutex.
+  // Returns the error of an exchange that waits for workers that are gone. Called with the mutex.
   Status ErrorOfLost(const std::string& exchange) const;
 
   bool is_child() const { return process_ != getpid(); }
-  // Returns the first exchange of a tag of which `is_open` holds, or a new one. With the mutex.
+  // Returns the first exchange of a tag for which `is_open` returns true, or a new one. Called with
+  // the mutex.
   template <typename IsOpen>
   Pending Find(const ExchangeTag& tag, const IsOpen& is_open) {
     const auto [begin, end] = pending_.equal_range(tag);
@@ -133,19 +134,20 @@ class Mesh::Work {
   std::vector<std::unique_ptr<Peer>> peers_;  // (size) null for this worker
   Descriptor epoll_, wake_;
   std::thread thread_;
-  int64_t lost_since_ = 0;  // when a worker was lost of which the thread has not looked who waits
+  int64_t lost_since_ = 0;  // when a worker was lost whose exchanges the thread must end; 0: none
 
   mutable std::mutex mu_;
   Status broken_, break_soon_;
   bool ending_ = false, connected_ = false;
-  int process_ = 0;  // that has connected; a child of it has no thread for the mesh
+  int process_ = 0;  // the process that has connected; its children have no mesh thread
   struct Name {
     std::string text;
     uint64_t turns = 0;
   };
   std::unordered_map<uint64_t, Name> names_;
-  // Those of one tag in their order: a gradient may be taken twice, and a worker that is done with
-  // the first begins the second while others are still at the first.
+  // The exchanges under way; those of one tag in their order. A tag may occur twice: a gradient may
+  // be computed twice, and a worker that is done with the first begins the second while others are
+  // still at the first.
   std::multimap<ExchangeTag, Pending> pending_;
   MeshStats stats_;
   size_t under_way_ = 0;  // exchanges that have begun and not ended

@@ -34,7 +34,7 @@ bool Outbox::Push(Frame* frame) {
     message.msg_iovlen = static_cast<size_t>(n);
     const ssize_t taken = sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (taken < 0 && errno == EINTR) continue;
-    // The reader of a lost connection finds out.
+    // The thread that reads finds out that the connection is lost.
     if (taken < 0) return false;
     frame->taken += static_cast<size_t>(taken);
   }
@@ -43,9 +43,10 @@ bool Outbox::Push(Frame* frame) {
 
 bool Outbox::Send(const FrameHeader& header, const void* bytes, Sent sent) {
   std::lock_guard<std::mutex> guard(mu_);
-  // The exchange of a frame has ended with the connections, and its bytes may be gone.
+  // When the connections were closed the exchange of this frame ended, and its bytes may be gone.
   if (closed_) return true;
-  // In the queue first: should memory end, nothing of it has been sent.
+  // The frame enters the queue first: if that runs out of memory, no part of the frame has been
+  // sent.
   frames_.push_back({header, static_cast<const char*>(bytes), 0, std::move(sent)});
   if (frames_.size() > 1) return false;
   if (Push(&frames_.front())) {

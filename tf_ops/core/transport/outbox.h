@@ -1,4 +1,4 @@
-// The frames that wait for a connection to take them. Internal to the transport.
+// The frames that wait until a connection has room. Internal to the transport.
 #pragma once
 
 #include <cstddef>
@@ -14,20 +14,20 @@ namespace sok {
 // Thread-safe.
 class Outbox {
  public:
-  // Is called once the connection has taken a frame: nothing is read from its bytes any more.
+  // Called once the connection has taken a frame: nothing reads from its bytes any more.
   using Sent = std::function<void()>;
 
   // `wants_to_write(bool)` says whether the connection should be watched for room.
   void Open(int fd, std::function<void(bool)> wants_to_write);
 
-  // Sends a frame behind those that wait, as far as the connection takes it at once. Returns
-  // whether it has taken all of it; `sent` is called only for a frame that had to wait. What is
-  // sent on a connection that is lost waits until Close.
+  // Sends a frame after the frames that wait, as much as the connection has room for. Returns true
+  // if the connection has taken all of it; `sent` is called only for a frame that had to wait. A
+  // frame on a lost connection waits until Close.
   bool Send(const FrameHeader& header, const void* bytes, Sent sent);
-  // Goes on sending. Returns how many bytes were taken.
+  // Goes on sending. Returns how many bytes the connection has taken.
   size_t Continue();
-  // Gives up what waits; nothing reads from its bytes when this returns. A last frame says why, if
-  // there is a reason and no other frame is half sent.
+  // Drops all frames that wait; nothing reads from their bytes when this returns. If `why` is not
+  // empty and no frame is half sent, a last frame sends it.
   void Close(const std::string& why);
   // Returns true if frames wait.
   bool waits() const;
@@ -36,7 +36,7 @@ class Outbox {
   struct Frame {
     FrameHeader header;
     const char* bytes;
-    size_t taken;  // of the header and the bytes together
+    size_t taken;  // bytes that the connection has taken, of header and rows together
     Sent sent;
   };
 

@@ -38,7 +38,7 @@ Status PendingExchange::CheckFits(int worker, const FrameHeader& header) const {
 }
 
 Result<char*> PendingExchange::Announce(int worker, const FrameHeader& header) {
-  // Nothing has a place in an exchange that has failed: what the caller gave may be gone.
+  // After a failure no rows are placed: the caller's memory may be gone.
   if (!status_.ok()) return status_;
   Other& other = others_[static_cast<size_t>(worker)];
   other.announced = true;

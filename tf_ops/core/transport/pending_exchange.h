@@ -1,5 +1,5 @@
-// An exchange that is not done: what this worker has asked for, and what has come from the others.
-// Internal to the transport.
+// An exchange that is under way: the request of this worker, and the rows that have come from the
+// others. Internal to the transport.
 #pragma once
 
 #include <atomic>
@@ -15,35 +15,36 @@
 
 namespace sok {
 
-// Guarded by the mutex of its mesh, but for what is said to be otherwise.
+// The mutex of its mesh guards it. Functions and fields that need no lock say so.
 class PendingExchange {
  public:
   PendingExchange(int rank, int size);
 
-  // This worker has come to the exchange. `turn` is what the others know it by.
+  // Notes that this worker has come to the exchange. `turn` is the number that all workers know it
+  // by.
   Status Begin(ExchangeRequest request, uint64_t turn);
   bool begun() const { return begun_; }
 
-  // A frame of another worker has come, its first, and its bytes follow. Returns where they go,
-  // null where there are none. Errors: the frame does not fit, or the exchange has failed.
+  // Notes the first frame of another worker, whose bytes follow. Returns where they go; null if the
+  // frame has none. Errors: the frame does not fit, or the exchange has failed.
   Result<char*> Announce(int worker, const FrameHeader& header);
-  // Its bytes are there.
+  // Notes that all bytes of a worker's frame have come.
   void Arrive(int worker);
 
-  // Somebody works with the request, or no longer. An exchange ends only when nobody does.
+  // Count the threads that work with the request. An exchange ends only when there are none.
   void Hold() { ++holds_; }
   void Release() { --holds_; }
-  // A frame is on its way to another worker, or the connection has taken it. One that fails waits
-  // for none: by then the outboxes are closed, and nothing reads from its rows.
+  // Count the frames that wait for a connection. An exchange that fails does not wait for them: the
+  // outboxes are closed by then, and nothing reads from its rows.
   void HoldFrame() { ++frames_; }
   void ReleaseFrame() { --frames_; }
 
-  // Copies the rows that this worker has for itself, without a lock, once OwnIsDue has returned
-  // true, which it does once.
+  // Copies the rows that this worker has for itself. Called without a lock after OwnIsDue has
+  // returned true, which it does once.
   bool OwnIsDue();
   void CopyOwn();
 
-  // The exchange ends with an error, once nobody works on it any more.
+  // Ends the exchange with an error, as soon as no thread works with the request.
   void Fail(const Status& status);
   // Returns true, once, when `request().done` is to be called.
   bool TakeDone();
@@ -51,12 +52,12 @@ class PendingExchange {
 
   const ExchangeRequest& request() const { return request_; }
   uint64_t turn() const { return turn_; }
-  // Workers of whom something is missing: "1, 3".
+  // Returns the workers from which rows are missing, as "1, 3".
   std::string Missing() const;
   bool is_announced(int worker) const { return others_[static_cast<size_t>(worker)].announced; }
   bool has_arrived(int worker) const { return others_[static_cast<size_t>(worker)].arrived; }
 
-  // When there was the last sign of a worker. Without a lock.
+  // The time of the last sign of life of a worker. Needs no lock.
   std::atomic<int64_t> last_sign{0};
 
  private:
@@ -64,11 +65,11 @@ class PendingExchange {
     bool announced = false;
     bool arrived = false;
     FrameHeader header;
-    std::unique_ptr<char[]> early;  // what came before there was a place for it
+    std::unique_ptr<char[]> early;  // bytes that came before the request gave a place for them
     char* into = nullptr;
   };
 
-  // Once it is known how many rows come from each worker, finds their places.
+  // Finds the places of rows, once all workers have sent how many come from each.
   Status Place();
   Status CheckFits(int worker, const FrameHeader& header) const;
 
@@ -76,7 +77,7 @@ class PendingExchange {
   ExchangeRequest request_;
   uint64_t turn_ = 0;
   bool begun_ = false, placed_ = false, own_is_due_ = false, done_ = false;
-  std::vector<Other> others_;  // (size) this worker too
+  std::vector<Other> others_;  // (size) this worker included
   size_t unannounced_;         // other workers of whom no frame has come
   size_t unarrived_;           // workers of whom rows are missing, this one too
   int holds_ = 0, frames_ = 0;

@@ -50,9 +50,9 @@ std::string HexDigits(uint64_t number) {
   return digits;
 }
 
-// The name of the local socket of the worker with a token. It lies in no folder and ends with the
-// process. Names can be listed by anybody, so it is made of a digest, from which nobody finds the
-// token.
+// Returns the name of the local socket of the worker with this token. The name is not a file, and
+// goes when the process ends. Anybody can list such names, so it is made of a digest, from which
+// nobody can compute the token.
 std::pair<sockaddr_un, socklen_t> LocalName(const std::string& token) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -77,7 +77,7 @@ Status SetOption(int fd, int level, int option, int value, const char* what) {
   return SocketError(std::string("setting ") + what + " of a connection", errno);
 }
 
-// Waits until a socket can be read, or written, or it is `end`.
+// Waits until a socket can be read or written, or until the time `end`.
 Status Await(int fd, short events, int64_t end) {
   for (;;) {
     const int64_t left = std::max<int64_t>(0, end - NowMilliseconds());
@@ -156,10 +156,11 @@ Result<Descriptor> ListenFor(const std::string& host, int backlog, uint16_t* por
   const addrinfo* first = found.get();
   sockaddr_storage address{};
   std::memcpy(&address, first->ai_addr, first->ai_addrlen);
-  // A host's own name may stand for its loopback interface, by which no other host reaches it.
+  // The name of a host may resolve, on the host itself, to its loopback interface, which other
+  // hosts cannot reach.
   const bool is_number = host.find_first_not_of("0123456789abcdefABCDEF.:") == std::string::npos;
   if (!IsLoopback(first->ai_addr) || !(is_number || host == "localhost")) {
-    // The interface that other workers come by is up to the network.
+    // The socket listens on all interfaces: the network decides by which one other workers come.
     if (address.ss_family == AF_INET) {
       reinterpret_cast<sockaddr_in*>(&address)->sin_addr.s_addr = htonl(INADDR_ANY);
     } else {
@@ -249,14 +250,16 @@ Status PrepareForExchanges(int fd) {
   if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &length) != 0) {
     return SocketError("preparing a connection", errno);
   }
-  // A local socket delays nothing, and ends with the process at its other end.
+  // A local socket needs no options: it does not delay small messages, and it ends with the process
+  // at its other end.
   if (domain == AF_UNIX) return Status();
   const struct {
     int level, option, value;
     const char* what;
   } options[] = {
       {IPPROTO_TCP, TCP_NODELAY, 1, "TCP_NODELAY"},
-      // A machine that is gone says nothing: it is asked after 30 s, and given up 30 s later.
+      // A machine that is gone sends nothing. The system sends it a probe after 30 s of silence,
+      // and gives it up 30 s later.
       {SOL_SOCKET, SO_KEEPALIVE, 1, "SO_KEEPALIVE"},
       {IPPROTO_TCP, TCP_KEEPIDLE, 30, "TCP_KEEPIDLE"},
       {IPPROTO_TCP, TCP_KEEPINTVL, 10, "TCP_KEEPINTVL"},

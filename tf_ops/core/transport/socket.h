@@ -37,13 +37,14 @@ class Descriptor {
   int fd_ = -1;
 };
 
-// The place at which a worker listens, and a token that whoever connects has to know, beside the
-// secret of the job if there is one. Workers tell each other its text before there are connections.
+// The address at which a worker listens, and a token that a caller must know, besides the secret of
+// the job if there is one. Workers exchange addresses as text before they connect.
 struct WorkerAddress {
   std::string host;  // a name or a number; without spaces
   uint16_t port = 0;
   std::string token;  // 32 hexadecimal digits
-  // The same on two workers whose local sockets see each other. Empty: it listens on none.
+  // The same text on two workers if one can reach the local socket of the other. Empty: the worker
+  // has no local socket.
   std::string system;
 
   std::string ToText() const;
@@ -53,18 +54,20 @@ struct WorkerAddress {
 // Returns 16 random bytes in hexadecimal digits.
 Result<std::string> RandomToken();
 
-// A socket that listens on a free port, on the loopback interface if `host` is of it, else on all.
+// Returns a socket that listens on a free port: on the loopback interface if `host` is one of its
+// addresses, else on all interfaces.
 Result<Descriptor> ListenFor(const std::string& host, int backlog, uint16_t* port);
 
-// Connects within so many milliseconds.
+// Connects, or fails after so many milliseconds.
 Result<Descriptor> ConnectTo(const WorkerAddress& address, int64_t milliseconds);
 
-// Names what a local socket is seen by: the running system, and in it the network that this process
-// belongs to, of which a container has its own. Empty if the system does not say.
+// Returns a text that is the same for processes that can reach each other's local sockets: it names
+// the running system and the network namespace of this process, of which a container has its own.
+// Empty if the system does not say.
 std::string LocalSystem();
 
-// The same over a local socket, which moves rows between processes of one system two to three times
-// as fast as the loopback interface. Its name follows from the worker's token.
+// Listen and connect by a local socket instead, which moves rows between processes of one system
+// two to three times as fast as the loopback interface. Its name is made from the worker's token.
 Result<Descriptor> ListenLocally(const std::string& token, int backlog);
 Result<Descriptor> ConnectLocally(const std::string& token);
 
@@ -72,14 +75,15 @@ Result<Descriptor> ConnectLocally(const std::string& token);
 // notices a machine that is gone.
 Status PrepareForExchanges(int fd);
 
-// Sends all bytes, or receives as many, within so many milliseconds. The socket may block or not.
+// Send all bytes, or receive n bytes, or fail after so many milliseconds. The socket may be
+// blocking or not.
 Status SendAll(int fd, const void* bytes, size_t n, int64_t milliseconds);
 Status ReceiveAll(int fd, void* bytes, size_t n, int64_t milliseconds);
 
-// A status of the kind kUnavailable: "<what>: <the system's words for an error>".
+// Returns a kUnavailable status with the text "<what>: <the system's words for the error>".
 Status SocketError(const std::string& what, int error);
 
-// Milliseconds of a clock that only goes forward.
+// Returns the milliseconds of a clock that never goes back.
 int64_t NowMilliseconds();
 
 }  // namespace sok
