@@ -10,7 +10,8 @@
 namespace sok {
 namespace {
 
-// The part of a deposit that is one table's, with what must outlive it.
+// The part of a deposit that belongs to one of the two tables, with the objects that must outlive
+// it.
 struct Share {
   std::vector<Key> keys;
   std::vector<uint32_t> positions;
@@ -46,7 +47,7 @@ Status AdaptiveTable::Deposit(AdaptiveKeys batch, std::shared_ptr<const void> ho
 }
 
 uint64_t AdaptiveTable::DropDeposits() {
-  std::lock_guard<std::mutex> guard(mu_);  // not between the two tables' parts of a step
+  std::lock_guard<std::mutex> guard(mu_);  // no commit may come between the two tables of a step
   return DropDepositsLocked();
 }
 
@@ -89,7 +90,7 @@ std::array<std::pair<Table*, LookupKeys*>, 2> AdaptiveTable::PartsOf(AdaptiveSpl
 }
 
 Status AdaptiveTable::Route(const Deposits& deposits, const ParallelFor& parallel_for) {
-  // Also of nothing, so that both tables count the same steps.
+  // An empty deposit makes both tables count the same steps.
   own_->Deposit({}, nullptr, nullptr, nullptr);
   statics_->Deposit({}, nullptr, nullptr, nullptr);
   for (const auto& deposit : deposits) {
@@ -113,7 +114,7 @@ Result<CommitOutcome> AdaptiveTable::Commit(const CommitOptions& options,
                            ? Result<Deposits>(deposits_.TakeAll())
                            : deposits_.Redeem(options.redeemed, options.plain, options.clipped_to));
   CommitOptions of_both = options;
-  of_both.redeemed = nullptr;  // what they get is redeemed
+  of_both.redeemed = nullptr;  // the two tables receive deposits that are redeemed already
   if (!redeemed.empty() || statics_->has_deposits() || own_->has_deposits()) {
     Status status = Route(redeemed, parallel_for);
     if (!status.ok()) {
@@ -163,7 +164,7 @@ Status AdaptiveTable::Demoted(const EvictedRows& rows, const ParallelFor& parall
   demoted_ += rows.keys.size();
   ++changes_;
   if (config_.demote_blend == 0 || rows.keys.empty()) return Status();
-  // In order of the keys, so that sums do not depend on where rows lay.
+  // In the order of keys, so that sums do not depend on where rows lie in memory.
   std::vector<uint32_t> order(rows.keys.size());
   std::iota(order.begin(), order.end(), 0);
   std::sort(order.begin(), order.end(),
@@ -248,9 +249,9 @@ Status AdaptiveTable::CheckRestore(const AdaptiveContents& contents,
 Result<RestoreOutcome> AdaptiveTable::Restore(const AdaptiveContents& contents,
                                               const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> guard(mu_);
-  // Everything that could be refused is looked at before anything changes.
+  // All checks come before any change.
   SOK_ASSIGN_OR_RETURN(auto loaded, Checked(contents, parallel_for));
-  // They count the same steps.
+  // Both tables have the same number of steps.
   TableContents own = contents.own, statics = contents.statics;
   own.steps = statics.steps = std::max(own.steps, statics.steps);
   auto outcome = statics_->Restore(statics, parallel_for);

@@ -12,9 +12,9 @@ namespace sok {
 namespace {
 
 constexpr int32_t kOwn = 1, kStatic = 0;
-constexpr size_t kBlock = 4096;  // keys that one thread reads at a time, from the host's memory
+constexpr size_t kBlock = 4096;  // keys that a thread reads at a time, of rows in the host's memory
 
-// Adds counts that are at least 0. The sum stays at UINT32_MAX where it would be more.
+// Adds counts that are at least 0. The sum is at most UINT32_MAX.
 uint32_t Sum(uint32_t sum, int64_t count) {
   return static_cast<uint32_t>(sum + std::min<int64_t>(count, UINT32_MAX - sum));
 }
@@ -129,7 +129,7 @@ template <typename T>
 Status AdaptiveTable::Read(const AdaptiveKeys& batch, size_t begin, size_t end, T* out,
                            std::vector<uint32_t>* missing) const {
   const size_t n = end - begin;
-  // Scratch that a thread keeps from one block to the next.
+  // Each thread reuses these arrays from one block to the next.
   thread_local std::vector<uint32_t> asking, absent, statics;  // positions in the batch
   thread_local std::vector<Key> keys, buckets;
   absent.clear();
@@ -176,7 +176,7 @@ Status AdaptiveTable::Lookup(const AdaptiveKeys& batch, bool training, T* out,
   Status status = CheckBatch(batch);
   if (!status.ok()) return status;
   const uint64_t seen = changes_.load();
-  // A GPU is asked once.
+  // Rows on a GPU are read in one block.
   const size_t block_size = own_->gpu() < 0 ? kBlock : std::max<size_t>(batch.n, 1);
   const size_t blocks = (batch.n + block_size - 1) / block_size;
   std::vector<std::vector<uint32_t>> missing(training ? blocks : 0);
@@ -207,7 +207,7 @@ template Status AdaptiveTable::Lookup(const AdaptiveKeys&, bool, BFloat16*, cons
 Status AdaptiveTable::Learn(const AdaptiveKeys& batch, std::vector<uint32_t> missing, uint64_t seen,
                             const ParallelFor& parallel_for) {
   if (changes_.load() != seen) {
-    // Another lookup has made rows since.
+    // Another lookup has made rows since this one read them.
     std::vector<Key> keys;
     for (uint32_t i : missing) keys.push_back(batch.keys[i]);
     SOK_ASSIGN_OR_RETURN(auto still, own_->Missing(keys.data(), keys.size(), parallel_for));
@@ -288,7 +288,7 @@ Status AdaptiveTable::Promote(const AdaptiveKeys& batch, std::vector<Newcomer> n
   std::vector<Key> promoted;
   for (const Newcomer& newcomer : newcomers) promoted.push_back(newcomer.used.key);
   Status status = Promote(promoted, parallel_for);
-  // Only now: it may move the static rows that the new rows start as.
+  // Only now, after the new rows have copied their static rows: this may move them.
   Status moved = Demoted(gone, parallel_for);
   if (!status.ok() || !moved.ok()) return status.ok() ? moved : status;
   if (least_used_.filled()) {
@@ -329,7 +329,7 @@ Result<EvictedRows> AdaptiveTable::MakeRoom(const AdaptiveKeys& batch,
   });
   const uint64_t room = config_.max_rows - std::min(config_.max_rows, own_->size());
   size_t entering = std::min<size_t>(room, newcomers->size());
-  // Not the rows of keys of the batch, also where the mask asks for their static rows.
+  // Rows of keys of the batch stay, even of keys whose mask asks for the static row.
   KeySet in_use;
   in_use.Reserve(batch.n);
   for (size_t i = 0; i < batch.n; ++i) in_use.Insert(batch.keys[i]);
@@ -346,7 +346,7 @@ Result<EvictedRows> AdaptiveTable::MakeRoom(const AdaptiveKeys& batch,
   std::vector<Key> leaving;
   for (const RankedKey& row : taken) {
     const Newcomer& newcomer = (*newcomers)[entering];
-    // Counts at their greatest value do not tell which row was used more: the row stays.
+    // Counts at their greatest value do not say which row was used more: the old row stays.
     const bool used_as_often = newcomer.used.rank >= row.rank && row.rank < sketch_->max();
     if (!newcomer.forced && !used_as_often) break;
     leaving.push_back(row.key);

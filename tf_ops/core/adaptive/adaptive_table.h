@@ -1,12 +1,12 @@
 // Rare keys share static rows, frequent keys have rows of their own, and a sketch decides which.
 //
-// A key's static row is that of its bucket, a hash of the key. Lookups for training count keys
+// A key's static row is the row of its bucket, a hash of the key. Lookups for training count keys
 // without a row of their own; when the count of a key reaches promote_after, it gets a row, which
-// starts as its static row, bit for bit. A key that loses its row goes back to the static one.
+// starts as its static row, bit for bit. A key that loses its row uses its static row again.
 //
 // With n owners, owner i has the keys of the buckets b with b % n == i, and their static
-// rows, so that a promotion stays with one owner. The sketch's counters are those of buckets: what
-// they say of a key does not depend on n.
+// rows, so that a promotion concerns one owner alone. The sketch's counters belong to buckets, so
+// the count of a key does not depend on n.
 #pragma once
 
 #include <array>
@@ -30,7 +30,7 @@
 namespace sok {
 
 struct AdaptiveConfig {
-  // Static rows, of all owners.
+  // The number of static rows, of all owners together.
   uint64_t static_buckets = 1;
   uint64_t owners = 1;
   uint64_t owner = 0;
@@ -40,9 +40,9 @@ struct AdaptiveConfig {
   // Default: 2
   uint32_t promote_after = 2;
 
-  // Own rows of this owner; beyond them a key gets a row instead of the least used one, once
-  // it has been used as often and that one's counter is not full; with a mask of 1, at once. 0: no
-  // limit.
+  // The most own rows of this owner. When there are so many, a key gets a row in place of the least
+  // used one, once the key has been used as often and the counter of that row is not full; with a
+  // mask of 1, at once. 0: no limit.
   // Default: 0
   uint64_t max_rows = 0;
 
@@ -50,8 +50,8 @@ struct AdaptiveConfig {
   // Default: 0
   uint64_t decay_every = 0;
 
-  // Own rows that were not updated for so many seconds go. They are looked for at most 16 times in
-  // that span, so one may stay a sixteenth longer. 0: never.
+  // Own rows that were not updated for so many seconds are removed. The table looks for them at
+  // most 16 times in that span, so a row may stay a sixteenth longer. 0: never.
   // Default: 0
   uint32_t ttl = 0;
 
@@ -63,32 +63,34 @@ struct AdaptiveConfig {
   // Default: 0
   double demote_blend = 0.0;
 
-  // Distinct keys that the counters of all owners are made for, and bits of a counter: 8 or 16.
+  // The number of distinct keys that the counters of all owners together are made for; then the
+  // bits of a counter, 8 or 16.
   uint64_t sketch_capacity = 1000000;
   int counter_bits = 8;
 };
 
-// Splits the gradients of a deposit into those for own rows and those for static rows.
+// The gradients of a deposit, split into gradients of own rows and gradients of static rows.
 struct AdaptiveSplit {
-  uint64_t changes = 0;  // AdaptiveTable's when it was so
+  uint64_t changes = 0;  // AdaptiveTable::changes_ when it was split
   LookupKeys own, statics;
 };
 
-// Keys of one lookup, for the deposit that follows it.
+// The keys of one lookup, kept for the deposit that follows it.
 struct AdaptiveKeys {
-  std::shared_ptr<const void> hold;  // keeps the rest alive
+  std::shared_ptr<const void> hold;  // keeps the arrays alive
   const Key* keys = nullptr;         // (n)
-  // (n) how many keys of the batch each stands for; null: 1.
+  // (n) How many keys of the batch each key stands for; null: 1.
   const int64_t* counts = nullptr;
-  // (n) 1: the own row, which is made if there is none; 0: the static row; -1: the own row if there
-  // is one. Null: -1. In a lookup that is not for training, 1 is the same as -1.
+  // (n) 1: read the own row, and make it if there is none; 0: the static row; -1: the own row if
+  // there is one, else the static row. Null: all are -1. In a lookup that is not for training, 1 is
+  // the same as -1.
   const int32_t* mask = nullptr;
   size_t n = 0;
-  // True once the keys have been counted, for a lookup that was not for training; null: they were
-  // counted at the lookup.
+  // For a lookup that was not for training: true once the keys have been counted. Null: the lookup
+  // has counted them.
   std::shared_ptr<std::atomic<bool>> counted = nullptr;
   DepositOrder order = {};
-  std::shared_ptr<AdaptiveSplit> split = nullptr;  // of a deposit whose norm is asked for
+  std::shared_ptr<AdaptiveSplit> split = nullptr;  // for a deposit whose norm is asked for
 
   double square() const { return split->own.square() + split->statics.square(); }
   double Dot(const AdaptiveKeys& other) {
@@ -108,33 +110,34 @@ struct AdaptiveContents {
 struct AdaptiveStats {
   TableStats own, statics;
   uint64_t promoted, demoted;     // keys that got and that lost a row, ever
-  uint64_t lookups, own_lookups;  // keys that lookups for training read, and those of own rows
+  uint64_t lookups, own_lookups;  // keys that lookups for training read, and how many had own rows
   uint64_t sketch_bytes;
-  double sketch_saturation;  // share of the counters that are at their greatest value
+  double sketch_saturation;  // the share of counters that are at their greatest value
 };
 
-// Thread-safe. Lookups run beside lookups, but for their counting.
+// Thread-safe. Lookups run at the same time, but one of them counts keys at a time.
 class AdaptiveTable {
  public:
-  // own: any key, without limit. statics: direct, for the buckets of this owner. Both of one dim,
-  // and must not be trained by other callers. Errors: kInvalidArgument for a value out of its
-  // range, kResourceExhausted.
+  // `own` takes any key, without a limit of rows. `statics` is direct, for the buckets of this
+  // owner. Both have one dim, and nobody else may train them. Errors: kInvalidArgument for a value
+  // out of its range, kResourceExhausted.
   static Result<std::unique_ptr<AdaptiveTable>> Make(std::shared_ptr<Table> own,
                                                      std::shared_ptr<Table> statics,
                                                      const AdaptiveConfig& config);
 
-  // Copies embeddings into out (n, dim). With training it counts and makes rows; else it changes
-  // nothing. A key that gets its row in this call reads what the row starts from.
-  // Errors: kInvalidArgument for another mask, a negative count or a key of another owner; nothing
-  // has changed then. kResourceExhausted if memory ends.
+  // Copies embeddings into out (n, dim). With training it counts keys and makes rows; otherwise it
+  // changes nothing. A key that gets its row in this call reads the vector that the row starts
+  // from.
+  // Errors: kInvalidArgument for a mask other than -1, 0 and 1, a negative count or a key of
+  // another owner; nothing has changed then. kResourceExhausted if memory ends.
   template <typename T>  // float or BFloat16
   Status Lookup(const AdaptiveKeys& batch, bool training, T* out, const ParallelFor& parallel_for);
 
-  // Keeps the gradients (batch.n, dim) until a Commit redeems them, which gives each to the key's
-  // own row, if it has one then and its mask is not 0, else to the static row. The norm is that of
-  // rows as they are now. Gradients of a lookup that was not for training do first what a lookup
-  // for training does: they count the keys, once for all gradients of the lookup, and make rows.
-  // Pointers as in Table::Deposit. Errors: those of Lookup.
+  // Keeps the gradients (batch.n, dim) until a Commit redeems them. The commit gives a key's
+  // gradient to its own row, if the key has one by then and its mask is not 0, and otherwise to the
+  // static row. The norm is computed for the rows that keys have now. If the lookup was not for
+  // training, its first deposit counts the keys and makes rows, as a lookup for training does.
+  // Pointers are as in Table::Deposit. Errors: those of Lookup.
   Status Deposit(AdaptiveKeys batch, std::shared_ptr<const void> hold, const float* gradients,
                  const BFloat16* gradients_bf16, const AnchorGradient& anchor = {},
                  const ParallelFor& parallel_for = SerialFor);
@@ -144,11 +147,11 @@ class AdaptiveTable {
   // Numbers lookups, for the order of their deposits.
   uint64_t NextLookup() { return deposits_.NextLookup(); }
 
-  // One step of both tables: see Table::Commit. Then counts are halved and old rows go, where it is
-  // time.
+  // Makes one step of both tables: see Table::Commit. Afterwards it halves counts and removes old
+  // rows, if it is time to.
   Result<CommitOutcome> Commit(const CommitOptions& options, const ParallelFor& parallel_for);
 
-  // Takes the own rows of keys away. Returns how many had one.
+  // Removes the own rows of keys. Returns how many keys had one.
   Result<uint64_t> Demote(const Key* keys, size_t n, const ParallelFor& parallel_for);
 
   // The AdaptiveContents of one moment. While a snapshot lives, no commit runs and no row is made,
@@ -161,12 +164,12 @@ class AdaptiveTable {
   };
   Result<Snapshot> Freeze();
 
-  // Replaces everything by what a snapshot held. Rows keep their times: see Table::Restore, whose
-  // outcome for either of the two tables this one is.
+  // Replaces everything by the contents of a snapshot. Rows keep their times: see Table::Restore.
+  // The outcome is the outcome of both tables together.
   // Errors: kInvalidArgument for parts that do not fit this table or each other, kDataLoss for a
   // damaged sketch. Nothing has changed then, unless memory ended.
   Result<RestoreOutcome> Restore(const AdaptiveContents& contents, const ParallelFor& parallel_for);
-  // Returns what Restore would refuse these contents with.
+  // Returns the error that Restore would have for these contents.
   Status CheckRestore(const AdaptiveContents& contents, const ParallelFor& parallel_for) const;
 
   int dim() const { return own_->dim(); }
@@ -186,55 +189,57 @@ class AdaptiveTable {
                 const AdaptiveConfig& config, std::unique_ptr<CountMinSketch> sketch);
   static SketchConfig SketchOf(const AdaptiveConfig& config);
   Status CheckBatch(const AdaptiveKeys& batch) const;
-  // Reads positions [begin, end) of a batch. `missing`, unless it is null, becomes those that asked
-  // for an own row and have none.
+  // Reads positions [begin, end) of a batch. `missing`, unless it is null, gets the positions that
+  // ask for an own row of keys that have none.
   template <typename T>
   Status Read(const AdaptiveKeys& batch, size_t begin, size_t end, T* out,
               std::vector<uint32_t>* missing) const;
   uint32_t SketchBucketOf(Key key) const;
   std::vector<Key> BucketsOf(const std::vector<Key>& keys) const;
 
-  // The rest is called with mu_ held.
+  // The functions below are called with mu_ held.
   //
-  // Counts, and makes rows for the keys without one that are to have one. `missing`: positions of
-  // the batch whose keys had none when changes_ was `seen`.
+  // Counts keys, and makes rows for keys whose counts are high enough. `missing`: the positions of
+  // the batch whose keys had no row when changes_ was `seen`.
   Status Learn(const AdaptiveKeys& batch, std::vector<uint32_t> missing, uint64_t seen,
                const ParallelFor& parallel_for);
   // Learns from a batch that has gradients, unless it has been counted.
   Status LearnOnce(const AdaptiveKeys& batch, const ParallelFor& parallel_for);
-  // Parts of Learn. The first adds to the statistics, and returns the positions of keys to be
-  // counted: those without a row; all that do not ask for static rows, where uses decide who stays.
+  // The first part of Learn: adds to the statistics, and returns the positions of keys to be
+  // counted. These are the keys without a row or, if a limit makes uses decide which rows stay, all
+  // keys that do not ask for static rows.
   std::vector<uint32_t> CountLookups(const AdaptiveKeys& batch,
                                      const std::vector<uint32_t>& missing);
-  // Counts them, and returns those of the keys without a row that are to have one.
+  // The second part: counts these keys, and returns the ones without a row that are to get one.
   std::vector<Newcomer> Newcomers(const AdaptiveKeys& batch, const std::vector<uint32_t>& counted,
                                   const std::vector<uint32_t>& missing,
                                   const ParallelFor& parallel_for);
-  // Makes their rows, as far as there is room or can be made.
+  // The third part: makes their rows, as far as there is room or room can be made.
   Status Promote(const AdaptiveKeys& batch, std::vector<Newcomer> newcomers,
                  const ParallelFor& parallel_for);
-  // Estimates after each of the distinct keys was seen `counts` times more.
+  // Counts distinct keys, each `counts` times more, and returns their estimates.
   std::vector<uint32_t> Count(const std::vector<Key>& keys, const std::vector<uint32_t>& counts);
   std::vector<uint32_t> Estimate(const std::vector<Key>& keys) const;
-  // Has the least used rows, but for those of the batch, make room for newcomers that were used as
-  // often, or are forced; leaves out the other newcomers. Returns the rows that went, for Demoted.
+  // Removes the least used rows, but none of the batch, in favor of newcomers that were used as
+  // often, or that must have a row; takes the other newcomers out of the list. Returns the removed
+  // rows, for Demoted.
   Result<EvictedRows> MakeRoom(const AdaptiveKeys& batch, std::vector<Newcomer>* newcomers,
                                const ParallelFor& parallel_for);
-  // Checks everything of the contents, and returns the sketch that they make.
+  // Checks the contents as a whole, and returns the sketch that they have.
   Result<std::unique_ptr<CountMinSketch>> Checked(const AdaptiveContents& contents,
                                                   const ParallelFor& parallel_for) const;
-  // Returns the errors of Restore that do not concern own rows, static rows or the sketch.
+  // Checks all parts of the contents but own rows, static rows and the sketch.
   Status CheckContents(const AdaptiveContents& contents) const;
   Status Promote(const std::vector<Key>& keys, const ParallelFor& parallel_for);
   Result<uint64_t> DemoteLocked(std::vector<Key> keys, const ParallelFor& parallel_for);
-  // For own rows that have gone: counts them, and moves their static rows towards them.
+  // Counts own rows that were removed, and moves their static rows towards them.
   Status Demoted(const EvictedRows& rows, const ParallelFor& parallel_for);
   uint64_t DropDepositsLocked();
   Result<std::shared_ptr<AdaptiveSplit>> Split(const AdaptiveKeys& batch,
                                                const ParallelFor& parallel_for);
-  // Returns the two tables, each with the keys of its part of the gradients.
+  // Returns each of the two tables with the keys of its part of the gradients.
   std::array<std::pair<Table*, LookupKeys*>, 2> PartsOf(AdaptiveSplit* split) const;
-  // Hands deposits on to the two tables.
+  // Splits deposits, and hands the parts to the two tables.
   Status Route(const Deposits& deposits, const ParallelFor& parallel_for);
   Status AfterStep(const ParallelFor& parallel_for);
 
@@ -248,7 +253,7 @@ class AdaptiveTable {
   std::mutex mu_;
   std::unique_ptr<CountMinSketch> sketch_;
   EvictionQueue least_used_;           // of own rows by their counts
-  std::unique_ptr<Eviction> too_old_;  // which own rows go after steps; null: none
+  std::unique_ptr<Eviction> too_old_;  // chooses own rows to remove after steps; null: none
   std::atomic<uint64_t> changes_{0};   // grows whenever a key gets or loses its row
   uint64_t promoted_ = 0, demoted_ = 0, lookups_ = 0, own_lookups_ = 0;
 };

@@ -18,7 +18,7 @@ namespace {
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "cells are copied as they lie in memory");
 
 constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ull;
-// The keys of a bucket have a hash in common, so their cells come from another one.
+// The keys of a bucket have equal bits of one hash, so another hash chooses their cells.
 constexpr uint64_t kSalt = 0xd1b54a32d192ed03ull;
 constexpr size_t kHugeFrom = 2 << 20;                // bytes
 constexpr uint64_t kLargestRow = UINT64_C(1) << 32;  // cells
@@ -220,7 +220,8 @@ Status CountMinSketch::Load(std::string_view dump) {
                            std::to_string(version) +
                            ". Open it with the release that saved it, or a later one.");
   }
-  // The checksum comes before the config, so that a damaged sketch is not taken for another one.
+  // The checksum is checked before the config, so that a damaged sketch is not reported as one of
+  // another config.
   const std::string_view cells = dump.substr(kCellsAt);
   const uint64_t seed = Checksum(dump.data(), kChecksumAt, 0);
   if (ReadLittleEndian(dump.data() + kChecksumAt, 8) !=

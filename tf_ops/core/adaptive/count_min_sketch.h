@@ -1,12 +1,12 @@
-// A sketch counts keys in a fixed amount of memory, and never too low. It is a count-min sketch
-// (Cormode, Muthukrishnan 2005, "An improved data stream summary: the count-min sketch and its
-// applications") with conservative update (Estan, Varghese 2002, "New directions in traffic
-// measurement and accounting").
+// A sketch counts keys in a fixed amount of memory. Its counts may be too high, and are never too
+// low. It is a count-min sketch (Cormode, Muthukrishnan 2005, "An improved data stream summary: the
+// count-min sketch and its applications") with conservative update (Estan, Varghese 2002, "New
+// directions in traffic measurement and accounting").
 //
-// Each key has four cells, one in each of four rows of cells, and its count is at most the smallest
-// of them. The cells stand in buckets. All four cells of a key lie in the bucket that the caller
-// names; a bucket has a part of each row, one after the other. So sketches that share the buckets
-// among several workers count like one sketch with all buckets.
+// Each key has four cells, one in each of four rows of cells. Its estimate is the smallest of the
+// four, and its true count is at most that. The cells stand in buckets. All four cells of a key lie
+// in the bucket that the caller names; a bucket has a part of each row, one after the other. So
+// sketches that share the buckets among several workers count like one sketch with all buckets.
 //
 // The class is not thread-safe, but const methods may run at once.
 #pragma once
@@ -33,8 +33,8 @@ class CountMinSketch {
  public:
   static constexpr uint64_t kRows = 4;
 
-  // Errors: kInvalidArgument for another config than SketchConfig says, kResourceExhausted if there
-  // is not so much memory.
+  // Errors: kInvalidArgument for a config that SketchConfig does not allow, kResourceExhausted if
+  // memory ends.
   static Result<std::unique_ptr<CountMinSketch>> Make(const SketchConfig& config);
 
   // Returns how many cells each of `all_buckets` buckets (at least 1), on all workers together,
@@ -44,10 +44,10 @@ class CountMinSketch {
   // having been drawn k times, in any number of buckets.
   static uint64_t CellsPerBucket(uint64_t capacity, uint64_t all_buckets);
 
-  // Counts key i, of buckets[i] < config.buckets, counts[i] times. The keys must be distinct.
-  // estimates[i] is its count then, at most max(), and never less than what was added since the
-  // last Halve. All cells are read before any of them is raised, and a key raises only those below
-  // its own estimate: the order of the keys makes no difference.
+  // Counts key i counts[i] times, in bucket buckets[i] < config.buckets. The keys must be distinct.
+  // estimates[i] becomes its estimate, which is at most max() and, below that, never less than what
+  // was added since the last Halve. All cells are read before any of them is raised, and a key
+  // raises only those below its own estimate: the order of the keys makes no difference.
   void Add(const Key* keys, const uint32_t* buckets, const uint32_t* counts, size_t n,
            uint32_t* estimates);
   void Estimate(const Key* keys, const uint32_t* buckets, size_t n, uint32_t* estimates) const;
@@ -74,15 +74,16 @@ class CountMinSketch {
   //
   // All numbers and cells are little-endian.
   std::string Dump() const;
-  // Replaces the cells by those of a dump. Errors: kInvalidArgument for a sketch of another config
-  // or version, kDataLoss for one that was cut short or damaged. This sketch is then as it was.
+  // Replaces the cells by the cells of a dump. Errors, after which this sketch is as before:
+  // kInvalidArgument for a sketch of another config or version, kDataLoss for a dump that was cut
+  // short or damaged.
   Status Load(std::string_view dump);
 
  private:
   CountMinSketch(const SketchConfig& config, PageBuffer memory);
 
-  // Calls fn(i, cells) for the i-th key, where cells[r] points to its cell of row r, with the
-  // memory of the next keys on its way.
+  // Calls fn(i, cells) for the i-th key, where cells[r] points to its cell of row r. It prefetches
+  // the cells of the next keys.
   template <typename Cell, typename Fn>
   void ForEachKey(const Key* keys, const uint32_t* buckets, size_t n, const Fn& fn) const;
   template <typename Cell>

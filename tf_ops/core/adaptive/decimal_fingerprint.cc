@@ -9,8 +9,8 @@ constexpr size_t kChunk = 32;
 using farm::kE16, farm::kE8, farm::kZeros;
 
 // Computes FingerprintOfDigits of numbers of at least 17 digits, with a sign where negative is 1,
-// in loops that compilers turn into vector instructions. For shorter numbers the results are of no
-// use.
+// in loops that compilers turn into vector instructions. Results for shorter numbers are
+// meaningless.
 SOK_VECTOR_CLONES void LongFingerprints(const uint64_t* numbers, const uint64_t* negative,
                                         uint64_t* fingerprints) {
   uint32_t high[kChunk], middle[kChunk], low[kChunk];

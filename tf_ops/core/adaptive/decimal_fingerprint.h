@@ -53,7 +53,7 @@ inline uint64_t UpTo16(uint64_t head, uint64_t tail, int length) {
   return Mix(Rotate(tail, 37) * factor + a, (Rotate(a, 25) + tail) * factor, factor);
 }
 
-// The fingerprint of 17 to 32 characters takes four eights: the first two and the last two.
+// The fingerprint of 17 to 32 characters takes four words of eight: the first two and the last two.
 inline uint64_t UpTo32(uint64_t head, uint64_t second, uint64_t last_but_one, uint64_t tail,
                        int length) {
   const uint64_t factor = FactorOf(length), a = head * kK1;
@@ -72,7 +72,8 @@ inline uint64_t EightDigits(uint32_t number) {
   return tens | ((digits - tens * 10) << 8);
 }
 
-// Returns the eight bytes that start `bits` bits behind the start of `word`, which `next` follows.
+// Returns the eight bytes that start `bits` bits after the start of `word`; `next` is the word
+// after it.
 inline uint64_t Behind(uint64_t word, uint64_t next, int bits) {
   return static_cast<uint64_t>((static_cast<unsigned __int128>(next) << 64 | word) >> bits);
 }
@@ -83,8 +84,8 @@ inline uint64_t FingerprintOfDigits(int64_t id) {
   using farm::kE16, farm::kE8, farm::kZeros;
   const bool negative = id < 0;
   const uint64_t number = negative ? 0 - static_cast<uint64_t>(id) : static_cast<uint64_t>(id);
-  // The string stands at the end of one, two or three words, behind zeros, the last of which
-  // becomes the sign. `start` says how many bits are before it.
+  // The string stands at the end of one, two or three words, after zeros, the last of which becomes
+  // the sign. `start` is the number of bits before it.
   const uint64_t sign = negative ? farm::kMinusFromZero : 0;
   const uint64_t low = farm::EightDigits(static_cast<uint32_t>(number % kE8));
   const uint64_t tail = low | kZeros;
@@ -122,8 +123,8 @@ inline uint64_t FingerprintOfDigits(int64_t id) {
                       length);
 }
 
-// Computes the fingerprints of n ids. Long ones, as hashes of 63 and 64 bits are, are taken many at
-// a time.
+// Computes the fingerprints of n ids. Ids of many digits, such as hashes of 63 and 64 bits, are
+// computed many at a time.
 void FingerprintsOfDigits(const int64_t* ids, size_t n, uint64_t* fingerprints);
 
 }  // namespace sok

@@ -24,7 +24,7 @@ Status AtPosition(const std::string& expected, int64_t value, size_t position) {
                          " at position " + std::to_string(position));
 }
 
-// Writes the static rows of some positions of a batch, by hashes of the digits of the keys.
+// Finds the static rows of some positions of a batch, by hashes of the digits of the keys.
 void HashBuckets(const Key* keys, const uint32_t* positions, size_t n, int64_t buckets,
                  int64_t* out) {
   constexpr size_t kChunk = 256;
@@ -124,7 +124,7 @@ Status MaskGather::Read(const StaticRows& rows, T* embeddings, const ParallelFor
   if (n > 0 && lookup_.given == nullptr && rows.rows == 0) {
     return InvalidArgument("expected at least one static row, got shape " + ShapeOf(rows));
   }
-  const bool at_once = lookup_.stored || table_->gpu() >= 0;  // a GPU is asked once
+  const bool at_once = lookup_.stored || table_->gpu() >= 0;  // a GPU is read in one call
   const size_t block_size = at_once ? std::max<size_t>(n, 1) : kBlockSize;
   const ParallelFor serial = SerialFor;
   const ParallelFor& outer = at_once ? serial : parallel_for;
@@ -203,7 +203,7 @@ Status MaskGather::MakeRows(const ParallelFor& parallel_for) {
         }
       },
       parallel_for));
-  // An earlier occurrence of a key may have been held back, and a later one admitted.
+  // The admission may have held back an earlier occurrence of a key, and admitted a later one.
   const std::unordered_set<Key> has_row(admitted_.begin(), admitted_.end());
   for (const Block& block : blocks_) {
     for (uint32_t i : block.missing) lookup_.own[i] = has_row.count(lookup_.keys[i]) > 0;

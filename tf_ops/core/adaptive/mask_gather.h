@@ -10,8 +10,8 @@
 //   status = gather.CopySlots(slot);       // for each slot of the rule, where new rows copy them
 //   status = gather.MakeRows(parallel_for);
 //
-// An error ends the lookup: no step may follow it. Of one lookup no two steps may run at once; the
-// table may be used by others meanwhile.
+// After an error no further step may follow. The steps of one lookup must run one after another;
+// other threads may use the table meanwhile.
 #pragma once
 
 #include <cstddef>
@@ -37,18 +37,18 @@ struct StaticRows {
 struct MaskedLookup {
   const Key* keys = nullptr;      // (n)
   const int32_t* mask = nullptr;  // (n) 1: the key's own row; 0: its static row
-  // (n) how many keys of the batch each stands for, for the admission; null: 1.
+  // (n) How many keys of the batch each key stands for, for the admission; null: 1.
   const int64_t* counts = nullptr;
-  // (n) static rows of the keys; null: rows are chosen by hashes of the keys' digits.
+  // (n) The static rows of the keys; null: hashes of the keys' digits choose them.
   const int64_t* given = nullptr;
-  // (n) out, unless `given`: the static rows that were chosen by hashes where static rows were
-  // read, and 0 elsewhere.
+  // (n) Output, unless `given`: the static rows that hashes have chosen, for keys whose static row
+  // was read; 0 for the others.
   int64_t* hashed = nullptr;
-  bool* own = nullptr;  // (n) out: whether each embedding is of an own row
+  bool* own = nullptr;  // (n) output: true for each embedding of an own row
   size_t n = 0;
-  // True for a table in a storage. Its lookups wait for the holder of the storage, and must not do
-  // that in a pool: others wait for the pool while they hold the storage. So the pool works within
-  // the lookup instead.
+  // True for a table in a storage. Its lookups may wait for a thread that holds the storage's lock,
+  // and that thread may wait for the pool. So lookups do not run in the pool's threads: the pool
+  // works within a lookup instead.
   bool stored = false;
 };
 
@@ -56,28 +56,28 @@ class MaskGather {
  public:
   MaskGather(Table* table, const MaskedLookup& lookup) : table_(table), lookup_(lookup) {}
 
-  // Copies all embeddings (n, dim), and sets `own` and `hashed`. A key of mask 1 that has no row
-  // gets its static row. Errors: kInvalidArgument for a mask of neither 0 nor 1 and for a static
-  // row that is not there, naming the first such position in some part of the batch; those of
-  // Table::Find.
+  // Copies all embeddings (n, dim), and sets `own` and `hashed`. A key of mask 1 without a row gets
+  // its static row. Errors: kInvalidArgument, with a position, for a mask other than 0 and 1 and
+  // for a static row that does not exist; those of Table::Find.
   template <typename T>  // float or BFloat16
   Status Read(const StaticRows& rows, T* embeddings, const ParallelFor& parallel_for);
 
-  // Shows the keys of mask 1 without a row to the table's admission, each as often as it occurs.
-  // MakeRows makes rows for those that may have one, which start as the static row is now.
+  // Has the table's admission count the keys of mask 1 without a row, each as often as it occurs.
+  // MakeRows then makes rows for the keys that are admitted; they start as their static rows are
+  // now.
   Status Admit(const StaticRows& rows);
 
-  // Returns how many rows are to be made. Equal keys count as often as they were admitted.
+  // Returns how many positions were admitted. Equal keys count each time.
   size_t admitted() const { return admitted_.size(); }
 
-  // Copies the next slot of the admitted keys' static rows. If the slots do not add up to those of
-  // the table's rule, they are not used, and new rows start with the rule's own. Errors:
-  // kInvalidArgument if the slot has fewer rows than the static matrix.
+  // Copies the next slot of the admitted keys' static rows. If the slots together are not as wide
+  // as the slots of the table's rule, they are not used, and the slots of new rows have the rule's
+  // start values. Errors: kInvalidArgument if the slot has fewer rows than the static matrix.
   Status CopySlots(const StaticRows& slot);
-  // Forgets the slots that were copied: for callers that cannot get one of them.
+  // Forgets the slots that were copied, for callers that cannot get all of them.
   void DropSlots() { slots_.clear(); }
 
-  // Makes the rows, and sets `own` where a key has one now. Errors: those of Table::MakeRowsAs.
+  // Makes the rows, and sets `own` for keys that have one now. Errors: those of Table::MakeRowsAs.
   Status MakeRows(const ParallelFor& parallel_for);
 
  private:
@@ -108,18 +108,18 @@ class MaskGather {
   const MaskedLookup lookup_;
   std::vector<Block> blocks_;
   std::vector<Key> admitted_;
-  std::vector<int64_t> sources_;  // (admitted) their static rows
+  std::vector<int64_t> sources_;  // (admitted) the static row of each
   std::vector<float> starts_;     // (admitted, dim)
   std::vector<Slot> slots_;
 };
 
-// Returns the positions, ascending, of mask 1 among n. Errors: kInvalidArgument for a mask of
-// neither 0 nor 1, and for a bucket out of [0, rows), naming the first.
+// Returns the positions of mask 1 among n, ascending. Errors: kInvalidArgument, with the first
+// position, for a mask other than 0 and 1, and for a bucket outside [0, rows).
 Result<std::vector<uint32_t>> OwnPlaces(const int32_t* mask, const int64_t* buckets, size_t n,
                                         int64_t rows);
 
-// Returns the keys (n) of own rows, for a deposit of gradients that belong to the whole batch. Keys
-// that have no row by the commit are left out, since their static rows are not known by then. The
+// Returns the keys of own rows among n keys, for a deposit of the gradients of the whole batch. The
+// commit leaves out keys that have no row by then, since it does not know their static rows. The
 // result does not refer to the arguments.
 LookupKeys KeysOfOwnRows(const Key* keys, const bool* own, size_t n);
 

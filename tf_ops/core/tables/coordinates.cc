@@ -6,7 +6,8 @@
 namespace sok {
 namespace {
 
-// A direction of which neighbors of the length 1 have no more than this, squared, is rounding.
+// If the neighbors, scaled to the length 1, have no more than this (squared) outside the axes, that
+// is a rounding error and makes no further axis.
 constexpr double kRoundingSquare = 1e-13;
 
 // A product fits if it is off by no more than this share of the product of the vectors' lengths.
@@ -16,7 +17,8 @@ void AddMultiple(double factor, const Coordinates& other, Coordinates* to) {
   for (int i = 0; i < kCoordinates; ++i) (*to)[i] += factor * other[i];
 }
 
-// Takes the share of an axis out of a vector, and out of its product with another one.
+// Removes the component along an axis from a vector, and its part of the product with the other
+// vector.
 void TakeOut(const Neighbor& axis, Neighbor* vector) {
   const double share = Product(axis.coordinates, vector->coordinates);
   AddMultiple(-share, axis.coordinates, &vector->coordinates);
@@ -28,10 +30,11 @@ void Scale(double factor, Neighbor* vector) {
   vector->product *= factor;
 }
 
-// An orthonormal basis of the span of neighbors, and products with its axes: a QR decomposition
-// with column pivoting (Businger and Golub 1965). What lies farthest outside comes next, so that
-// no neighbor has more of an axis than the one that the axis is made of: should the product with an
-// axis of little be wrong, those with neighbors are wrong by little.
+// Returns an orthonormal basis of the span of neighbors, and the products with its axes, by a QR
+// decomposition with column pivoting (Businger and Golub 1965). The next axis is made of the
+// neighbor that lies farthest outside the axes so far. So an axis that is made of a small
+// remainder, whose product may be wrong, is a small part of every neighbor, and products with
+// neighbors are nearly right.
 std::vector<Neighbor> BasisOf(const std::vector<Neighbor>& neighbors) {
   std::vector<Neighbor> left;
   for (const Neighbor& neighbor : neighbors) {
@@ -41,7 +44,7 @@ std::vector<Neighbor> BasisOf(const std::vector<Neighbor>& neighbors) {
     Scale(1.0 / std::sqrt(square), &left.back());
   }
   std::vector<Neighbor> basis;
-  // One dimension is kept for what is new.
+  // One dimension stays free for the part of the new vector that lies outside the span.
   while (basis.size() < kCoordinates - 1) {
     size_t farthest = 0;
     double longest = kRoundingSquare;
@@ -54,7 +57,7 @@ std::vector<Neighbor> BasisOf(const std::vector<Neighbor>& neighbors) {
     if (longest == kRoundingSquare) break;
     Neighbor axis = left[farthest];
     left.erase(left.begin() + static_cast<std::ptrdiff_t>(farthest));
-    // A second time is enough to be orthogonal (Kahan; Parlett 1980).
+    // Twice is enough for the axis to be orthogonal to the others (Kahan; Parlett 1980).
     for (const Neighbor& before : basis) TakeOut(before, &axis);
     Scale(1.0 / std::sqrt(Product(axis.coordinates, axis.coordinates)), &axis);
     for (Neighbor& other : left) TakeOut(axis, &other);
@@ -63,7 +66,7 @@ std::vector<Neighbor> BasisOf(const std::vector<Neighbor>& neighbors) {
   return basis;
 }
 
-// A unit vector that is orthogonal to all axes, of which there are fewer than kCoordinates.
+// Returns a unit vector that is orthogonal to all axes. There are fewer than kCoordinates axes.
 Coordinates FreeAxis(const std::vector<Neighbor>& basis) {
   Neighbor best{};
   double longest = 0.0;
@@ -90,8 +93,8 @@ Coordinates CoordinatesOf(const std::vector<Neighbor>& neighbors, double square)
   std::vector<Neighbor> basis = BasisOf(neighbors);
   double rest = square;
   for (const Neighbor& axis : basis) rest -= axis.product * axis.product;
-  // Products are rounded, and so is their sum, but the vector must not get longer by it. The last
-  // axes are those of which the neighbors have least.
+  // Rounded products may add up to more than the vector's length, and are cut down to it. The last
+  // axes come first: they are the smallest parts of the neighbors.
   for (auto axis = basis.rbegin(); axis != basis.rend() && rest < 0.0; ++axis) {
     const double kept = std::max(0.0, axis->product * axis->product + rest);
     rest += axis->product * axis->product - kept;
@@ -99,7 +102,8 @@ Coordinates CoordinatesOf(const std::vector<Neighbor>& neighbors, double square)
   }
   Coordinates found{};
   for (const Neighbor& axis : basis) AddMultiple(axis.product, axis.coordinates, &found);
-  // However little it may be: later vectors must find their neighbors as these were measured.
+  // Even a tiny remainder is added, so that the coordinates have the norm that later vectors are
+  // compared by.
   if (rest > 0.0) AddMultiple(std::sqrt(rest), FreeAxis(basis), &found);
   return found;
 }

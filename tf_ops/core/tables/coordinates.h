@@ -1,4 +1,4 @@
-// Few numbers for gradients of many, such that norms stay what they are.
+// Represents long gradients by a few coordinates that have the same norms.
 #pragma once
 
 #include <array>
@@ -15,22 +15,22 @@ inline double Product(const Coordinates& a, const Coordinates& b) {
   return sum;
 }
 
-// A vector that has got coordinates, and its product with one that is to get some.
+// A vector that has coordinates, and its product with the vector that gets coordinates next.
 struct Neighbor {
   Coordinates coordinates;
   double product;
 };
 
-// The coordinates of a vector whose product with itself is `square`. Its products with neighbors
-// are as they should be, so that any sum of multiples of the vectors has the norm that the same sum
-// of their coordinates has: one more row of what a Cholesky factor of the Gram matrix would be,
-// were numbers exact.
+// Returns the coordinates of a vector whose product with itself is `square`. Their products with
+// the coordinates of neighbors equal the products of the vectors, so any linear combination of the
+// vectors has the norm of the same combination of their coordinates. In exact arithmetic the result
+// is one more row of the Cholesky factor of the Gram matrix.
 //
-// There are as many dimensions as coordinates. Products with more neighbors than kCoordinates - 1
-// may not fit all; the vector's own norm is always right.
+// With more than kCoordinates - 1 neighbors some products may be wrong. The norm of the vector
+// itself is always right.
 Coordinates CoordinatesOf(const std::vector<Neighbor>& neighbors, double square);
 
-// Returns true if the products of a vector of these coordinates with all neighbors are right.
+// Returns true if coordinates have the right products with all neighbors.
 bool FitsAll(const Coordinates& coordinates, const std::vector<Neighbor>& neighbors);
 
 }  // namespace sok

@@ -22,12 +22,12 @@
 
 namespace sok {
 
-// The place of a deposit among those of its step. Threads deposit as they come; gradients of equal
-// keys are summed in this order, so that a run can be repeated bit by bit.
+// The place of a deposit among the deposits of its step. Threads deposit in any order. Gradients of
+// equal keys are summed in this order, so that a run can be repeated bit by bit.
 struct DepositOrder {
   int64_t call = 0;      // which call of a graph the lookup is; 0 where calls run one by one
   uint64_t lookup = 0;   // DepositQueue::NextLookup() of the lookup
-  int64_t gradient = 0;  // which gradient of a graph it is; 0 where they are taken one by one
+  int64_t gradient = 0;  // the number of the gradient in its graph; 0 in eager mode
 
   friend bool operator<(const DepositOrder& a, const DepositOrder& b) {
     return std::tie(a.call, a.lookup, a.gradient) < std::tie(b.call, b.lookup, b.gradient);
@@ -47,18 +47,19 @@ class DepositQueue {
     Ticket ticket = {};
     std::optional<Coordinates> coordinates = std::nullopt;
     bool fits_all = true;  // of the coordinates: see FitsAll
-    // That the gradients are multiplied by. A float32 has no room for products of loss scales.
+    // The factor that the gradients are multiplied by. Products of loss scales do not fit into
+    // float32.
     double factor = 1.0;
     int missed = 0;  // commits that have not redeemed it
   };
-  // A deposit that is redeemed later is gone. Gradients that no commit applies cost memory until
-  // then.
+  // After so many commits that have not redeemed it, a deposit is dropped. Until then gradients
+  // that no commit applies cost memory.
   static constexpr int kMostMissed = 16;
 
   // Numbers lookups as they run.
   uint64_t NextLookup() { return ++lookups_; }
 
-  // Takes gradients whose anchor's gradient names nothing.
+  // Takes gradients without naming them in the anchor's gradient.
   void Add(Keys keys, std::shared_ptr<const void> hold, const float* gradients,
            const BFloat16* gradients_bf16) {
     std::lock_guard<std::mutex> guard(mu_);
@@ -66,8 +67,8 @@ class DepositQueue {
         {std::move(keys), std::move(hold), gradients, gradients_bf16, places_.GiveUnnamed()});
   }
 
-  // Takes gradients, and adds to the gradient of their anchor (kAnchorSize) what names them; with
-  // `measures` also the norm that they have beside those that wait. Returns the ticket's number.
+  // Takes gradients, and adds their mark to the gradient of their anchor (kAnchorSize); with
+  // `measures` also their coordinates, beside the deposits that wait. Returns the ticket's number.
   uint64_t Add(Keys keys, std::shared_ptr<const void> hold, const float* gradients,
                const BFloat16* gradients_bf16, float* anchor_gradient, bool measures = true) {
     std::lock_guard<std::mutex> guard(mu_);
@@ -89,15 +90,16 @@ class DepositQueue {
     return deposits_.empty();
   }
 
-  // Takes those that `arrived` (kAnchorSize) names, which is what has reached an optimizer of the
-  // anchor's gradient, in their order. Those that were not redeemed for too long go. `plain`: the
-  // gradients may have been added up and multiplied on their way, then brought into [-clipped_to,
-  // clipped_to] element by element unless that is 0, and nothing else.
-  // Error: kFailedPrecondition if it names others than those that wait, some of more than a place
-  // can tell apart, gradients that were changed otherwise, or a sum of so many gradients that its
-  // norm was not known. Nothing has changed then.
+  // Takes the deposits that `arrived` (kAnchorSize) names, in their order; `arrived` is the
+  // anchor's gradient as the optimizer received it. Drops deposits that kMostMissed commits have
+  // not redeemed. `plain` says that anchor gradients may have been added up and multiplied on their
+  // way, then clipped to [-clipped_to, clipped_to] element by element (unless clipped_to is 0), and
+  // not changed otherwise.
+  // Error, after which nothing has changed: kFailedPrecondition if `arrived` names deposits that do
+  // not wait, names some but not all of several deposits at one place, was changed in another way,
+  // or is a sum of so many gradients that its norm was not known.
   Result<std::vector<Deposit>> Redeem(const float* arrived, bool plain, float clipped_to = 0.0f) {
-    std::vector<Deposit> dropped;  // goes without the lock
+    std::vector<Deposit> dropped;  // destroyed after the lock is released
     std::lock_guard<std::mutex> guard(mu_);
     Redeemed redeemed;
     for (int place = 0; place < kPlaces; ++place) {
@@ -119,13 +121,13 @@ class DepositQueue {
     return InOrder(std::move(taken));
   }
 
-  // Takes all, as they are, in their order.
+  // Takes all deposits in their order, with the factor 1.
   std::vector<Deposit> TakeAll() {
     std::lock_guard<std::mutex> guard(mu_);
     return InOrder(TakeIf([](const Deposit&) { return true; }));
   }
 
-  // Returns how many gradients there were.
+  // Drops all deposits. Returns how many gradients they had.
   uint64_t Drop() { return GradientsOf(TakeAll()); }
 
   uint64_t gradients() const {
@@ -137,13 +139,14 @@ class DepositQueue {
   // Deposits and the factors that they are to be multiplied by.
   using Redeemed = std::vector<std::pair<Deposit*, double>>;
 
-  // Ratios of weights are at least 1 / 131072 apart; a few roundings of float32 are not as much.
+  // Ratios of weights are at least 1 / 131072 apart. A few roundings of float32 change a ratio by
+  // less.
   static constexpr double kTolerance = 3e-6;
 
   // The rounding error of float32 in sums of coordinates; a change of single elements is larger.
   static constexpr double kPlainTolerance = 1e-3;
-  static constexpr double kLeast = 0x1p-62;  // what is shorter may have lost its marks: tickets.h
-  // A norm is right if it is off by no more than this share of the lengths that are added up.
+  static constexpr double kLeast = 0x1p-62;  // shorter ones may have lost their marks: tickets.h
+  // A norm counts as right if its error is at most this share of the lengths that are added up.
   static constexpr double kNormTolerance = 1e-5;
   static constexpr int kRedeemed = -1;
   static constexpr size_t kFound = SIZE_MAX;
@@ -152,10 +155,10 @@ class DepositQueue {
     return std::abs(value - expected) <= kTolerance * expected;
   }
 
-  // Gives a deposit its coordinates beside those that wait.
+  // Computes the coordinates of a new deposit, given the deposits that wait.
   void Measure(Deposit* added) {
-    // Gradients of one step, and of steps that are accumulated, are added up: those since the last
-    // commit come first, the last ones at the front.
+    // Gradients of one step, and of accumulated steps, are added up later. So deposits since the
+    // last commit come first in `all`, the newest in front.
     std::vector<Neighbor> fresh, missed;
     for (auto it = deposits_.rbegin(); it != deposits_.rend(); ++it) {
       // A norm that includes a value that is not finite is not finite.
@@ -167,13 +170,14 @@ class DepositQueue {
     std::vector<Neighbor> fitted = all;
     if (all.size() >= kCoordinates) fitted.resize(kCoordinates - 1);
     if (fresh.size() >= kCoordinates) {
-      // Many gradients of few rows lie in the span of the first ones. That frame stays; one of the
-      // last would turn a little with each deposit.
+      // Many gradients of few rows lie in the span of the first ones. The first ones stay the same;
+      // a basis of the newest would turn a little with each deposit.
       const std::vector<Neighbor> first(fresh.rbegin(), fresh.rbegin() + kCoordinates - 1);
       added->coordinates = CoordinatesOf(first, added->keys.square());
       added->fits_all = FitsAll(*added->coordinates, all);
       if (added->fits_all) return;
-      // Not all of them fit, but their sum does, which long windows are applied by.
+      // Not all products fit, but the product with their sum does, and a long window of accumulated
+      // gradients is applied as this sum.
       Neighbor sum{{}, 0.0};
       for (const Neighbor& each : fresh) {
         for (int i = 0; i < kCoordinates; ++i) sum.coordinates[i] += each.coordinates[i];
@@ -185,8 +189,8 @@ class DepositQueue {
     added->fits_all = FitsAll(*added->coordinates, all);
   }
 
-  // Finds the deposits of a place that two sums of marks stand for: all of them, or one. Returns
-  // kFound, or else how many wait there.
+  // Finds which deposits of a place two sums of marks stand for: all of them, or one. Returns
+  // kFound, or otherwise how many deposits wait at the place.
   size_t FindAt(int place, float sum, float weighted, Redeemed* found) {
     std::vector<Deposit*> waiting;
     double marks = 0.0, weighted_marks = 0.0;
@@ -199,7 +203,8 @@ class DepositQueue {
       is_mixed = is_mixed || deposit.ticket.mark != waiting[0]->ticket.mark;
     }
     if (!std::isfinite(sum) || !std::isfinite(weighted)) {
-      // A factor of NaN makes one of every 0 too, also where nothing is.
+      // A factor of NaN turns every 0 of the anchor's gradient into NaN, even at places where
+      // nothing waits.
       for (Deposit* deposit : waiting) found->emplace_back(deposit, sum);
       return kFound;
     }
@@ -208,7 +213,7 @@ class DepositQueue {
     const auto one = std::find_if(waiting.begin(), waiting.end(), [ratio](const Deposit* deposit) {
       return Near(ratio, deposit->ticket.weight);
     });
-    // Beside a mark that is much larger others are lost, and all of them look like that one.
+    // A mark that is much larger swallows the others, and their sum looks like that one alone.
     if (waiting.empty() || (!are_all && one == waiting.end()) ||
         (is_mixed && are_all && one != waiting.end())) {
       return waiting.size();
@@ -221,7 +226,8 @@ class DepositQueue {
     return kFound;
   }
 
-  // The error for sums of marks that stand for no deposits of their place, where some wait.
+  // Returns the error for sums of marks that stand for neither one nor all of the deposits that
+  // wait at their place.
   static Status UnknownSum(const float* arrived, size_t waiting) {
     if (waiting > 1) {
       return Status(
@@ -245,8 +251,9 @@ class DepositQueue {
             "dropped, or are older. Take the gradients anew for each step");
   }
 
-  // Returns whether the two sums of each place have a ratio in (1, 2), as weights have. No factor
-  // changes that, and whatever changes single elements changes the ratio of some.
+  // Returns true if the two sums of each place have a ratio in (1, 2), the range of weights. A
+  // factor of the whole gradient does not change these ratios; a change of single elements changes
+  // some.
   static bool HasWeights(const float* arrived) {
     for (int place = 0; place < kPlaces; ++place) {
       const float sum = arrived[place], weighted = arrived[kPlaces + place];
@@ -256,7 +263,8 @@ class DepositQueue {
     return true;
   }
 
-  // The sum of the coordinates of deposits, and the sum of their lengths. Empty if some have none.
+  // The sum of the coordinates of deposits, and the sum of their lengths. Empty if some deposits
+  // have no coordinates.
   struct Sum {
     Coordinates coordinates{};
     double length = 0.0;
@@ -272,7 +280,7 @@ class DepositQueue {
     return sum;
   }
 
-  // Returns true if the coordinates that have arrived are the sum of those of the redeemed
+  // Returns true if the coordinates in `arrived` are the sum of the coordinates of the redeemed
   // deposits.
   static bool IsPlain(const float* arrived, const Redeemed& redeemed, double clipped_to) {
     const std::optional<Sum> sum = SumOf(redeemed);
@@ -308,12 +316,12 @@ class DepositQueue {
     return std::abs(norm - std::sqrt(std::max(0.0, square))) <= kNormTolerance * sum->length;
   }
 
-  // Returns true if the redeemed deposits are the first ones since the last commit, all by one
+  // Returns true if the redeemed deposits are the first ones since the last commit, all with one
   // factor.
   bool IsAllSinceCommit(const Redeemed& redeemed) const {
     uint64_t last = 0;
     for (const auto& [deposit, factor] : redeemed) {
-      // Means of several marks are rounded.
+      // A factor that is the mean of several marks is rounded.
       const double off = std::abs(factor - redeemed[0].second);
       if (deposit->missed > 0 || !(off <= kTolerance * std::abs(factor))) return false;
       last = std::max(last, deposit->ticket.number);

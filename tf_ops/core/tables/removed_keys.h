@@ -16,8 +16,8 @@ namespace sok {
 
 struct RemovedSince {
   std::vector<Key> keys;  // distinct, in no order
-  // True if these are all keys whose rows have gone since the call before. Not in the first call,
-  // where more have gone than were to be noted, and where all rows have been replaced.
+  // True if these are all keys whose rows have gone since the call before. False in the first call,
+  // if more rows have gone than were to be noted, and if all rows have been replaced.
   bool complete = false;
 };
 
@@ -25,8 +25,8 @@ class RemovedKeys {
  public:
   bool noting() const { return noting_.load(std::memory_order_relaxed); }
 
-  // Throws nothing: callers are in the midst of a removal, or are threads of the database. Where
-  // memory ends, more have gone than could be noted.
+  // Throws nothing: callers are in the middle of a removal, or are threads of the database. If
+  // memory ends, the next result is not complete.
   void Add(const Key* keys, size_t n) noexcept {
     if (!noting()) return;
     std::lock_guard<std::mutex> guard(mu_);
@@ -41,14 +41,14 @@ class RemovedKeys {
     }
   }
 
-  // Says that rows have been replaced as a whole.
+  // Notes that all rows have been replaced.
   void AddAll() {
     std::lock_guard<std::mutex> guard(mu_);
     Clear(false);
   }
 
-  // Returns what has been noted since the call before, and notes at most so many keys from now on;
-  // 0: none, and nothing is noted any more. `replacements` is that of the store.
+  // Returns what was noted since the call before, and from now on notes at most `most` keys; with 0
+  // it stops noting. `replacements` is the number that the store returns.
   RemovedSince Take(size_t most, uint64_t replacements) {
     std::lock_guard<std::mutex> guard(mu_);
     RemovedSince taken{std::move(keys_), complete_ && replacements == replacements_};
@@ -68,7 +68,7 @@ class RemovedKeys {
   }
 
   std::atomic<bool> noting_{false};
-  std::mutex mu_;  // guards the rest
+  std::mutex mu_;  // guards the fields below
   std::vector<Key> keys_;
   KeySet met_;  // the same
   size_t most_ = 0;

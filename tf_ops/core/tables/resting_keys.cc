@@ -24,7 +24,7 @@ LookupKeys WithoutResting(const LookupKeys& keys, const float* gradients, int di
   }
   LookupKeys left = keys;
   left.keys = kept->keys.data();
-  left.found = nullptr;  // of all keys
+  left.found = nullptr;  // it has the rows of all keys
   left.positions = kept->positions.data();
   if (keys.counts != nullptr) left.counts = kept->counts.data();
   left.n = kept->keys.size();

@@ -1,4 +1,5 @@
-// The keys of a deposit whose rows rest, since their gradients are none.
+// Keys of a deposit whose rows rest: a worker that did not use them has sent kUnusedBits in place
+// of gradients.
 #pragma once
 
 #include <cstring>
@@ -15,7 +16,7 @@ inline bool IsUnused(const float* gradient) {
   return bits == kUnusedBits;
 }
 
-// Returns the keys whose gradients (keys.n, dim) do not rest.
+// Returns the keys whose rows do not rest, by the gradients (keys.n, dim).
 LookupKeys WithoutResting(const LookupKeys& keys, const float* gradients, int dim);
 
 }  // namespace sok

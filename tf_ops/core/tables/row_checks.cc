@@ -27,7 +27,7 @@ Status CheckUpdates(Key key, int64_t updates) {
                          std::to_string(updates) + " for key " + Signed(key));
 }
 
-// latest: what a step clock shows, or the last time that a row can have.
+// `latest` is the time of a step clock or, for times in seconds, the last time that a row can have.
 Status CheckTime(Key key, int64_t time, int64_t latest) {
   if (time >= 0 && time <= latest) return Status();
   const bool beyond_clock = time > 0 && time <= TableContents::kLatest;

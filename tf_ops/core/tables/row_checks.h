@@ -14,41 +14,42 @@
 
 namespace sok {
 
-// Checks the slots of rows of one rule. Slots that sum squares are at least 0. They are NaN only
-// beside an embedding that is NaN too: a model that has diverged holds such rows, and loads as it
-// was saved, as Keras' weights do.
+// Checks the slots of rows of one rule. Slots that sum squares must be at least 0, or NaN beside an
+// embedding that is NaN too: a model that has diverged has such rows, and loads as it was saved, as
+// Keras' weights do.
 class SlotChecks {
  public:
   // Checks nothing for an unknown rule.
   SlotChecks(const std::string& rule, int dim);
 
-  // kInvalidArgument, with the key, the slot and the value. embedding (dim), slots (all of them).
+  // Checks a row: embedding (dim) and all slots. Error: kInvalidArgument, with the key, the slot
+  // and the value.
   Status Check(Key key, const float* embedding, const float* slots) const;
   int dim() const { return dim_; }
 
  private:
   struct Squares {
     std::string name;
-    size_t begin;  // in the slots of a row
+    size_t begin;  // where it begins in the slots of a row
     size_t end;
   };
   std::vector<Squares> squares_;
   int dim_;
 };
 
-// kInvalidArgument unless the rule is known and has these slots, which start from finite numbers,
-// squares from at least 0; and unless steps is in [0, 2^53].
+// Returns kInvalidArgument unless the rule is known and has these slots, the slots start from
+// finite numbers (sums of squares from at least 0), and the steps are in [0, 2^53].
 Status CheckState(const TableState& state, int dim);
 
-// kInvalidArgument for a key that stands twice.
+// Returns kInvalidArgument if a key stands twice.
 Status CheckDistinct(const Key* keys, size_t n, const ParallelFor& parallel_for);
 
-// The same of keys that may be sorted on the way.
+// Does the same, and sorts the keys on the way.
 Status SortAndCheckDistinct(std::vector<Key>* keys);
 
-// All of the above, of rows with the slots of the state; and update counts and times in
-// [0, 2^32 - 1], as far as rows count, of which those of a step clock do not lie ahead of it. Times
-// in seconds may: clocks of machines differ.
+// Makes all checks above, of rows that have the slots of the state. Update counts and times must be
+// in [0, 2^32 - 1], if the rows have them. Times of a step clock must not lie ahead of it; times in
+// seconds may, since clocks of machines differ.
 Status CheckRows(const TableState& state, int dim, const TableContents& contents,
                  const ParallelFor& parallel_for);
 

@@ -9,12 +9,13 @@
 namespace sok {
 namespace {
 
-// Rows that the queue keeps of a scan: a quarter of the table, between these two. 16 bytes each,
-// twice as many while it is filled.
+// Bounds of the number of rows of a scan that the queue keeps, which is a quarter of the table.
+// Each takes 16 bytes, and twice that while the queue is filled.
 constexpr size_t kFewestRanked = 1024;
 constexpr size_t kMostRanked = size_t{4} << 20;
 
-// A scan that finds too few may have run beside removals; another one would then find less to do.
+// A scan that finds too few rows may have run while others removed rows; the next scan then needs
+// fewer.
 constexpr int kMostScans = 3;
 
 std::vector<Key> KeysOf(const std::vector<RankedKey>& rows) {
@@ -45,7 +46,7 @@ Result<RowEvictor::Room> RowEvictor::MakeRoom(const Call& call, const std::vecto
   SOK_ASSIGN_OR_RETURN(room.made, Missing(newcomers, parallel_for));
   if (room.made.empty() || Excess(room.made.size()) == 0) return room;
   SOK_RETURN_IF_ERROR(store_->LeaveOutExpired(now));
-  while (Excess(room.made.size()) > 0) {  // again where the rows that were chosen were replaced
+  while (Excess(room.made.size()) > 0) {  // again if all rows were replaced meanwhile
     const uint64_t seen = store_->replacements();
     if (seen != seen_) queue_.Clear();
     KeySet staying;
@@ -83,13 +84,13 @@ Result<std::vector<RankedKey>> RowEvictor::Choose(size_t added, uint32_t now, co
     return RanksOf(keys, now, parallel_for, ranks);
   };
   std::vector<RankedKey> chosen;
-  KeySet passed = staying;  // and the chosen ones, of which the queue may have further entries
-  // Asking for ranks may find rows that have expired, which need not be made room for.
+  KeySet passed = staying;  // and the chosen rows: the queue may have them twice
+  // RanksOf may remove rows that have expired, and then fewer must go.
   for (int scans = 0; chosen.size() < Excess(added);) {
     if (!queue_.filled() && scans == kMostScans) return chosen;
     if (!queue_.filled()) {
       ++scans;
-      chosen.clear();  // the queue has them again
+      chosen.clear();  // Fill puts them into the queue again
       passed = staying;
       const size_t least = 2 * (staying.size() + Excess(added));
       SOK_RETURN_IF_ERROR(Fill(least, now));
@@ -122,7 +123,8 @@ Status RowEvictor::Fill(size_t least, uint32_t now) {
       std::max<size_t>(least, std::clamp<uint64_t>(max_rows_ / 4, kFewestRanked, kMostRanked)));
   Status status = rows->ForEach([&](Key key, RowRef row) {
     const uint64_t rank = policy_->Rank(*row.meta, reads ? row.embedding : nullptr, dim_, now);
-    // Ranks that may fall say nothing of rows that stay by now.
+    // A rank of the embedding may fall later, so rows that would stay now are not kept in the
+    // queue.
     if (!reads || rank < limit) queue_.Offer({rank, key});
   });
   if (!status.ok()) {

@@ -1,5 +1,5 @@
-// Makes room in a full table: has exactly as many rows go as newcomers need, those of the lowest
-// ranks. Internal to this room.
+// Makes room in a full table: removes exactly as many rows as newcomers need, the rows of the
+// lowest ranks. Internal to this room.
 #pragma once
 
 #include <atomic>
@@ -20,8 +20,8 @@
 
 namespace sok {
 
-// For one caller at a time, who keeps everybody else from making and training rows; but for
-// evicted() and bytes().
+// One thread at a time may use it, and must keep all others from making and training rows
+// meanwhile. evicted() and bytes() may be called at any time.
 class RowEvictor {
  public:
   RowEvictor(RowStore* store, int dim, uint64_t max_rows, std::shared_ptr<Eviction> policy,
@@ -40,24 +40,24 @@ class RowEvictor {
   };
 
   struct Room {
-    // The newcomers that have no row, each once, in their order. There may be some that have one
-    // where nothing has to go.
+    // The newcomers without a row, each once, in their order. If nothing had to go, newcomers with
+    // a row may be among them.
     std::vector<Key> made;
-    std::vector<Key> gone;  // the rows that went for them
+    std::vector<Key> gone;  // the rows that were removed for them
     size_t left_out = 0;    // newcomers without a row that do not fit in: the last ones
   };
 
-  // Has rows go until those of `newcomers` that have none fit in; without `all`, until as many of
-  // them fit in as can. Error with `all`: kResourceExhausted if not enough rows may go. Nothing has
-  // changed then, as with every other error.
+  // Removes rows until the `newcomers` that have none fit in; without `all`, until as many of them
+  // fit in as can. Error with `all`: kResourceExhausted if not enough rows may go. After an error
+  // nothing has changed.
   Result<Room> MakeRoom(const Call& call, const std::vector<Key>& newcomers, bool all, uint32_t now,
                         const ParallelFor& parallel_for);
-  // Those of `newcomers` that have no row, each once, in their order.
+  // Returns the `newcomers` without a row, each once, in their order.
   Result<std::vector<Key>> Missing(const std::vector<Key>& newcomers,
                                    const ParallelFor& parallel_for) const;
-  // Says that rows have been made, at `now`.
+  // Notes that rows have been made, at `now`.
   void Add(const std::vector<Key>& keys, uint32_t now);
-  // Says that rows were replaced, or may have been made.
+  // Empties the queue, after rows were replaced or may have been made.
   void Forget() { queue_.Clear(); }
 
   uint64_t evicted() const { return evicted_; }
@@ -67,8 +67,8 @@ class RowEvictor {
     const uint64_t rows = store_->size() + added;
     return rows > max_rows_ ? rows - max_rows_ : 0;
   }
-  // Takes rows out of the queue, none of `staying`, so many that `added` more fit in; fewer if no
-  // more may go.
+  // Takes rows out of the queue, but none in `staying`, so that `added` newcomers fit in. Returns
+  // fewer if no more may go.
   Result<std::vector<RankedKey>> Choose(size_t added, uint32_t now, const KeySet& staying,
                                         const ParallelFor& parallel_for);
   Status Fill(size_t least, uint32_t now);

@@ -1,5 +1,5 @@
-// Keys whose rows newcomers must not take: those of lookups whose gradients are still to come, and
-// of gradients that wait for their commit. For tables with an eviction only. Thread-safe.
+// Keys whose rows must not be evicted: keys of lookups whose gradients are still to come, and of
+// gradients that wait for their commit. Only for tables with an eviction. Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -18,17 +18,18 @@ class RowClaim;
 
 class RowsInUse : public std::enable_shared_from_this<RowsInUse> {
  public:
-  // Claims the rows of keys (n), which `hold` keeps alive, until the claim ends.
+  // Claims the rows of keys (n) until the claim ends. `hold` keeps the array of keys alive.
   std::shared_ptr<RowClaim> Claim(const Key* keys, size_t n, std::shared_ptr<const void> hold);
 
-  // The claim of a deposit's rows: that of its lookup, unless that has ended, or went on to another
-  // deposit. It ends with the last copy of what this returns, so that it does not outlive the
-  // gradients where a tape, say, still holds the output of the lookup.
+  // Returns the claim of a deposit's rows: the claim of its lookup, or a new claim if that one has
+  // ended or was handed to another deposit. It ends with the last copy of the result, so that it
+  // does not outlive the gradients even if, say, a tape still holds the output of the lookup.
   std::shared_ptr<RowClaim> HandOn(const std::shared_ptr<RowClaim>& claim, const Key* keys,
                                    size_t n, std::shared_ptr<const void> hold);
 
-  // Adds the claimed keys to a set. No claim begins or ends as long as what this returns lives: a
-  // lookup that claims a row finds it, or finds that it has gone, and never sees it go.
+  // Adds the claimed keys to a set. No claim begins or ends while the returned lock is held. So a
+  // row is not evicted between a lookup's claim and its reading: the lookup finds the row, or finds
+  // that it has gone.
   std::unique_lock<std::mutex> AddTo(KeySet* keys) const;
 
  private:
@@ -38,7 +39,7 @@ class RowsInUse : public std::enable_shared_from_this<RowsInUse> {
   std::unordered_set<const RowClaim*> claims_;
 };
 
-// Ends with its destructor, or before by a call.
+// A claim, which ends in its destructor or by End.
 class RowClaim {
  public:
   RowClaim(std::shared_ptr<RowsInUse> of, const Key* keys, size_t n,

@@ -40,7 +40,7 @@ Result<std::unique_ptr<RowStore>> MakeOnGpu(const TableConfig& config,
 
 RowForm SeededForm(const TableConfig& config) {
   RowForm form = config.form;
-  // No start vector draws from the same stream.
+  // The seed differs from the seeds of start vectors.
   form.seed = Mix64(Mix64(config.seed + 2 * kGolden) + static_cast<uint64_t>(config.group));
   return form;
 }
@@ -241,7 +241,7 @@ Status Table::Lookup(const Key* keys, size_t n, bool make_rows, T* out,
   const uint32_t now = this->now();
   const auto make = [&] {
     if constexpr (std::is_same_v<T, float>) {
-      // Gather has put out what the new rows start from.
+      // Gather has copied the vectors that new rows start from.
       const int dim = config_.dim;
       return store_->Upsert(
           absent.data(), absent.size(), config_.max_rows, now,
@@ -326,7 +326,7 @@ Status Table::Find(const Key* keys, size_t n, const GatherOptions& options, T* o
   }
   const size_t before = missing == nullptr ? 0 : missing->size();
   Status status = store_->Gather(keys, n, out, options, fill, missing, parallel_for);
-  // Without `missing` nobody knows which keys had a row.
+  // Without `missing` it is not known which keys had a row.
   if (status.ok() && missing != nullptr) {
     CountLookup(options.asked(n), missing->size() - before);
   }
@@ -422,7 +422,8 @@ Result<std::vector<uint32_t>> Table::Missing(const Key* keys, size_t n,
 Status Table::Assign(const Key* keys, size_t n, const float* embeddings,
                      const ParallelFor& parallel_for) {
   SOK_RETURN_IF_ERROR(CheckRange(keys, n));
-  std::lock_guard<std::mutex> commit(commit_mu_);  // Evict would remove what it has not looked at
+  std::lock_guard<std::mutex> commit(
+      commit_mu_);  // Evict must not remove rows that have changed since it looked
   return SetLocked(keys, n, embeddings, config_.dim, /*rounded=*/nullptr, parallel_for);
 }
 
@@ -491,8 +492,7 @@ Result<uint64_t> Table::Remove(const Key* keys, size_t n, const ParallelFor& par
     keys = held.data();
     n = held.size();
   }
-  // A call that makes room counts on the rows that it has found, and a removal of one of them would
-  // have it come out one short.
+  // A call that makes room for new rows must find the rows that it has counted.
   std::unique_lock<std::mutex> commit(commit_mu_, std::defer_lock);
   if (evictor_ != nullptr) commit.lock();
   std::vector<Key> there;
@@ -507,7 +507,7 @@ Result<uint64_t> Table::Remove(const Key* keys, size_t n, const ParallelFor& par
   }
   auto erased = store_->Erase(keys, n, parallel_for);
   if (erased.ok()) NoteRemoved(there);
-  if (!finds) removed_->Add(keys, n);  // the noting has begun since
+  if (!finds) removed_->Add(keys, n);  // noting has begun meanwhile
   ++removals_;  // after: a lookup that still finds a row must not see the new count
   return erased;
 }
@@ -528,7 +528,7 @@ Result<RemovedSince> Table::TakeRemoved(size_t most, const ParallelFor& parallel
   RemovedSince taken = removed_->Take(most, store_->replacements());
   auto missing = store_->Missing(taken.keys.data(), taken.keys.size(), parallel_for);
   if (!missing.ok()) {
-    removed_->AddAll();  // what was taken is lost
+    removed_->AddAll();  // the keys that were taken are lost
     return missing.status();
   }
   std::vector<Key> gone;

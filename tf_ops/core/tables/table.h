@@ -1,4 +1,4 @@
-// A table: rows in a store, where new ones start from, and the gradients that wait for a commit.
+// A table: rows in a store, the initializer of new rows, and the gradients that wait for a commit.
 #pragma once
 
 #include <atomic>
@@ -34,7 +34,8 @@ struct MaskedKeys;
 struct RowBags;
 }  // namespace gpu
 
-// kOutOfRange, naming the first key that is not below `limit`. A limit of 0 lets every key pass.
+// Returns kOutOfRange, with the key, if a key is not below `limit`. A limit of 0 lets every key
+// pass.
 Status CheckKeysBelow(const Key* keys, size_t n, uint64_t limit);
 
 struct TableConfig {
@@ -53,50 +54,52 @@ struct TableConfig {
   int group = 0;            // of the storage; part of what rows start from
   uint32_t shards = 0;      // the number of shards by key; 0: as many as suit the machine
   bool step_clock = false;  // times of rows are steps of the table, not seconds
-  // The number of the GPU whose memory the rows lie in, among those that the process sees; -1: the
-  // host's. Such a table has float32 rows, and finds keys by a hash also where it is direct.
+  // The number, among the GPUs that the process sees, of the GPU whose memory the rows lie in; -1:
+  // they lie in the host's memory. A table on a GPU has float32 rows, and finds keys by a hash even
+  // if it is direct.
   int gpu = -1;
-  uint64_t max_bytes = 0;  // of the GPU's memory for rows and their index; 0: what the GPU has
-  // The types of rows. The seed of the form comes from the table's: see SeededForm.
+  uint64_t max_bytes = 0;  // bytes of the GPU for rows and index; 0: as many as it has
+  // The types of rows. The seed of the form is made from the table's seed: see SeededForm.
   RowForm form = {};
 };
 
-// Returns the form of a table's rows with its seed, by which steps are rounded.
+// Returns the form of a table's rows with its seed, which rounds the results of steps at random.
 RowForm SeededForm(const TableConfig& config);
 
 // The gradient of an anchor, which a deposit adds to.
 struct AnchorGradient {
-  float* gradient = nullptr;  // (kAnchorSize); null: nothing names the deposit
+  float* gradient = nullptr;  // (kAnchorSize); null: the deposit is not named
   bool measures = true;       // whether it gets the norm of what is deposited
 };
 
-// Keys of one lookup, for the deposit that follows it.
+// The keys of one lookup, kept for the deposit that follows it.
 struct LookupKeys {
   std::shared_ptr<const void> hold;  // keeps `keys` alive
   const Key* keys = nullptr;         // (n)
   size_t n = 0;
   bool rows_made = false;  // the lookup made rows for the keys that had none
   uint64_t removals = 0;   // Table::removals() before the lookup
-  // (n) which row of the deposited gradients is that of keys[i]; null: row i. `hold` keeps it too.
+  // (n) The row of the deposited gradients that belongs to keys[i]; null: row i. `hold` keeps it
+  // too.
   const uint32_t* positions = nullptr;
-  // (n) how many keys of the batch each stands for; null: 1. `hold` keeps them too.
+  // (n) How many keys of the batch each key stands for; null: 1. `hold` keeps them too.
   const int64_t* counts = nullptr;
-  // Of Table::CountOnce, where the lookup did not count the keys for an admission.
+  // From Table::CountOnce, if the lookup did not count the keys for an admission.
   std::shared_ptr<std::atomic<bool>> counted = nullptr;
   bool distinct = false;                        // true if no key is there twice
-  std::shared_ptr<RowNumbers> found = nullptr;  // of Table::NumberRows; null: none
-  // Keys that have no row by the commit are left out; else they get one.
+  std::shared_ptr<RowNumbers> found = nullptr;  // from Table::NumberRows; null: none
+  // True if the commit leaves out keys that have no row by then. Otherwise they get one.
   bool leave_absent = false;
-  double factor = 1.0;  // that their gradients are multiplied by
+  double factor = 1.0;  // the factor that their gradients are multiplied by
   DepositOrder order = {};
-  std::shared_ptr<SummedGradients> summed = nullptr;  // of a deposit: its gradients by key
+  std::shared_ptr<SummedGradients> summed = nullptr;  // in a deposit: its gradients by key
   std::shared_ptr<RowClaim> claim = nullptr;          // Table::Claim; null: none
-  // True if `keys`, `positions`, and gradients that are deposited, are addresses of the memory of
-  // the table's GPU, written by work on this stream.
+  // True if `keys`, `positions` and the deposited gradients lie in the memory of the table's GPU,
+  // and work on this stream writes them.
   bool on_gpu = false;
   void* stream = nullptr;
   size_t gradients = 0;   // there with positions: how many gradients are deposited
-  bool may_rest = false;  // there: gradients that begin with kUnusedBits are none
+  bool may_rest = false;  // on a GPU: keys whose gradients begin with kUnusedBits get none
 
   double square() const { return summed->square(); }
   double Dot(const LookupKeys& other) { return summed->Dot(*other.summed); }
@@ -105,21 +108,22 @@ struct LookupKeys {
 struct CommitOptions {
   std::string rule;
   std::vector<Hyper> hypers;
-  // t of the rule's bias correction, 1 for the first step. 0: the table counts by itself.
+  // t of the rule's bias correction, 1 for the first step. 0: the table counts its steps.
   int64_t step = 0;
   float scale = 1.0f;  // gradients are multiplied by it
-  // Identifies the optimizer that commits, 0 if unknown. A fresh optimizer (`step` <= first_step
-  // or, without a step, any but the first) that the table has not seen before starts slots of other
-  // optimizers anew, unless the table keeps its slots.
+  // Identifies the optimizer that commits; 0: unknown. If a new optimizer commits that the table
+  // has not seen before (`step` <= first_step or, without a step, any optimizer but the first),
+  // slots of other optimizers start anew, unless the table keeps its slots.
   int64_t optimizer = 0;
-  // The greatest `step` at which an optimizer may come for the first time, and be new: one that
-  // accumulates the gradients of several calls counts the calls.
+  // The greatest `step` at which an optimizer that the table has not seen counts as new. It is
+  // above 1 for an optimizer that accumulates the gradients of several calls, since it counts the
+  // calls.
   int64_t first_step = 1;
-  // The sum of a row's gradients, times the scale, is brought into [-clip_value, clip_value]; 0: it
-  // is not.
+  // The bound of clipping: each element of the sum of a row's gradients, times the scale, is
+  // clipped to [-clip_value, clip_value]. 0: no clipping.
   float clip_value = 0.0f;
   // The gradient of the anchor (kAnchorSize) as the optimizer received it, which names the deposits
-  // to apply: see tickets.h. Null: all deposits that wait.
+  // to apply: see tickets.h. Null: all deposits that wait are applied.
   const float* redeemed = nullptr;
   // True if the gradients of the anchor were only added up and multiplied on their way: see
   // DepositQueue::Redeem.
@@ -133,21 +137,21 @@ struct CommitOutcome {
   uint64_t rows = 0;            // that the step touched
   bool restarted = false;       // slots of earlier commits were dropped and start anew
   uint64_t left_out = 0;        // keys that got no row, and no step, since the table is full
-  bool first_left_out = false;  // whether the table has left out none before
+  bool first_left_out = false;  // true if the table had left out no key before
   std::string previous;         // the rule before, empty if there was none
-  // With lists_keys, the distinct keys that had gradients, ascending, in one list for a table, and
-  // in two for an adaptive table: of its own rows, and the buckets of its static rows. A key may
-  // have no row: one that was left out, not admitted or evicted.
+  // With lists_keys, the distinct keys that had gradients, ascending. A table has one list. An
+  // adaptive table has two: the keys of own rows, and the buckets of static rows. A key may have no
+  // row, if it was left out, not admitted or evicted.
   std::vector<std::vector<Key>> keys;
 };
 
 struct TableStats {
   uint64_t rows, max_rows, index_bytes, row_bytes, steps, pending_gradients;
   uint64_t evicted;  // rows that went by an eviction since the table was made or opened
-  // Keys whose gradients a commit has dropped since there was no room for a row of theirs,
-  // likewise.
+  // Keys whose gradients commits have dropped since there was no room for a row, counted since then
+  // too.
   uint64_t left_out;
-  // These count since then too, and each occurrence of a key in a call counts.
+  // These count since then too; a key counts as often as it occurs in a call.
   uint64_t looked_up;   // keys of lookups
   uint64_t found;       // those of them that had a row before the lookup
   uint64_t refused;     // times that the admission counted a key and gave it no row
@@ -155,26 +159,26 @@ struct TableStats {
   uint64_t cache_hits;  // keys of lookups whose row was in the cache of a storage
 };
 
-// Rows that a table has no more.
+// Rows that were removed from a table.
 struct EvictedRows {
   std::vector<Key> keys;
   std::vector<float> embeddings;  // (keys, dim)
 };
 
-// A table whose rows outlive the process keeps their slots for as long as the rule is the same,
-// whichever optimizer commits. Another rule, which cannot read them, is refused if it would lose
-// any, unless it has leave.
+// Says that a table keeps the slots of its rows while the rule is the same, whichever optimizer
+// commits, since its rows outlive the process. A commit by another rule, which would drop the
+// slots, is refused unless `leave` is true.
 struct KeptSlots {
   std::string owner;                               // of the rows, for messages: "group 0 of 'path'"
   std::shared_ptr<const std::atomic<bool>> leave;  // whether slots may be dropped
 };
 
-// An update that needs no deposit: the numpy API's.
+// The options of Table::Update, by which the numpy API updates rows without deposits.
 struct UpdateOptions {
-  bool sequential = false;  // equal keys one step after another, in order; else they are summed
+  bool sequential = false;  // equal keys make one step each, in order; else one for their sum
 };
 
-// Thread-safe. Lookups run beside lookups; commits, exports and restores run one at a time.
+// Thread-safe. Lookups run at the same time; commits, exports and restores run one at a time.
 class Table {
  public:
   static constexpr int kMostDim = 1 << 20;
@@ -183,19 +187,20 @@ class Table {
   // dropped. Lookups that make rows count the keys without one, each as often as it stands in the
   // batch; gradients of other lookups are counted by the commit that redeems them.
   // The clock that rows take their times from is the system's by default.
-  // In a full table rows go by `eviction` to make room for newcomers, if there is one, and with
-  // some policies after steps too. Never those of keys of the call at hand, nor claimed ones. A key
-  // whose row went is as one that was never there, for the admission too. Errors: kInvalidArgument
-  // for a dim below 1 or above kMostDim, an initializer that cannot be made, a direct table without
-  // max_rows or with an eviction, an eviction that needs max_rows, a table on a GPU that has rows
-  // in fewer bytes, a GPU that there is not. kUnavailable without a driver or NVRTC.
+  // If there is an `eviction`, it removes rows of a full table to make room for newcomers, and with
+  // some policies after steps too. It never removes rows of keys of the same call, nor claimed
+  // rows. A key whose row was removed is treated as a key that was never there, by the admission
+  // too. Errors: kInvalidArgument for a dim below 1 or above kMostDim, an initializer that cannot
+  // be made, a direct table without max_rows or with an eviction, an eviction that needs max_rows,
+  // a table on a GPU with rows other than float32, a number of no GPU. kUnavailable without a
+  // driver or NVRTC.
   static Result<std::unique_ptr<Table>> Make(const TableConfig& config,
                                              std::shared_ptr<Admission> admission = nullptr,
                                              std::shared_ptr<const Expiry> clock = nullptr,
                                              std::shared_ptr<Eviction> eviction = nullptr);
 
-  // Over a store that is there already, with the state that its rows were left in. Without `kept`
-  // slots may start anew, as they do in memory.
+  // Makes a table over an existing store, with the state that its rows were left in. Without
+  // `kept`, slots may start anew, as they do in memory.
   static Result<std::unique_ptr<Table>> Over(std::unique_ptr<RowStore> store,
                                              const TableConfig& config, const TableState& state,
                                              std::shared_ptr<const Expiry> clock,
@@ -203,31 +208,32 @@ class Table {
                                              std::optional<KeptSlots> kept = std::nullopt,
                                              std::shared_ptr<Eviction> eviction = nullptr);
 
-  // Copies embeddings into out (n, dim). With make_rows, keys without a row get one; else the
-  // vector that training would start from is all they get.
+  // Copies embeddings into out (n, dim). With make_rows, keys without a row get one. Without it
+  // only the vector that training would start from is copied.
   // Errors: kOutOfRange for a key that a direct table does not cover; kResourceExhausted if the
-  // table would hold more than max_rows, and not enough rows may go; no row has been made then, and
-  // none has gone. kResourceExhausted too if memory ends; some of the rows may have been made then,
-  // with the values they start from, and others evicted.
+  // table would hold more than max_rows, and not enough rows may be evicted; then no row has been
+  // made or removed. kResourceExhausted too if memory ends; then some rows may have been made, with
+  // the values that they start from, and others evicted.
   // kInvalidArgument for a negative count.
-  // exists (n), unless null: whether the key had a row before. counts (n), unless null: how many
-  // keys of the batch each stands for, for the admission. found, unless null, gets the numbers.
+  // exists (n), unless null, gets true for keys that had a row before. counts (n), unless null,
+  // says for the admission how many keys of the batch each key stands for. found, unless null, gets
+  // the numbers of rows.
   template <typename T>  // float or BFloat16
   Status Lookup(const Key* keys, size_t n, bool make_rows, T* out, const ParallelFor& parallel_for,
                 uint8_t* exists = nullptr, const int64_t* counts = nullptr,
                 RowNumbers* found = nullptr);
   // Returns the number of the GPU whose memory the rows lie in; -1: the host's.
   int gpu() const { return config_.gpu; }
-  // Returns whether LookupOnGpu takes keys of this table behind work on a stream: its rows lie in
-  // the memory of the GPU of that stream, and neither an admission, nor an eviction, nor a range of
-  // keys asks the host about each key.
+  // Returns true if LookupOnGpu works for this table and a stream: its rows lie in the memory of
+  // the GPU of that stream, and there is no admission, eviction or range of keys, for which the
+  // host must see each key.
   bool LooksUpOnGpu(void* stream) const;
-  // Does what Lookup does with keys (n) and vectors (n, dim) at addresses of the memory of the
-  // table's GPU, behind earlier work on a stream, and does not wait for the GPU. Stats does not
-  // count it among lookups. Errors: those of Lookup, and those of the GPU.
+  // Does what Lookup does, with keys (n) and vectors (n, dim) in the memory of the table's GPU. It
+  // is queued after earlier work on a stream, and does not wait for the GPU. Stats does not count
+  // it among lookups. Errors: those of Lookup, and those of the GPU.
   Status LookupOnGpu(const Key* keys, size_t n, bool make_rows, void* out, bool is_bfloat16,
                      void* stream);
-  // Does so with bags of keys, whose vectors it pools: see gpu::GpuTable::LookupPooled.
+  // Does the same with bags of keys, and pools their vectors: see gpu::GpuTable::LookupPooled.
   Status LookupPooledOnGpu(const Key* keys, size_t n, const std::vector<gpu::RowBags>& bags,
                            bool make_rows, void* stream);
   // Reads own and static rows: see gpu::GpuTable::LookupMasked.
@@ -235,12 +241,11 @@ class Table {
                            bool is_bfloat16, bool* own, void* stream);
   // Returns the store on a GPU; null where the rows lie in the memory of the host.
   const gpu::GpuStore* on_gpu() const { return store_->on_gpu(); }
-  // Copies keys of a lookup from the GPU, or what else lies at an address of it, and waits for
-  // that.
+  // Copies bytes, such as the keys of a lookup, from the memory of the GPU, and waits for the copy.
   Status CopyToHost(void* to, const void* from, size_t bytes, void* stream) const;
   Status CopyToGpu(void* to, const void* from, size_t bytes, void* stream) const;
   // Copies keys and gradients that lie on the GPU to the host, for a deposit whose norm is asked
-  // for. `hold` becomes what holds them there.
+  // for. `hold` becomes the owner of the copies.
   Status BringToHost(LookupKeys* keys, std::shared_ptr<const void>* hold, const float** gradients,
                      const BFloat16** gradients_bf16) const;
 
@@ -249,58 +254,60 @@ class Table {
   std::shared_ptr<RowNumbers> NumberRows(size_t n) const;
   // Returns true if there is an admission, which counts keys.
   bool counts_keys() const { return admission_ != nullptr; }
-  // For LookupKeys::counted of a lookup that makes no rows; null without an admission.
+  // Returns a new LookupKeys::counted, for a lookup that makes no rows; null without an admission.
   std::shared_ptr<std::atomic<bool>> CountOnce() const {
     return counts_keys() ? std::make_shared<std::atomic<bool>>(false) : nullptr;
   }
 
-  // For callers that choose the start of new rows: the parts of a Lookup.
+  // The next functions are the parts of a Lookup, for callers that choose what new rows start from.
   //
-  // Copies the embedding of every key that has a row, as `options` say. Positions of the others are
-  // appended to `missing`, in no order. Without `missing` they get the vector that training would
-  // start from.
+  // Copies the embedding of every key that has a row, as `options` say. Appends the positions of
+  // other keys to `missing`, in no order. If `missing` is null, other keys get the vector that
+  // training would start from.
   template <typename T>  // float or BFloat16
   Status Find(const Key* keys, size_t n, const GatherOptions& options, T* out,
               std::vector<uint32_t>* missing, const ParallelFor& parallel_for) const;
-  // Counts keys without a row as seen counts[i] times more, each of `positions` in its keys, once
-  // where `counts` is null; keeps the positions of those that may have a row, in ascending order.
+  // Has the admission count the keys at `positions`, which have no row: counts[i] times, or once if
+  // `counts` is null. Keeps the positions of keys that may have a row, in ascending order.
   Status AdmitMissing(const Key* keys, const int64_t* counts, std::vector<uint32_t>* positions);
-  // Makes rows for the keys that have none, each as start(i, row, slot_floats) writes it: the
-  // embedding, then slots, which are at their start before. Equal keys: the first i counts.
+  // Makes rows for keys without one. start(i, row, slot_floats) writes the embedding of the row,
+  // and its slots, which have their start values before the call. Of equal keys the first one
+  // counts.
   // Errors: those of Lookup.
   using StartRow = std::function<void(size_t i, float* row, int slot_floats)>;
   Status MakeRowsAs(const Key* keys, size_t n, const StartRow& start,
                     const ParallelFor& parallel_for);
-  // Calls visit(i, row, slot_floats) for every key, which may change the row; keys without a row
-  // get one by the initializer. Equal keys are visited in order of i by one thread, different ones
-  // at once. No commit runs meanwhile. Errors: those of Lookup.
+  // Calls visit(i, row, slot_floats) for every key; visit may change the row. Keys without a row
+  // get one by the initializer. One thread visits equal keys, in order of i; different keys may be
+  // visited at once. No commit runs meanwhile. Errors: those of Lookup.
   using VisitRow = std::function<void(size_t i, float* row, int slot_floats)>;
   Status Visit(const Key* keys, size_t n, const VisitRow& visit, const ParallelFor& parallel_for);
   // Calls fn for every row, in no order, while no commit runs. fn must not use the table.
   Status ForEachRow(const std::function<void(Key key, RowRef row)>& fn);
 
-  // Reads the counters of keys (n): exists[i] is 1 if there is a row, metas[i] has its counters,
-  // zeros without one. Makes no rows. Keys that this table cannot hold have none.
+  // Reads the counters of keys (n): exists[i] becomes 1 if there is a row, and metas[i] has its
+  // counters, or zeros without a row. Makes no rows. Keys that this table cannot hold have no row.
   Status ReadMeta(const Key* keys, size_t n, RowMeta* metas, uint8_t* exists,
                   const ParallelFor& parallel_for);
 
-  // The positions of keys without a row, in no order.
+  // Returns the positions of keys without a row, in no order.
   Result<std::vector<uint32_t>> Missing(const Key* keys, size_t n, const ParallelFor& parallel_for);
 
-  // Removes rows, and returns what they were: those that one of the policies has go by now; those
-  // of distinct keys.
+  // Remove rows, and return them: the first function the rows that one of the policies chooses by
+  // now, the second the rows of distinct keys.
   Result<EvictedRows> Evict(const std::vector<const Eviction*>& policies,
                             const ParallelFor& parallel_for);
   Result<EvictedRows> Evict(const Key* keys, size_t n, const ParallelFor& parallel_for);
 
-  // Has the rows of a lookup's keys stay until the claim ends, which goes with the lookup's keys:
-  // with their copies until there is a deposit of them, then with that. Null, without an eviction.
+  // Claims the rows of a lookup's keys, so that no eviction removes them until the claim ends: with
+  // the last copy of the lookup's keys or, after a deposit, with the deposit. Returns null without
+  // an eviction.
   std::shared_ptr<RowClaim> Claim(const LookupKeys& keys);
-  // Has the keys of a deposit take their lookup's claim over.
+  // Hands the claim of a lookup on to its deposit.
   void HandOnClaim(LookupKeys* keys) const;
 
   // Keeps the gradients (keys.n, dim) until a Commit redeems them. `hold` keeps them alive. Exactly
-  // one of the two pointers is set. Adds to the gradient of the anchor what names them.
+  // one of the two pointers is set. Adds the mark of the deposit to the gradient of the anchor.
   void Deposit(LookupKeys keys, std::shared_ptr<const void> hold, const float* gradients,
                const BFloat16* gradients_bf16, const AnchorGradient& anchor = {},
                const ParallelFor& parallel_for = SerialFor);
@@ -309,17 +316,18 @@ class Table {
                                             const BFloat16* gradients_bf16,
                                             const ParallelFor& parallel_for) const;
 
-  // Sums what the optimizer redeems by key and applies the rule once. Without any it does nothing.
-  // Keys without a row get one, unless an admission holds them back; in a table that is full, and
-  // of whose rows not enough may go, those do that come first by deposit and position. Gradients of
-  // the others are dropped: see CommitOutcome::left_out. An error drops it and leaves every row's
-  // values as they were; it says if others were evicted to make room. kFailedPrecondition: the rule
-  // is another one, and the table keeps its slots; or DepositQueue::Redeem's.
+  // Sums the redeemed gradients by key, and applies the rule once to each row. Without gradients it
+  // does nothing. Keys without a row get one, unless an admission holds them back. If the table is
+  // full and not enough rows may be evicted, the first keys, by deposit and position, get rows;
+  // gradients of the others are dropped: see CommitOutcome::left_out. An error drops the gradients
+  // and leaves all values of rows as they were; its text says if rows were evicted to make room.
+  // kFailedPrecondition: the rule is another one, and the table keeps its slots; or the error of
+  // DepositQueue::Redeem.
   Result<CommitOutcome> Commit(const CommitOptions& options, const ParallelFor& parallel_for);
   using Deposits = std::vector<DepositQueue<LookupKeys>::Deposit>;
-  // The same with deposits that have waited elsewhere, in their order, by `optimizer`, which is
-  // that of the options' rule, while the lock of LockCommits is held for it, perhaps by another
-  // thread. Threads of a pool must not wait for that lock: its holder may wait for the pool.
+  // Commits deposits that have waited elsewhere, in their order. `optimizer` is made of the
+  // options' rule. The lock of LockCommits must be held meanwhile, perhaps by another thread.
+  // Threads of a pool must not wait for that lock: its holder may wait for the pool.
   Result<CommitOutcome> CommitLocked(const CommitOptions& options, const RowOptimizer& optimizer,
                                      Deposits deposits, const ParallelFor& parallel_for);
   std::unique_lock<std::mutex> LockCommits() { return std::unique_lock<std::mutex>(commit_mu_); }
@@ -327,23 +335,25 @@ class Table {
   // Returns true if lookups that make rows wait for each other, and for commits.
   bool makes_rows_in_turn() const { return config_.max_rows > 0 || eviction_ != nullptr; }
 
-  // One step of `optimizer`, whose rule is `rule`, on the rows of the keys (n) with gradients
-  // (n, dim), now. Each row counts its own updates. Keys without a row get one, unless admission
-  // holds them back.
+  // Makes one step of `optimizer`, whose rule is `rule`, at once, on the rows of keys (n) with
+  // gradients (n, dim). Each row counts its own updates. Keys without a row get one, unless
+  // admission holds them back.
   // Errors: kFailedPrecondition if the table has been trained with another rule; those of Lookup.
-  // Nothing has changed then, but that some rows may have been made, and others evicted for them,
-  // which the error says. If the rows are changed but could not be written through, it says so.
+  // After an error no values have changed, but some rows may have been made, and others evicted for
+  // them, which the error says. If the rows have changed and could not be written to disk, it says
+  // so.
   Status Update(const Key* keys, size_t n, const float* gradients, const std::string& rule,
                 const RowOptimizer& optimizer, const UpdateOptions& options,
                 const ParallelFor& parallel_for);
 
   bool has_deposits() const { return !deposits_.empty(); }
-  // Forgets the deposits. Returns how many gradients there were.
+  // Drops all deposits. Returns how many gradients they had.
   uint64_t DropDeposits() { return deposits_.Drop(); }
   // Numbers lookups, for the order of their deposits.
   uint64_t NextLookup() { return deposits_.NextLookup(); }
 
-  // Sets embeddings (n, dim), making rows where there are none. Of equal keys the last one counts.
+  // Sets embeddings (n, dim), and makes rows for keys without one. Of equal keys the last one
+  // counts.
   Status Assign(const Key* keys, size_t n, const float* embeddings,
                 const ParallelFor& parallel_for);
 
@@ -352,39 +362,38 @@ class Table {
   // kFailedPrecondition if rows have another number of slot_floats.
   Status ReadRows(const Key* keys, size_t n, int slot_floats, std::vector<uint32_t>* places,
                   std::vector<float>* rows, const ParallelFor& parallel_for);
-  // Sets rows (n, dim + slot_floats) with their slots to what a formula made of them in a step, as
-  // Assign sets embeddings; rows in fewer bytes are rounded at random. Errors: those of Assign;
-  // kFailedPrecondition if rows have another number of slot_floats.
+  // Sets rows (n, dim + slot_floats), with their slots, to the results of a step that a formula
+  // outside of the core has made. Rows of fewer bytes than float32 are rounded at random. Errors:
+  // those of Assign; kFailedPrecondition if rows have another number of slot_floats.
   Status AssignRows(const Key* keys, size_t n, int slot_floats, const float* rows,
                     const ParallelFor& parallel_for);
 
-  // Replaces everything that the table holds, and drops the deposits. Rows keep their times, but
-  // that no time in seconds lies in the future, where another machine's clock may have put it;
-  // those that have expired are left out. A step clock goes on from where it stood. Contents
-  // without counts leave an admission that has counted nothing. Errors: kInvalidArgument for an
-  // unknown rule, another slot_floats than the rule has, counts of another admission than the
-  // table's, and rows that no training leaves: see CheckRows; kDataLoss for damaged counts;
-  // kOutOfRange and kResourceExhausted as Lookup. Nothing has changed then, unless memory ended.
+  // Replaces everything that the table holds, and drops the deposits. Rows keep their times, but a
+  // time in seconds that lies in the future, by another machine's clock, becomes the present. Rows
+  // that have expired are left out. A step clock goes on from where it stood. Contents without
+  // counts leave an admission that has counted nothing. Errors: kInvalidArgument for an unknown
+  // rule, another slot_floats than the rule has, counts of another admission than the table's, and
+  // rows that no training leaves: see CheckRows; kDataLoss for damaged counts; kOutOfRange and
+  // kResourceExhausted as Lookup. Nothing has changed then, unless memory ended.
   Result<RestoreOutcome> Restore(const TableContents& contents, const ParallelFor& parallel_for);
-  // Takes up the rows of a piece beside those that there are, as Restore does. So contents that are
-  // larger than memory come back in pieces: a Restore of everything but rows, then an AddRows for
-  // each piece, whose rule and clock are those of the Restore. Errors: those of Restore, and
+  // Adds the rows of a piece of contents to the table, as Restore takes them up. So contents that
+  // are larger than memory come back in pieces: a Restore of everything but rows, then an AddRows
+  // for each piece, with the rule and clock of the Restore. Errors: those of Restore, and
   // kInvalidArgument for a key that has a row already. Nothing has changed then, unless memory
   // ended.
   Status AddRows(const TableContents& piece, const ParallelFor& parallel_for);
-  // Returns the state that Restore would leave, or the error with which it would refuse the
-  // contents.
+  // Returns the state that Restore would leave, or the error that it would return.
   Result<TableState> CheckRestore(const TableContents& contents,
                                   const ParallelFor& parallel_for) const;
 
-  // Removes the rows of keys. Returns how many of them had one; those without keep what the
-  // admission has counted of them. Keys that this table cannot hold have none.
+  // Removes the rows of keys. Returns how many keys had one. The admission keeps its counts of keys
+  // without a row. Keys that this table cannot hold have no row.
   Result<uint64_t> Remove(const Key* keys, size_t n, const ParallelFor& parallel_for);
 
   // Returns the keys whose rows have gone since the last call, by an eviction, a removal or the TTL
-  // of a storage, and that have no row now; of the next ones at most `most` are noted. 0: nothing
-  // is noted any more. Rows that have expired are noted when a call comes upon them, or when the
-  // database rewrites its files.
+  // of a storage, and that have no row now. At most `most` keys are noted for the next call; with 0
+  // noting ends. An expired row is noted when a call meets it, or when the database rewrites its
+  // files.
   Result<RemovedSince> TakeRemoved(size_t most, const ParallelFor& parallel_for);
 
   // The rows of an export. While a snapshot lives, no commit runs and no row is made, and its
@@ -397,13 +406,13 @@ class Table {
     const std::vector<float>& slot_start() const { return slot_start_; }  // (slot_floats)
     // TableContents::step_clock.
     int64_t step_clock() const { return step_clock_; }
-    // Columns of size() rows, but for those that are null.
+    // Writes the columns of all rows; a column that is null is left out.
     Status Write(const WritableRowColumns& columns) const { return Write(columns, 0, size()); }
-    // Columns of the rows [begin, end), in an order that is the same for all snapshots between
-    // which the table does not change.
+    // Writes the columns of the rows [begin, end). The order of rows is the same in all snapshots
+    // between which the table does not change.
     Status Write(const WritableRowColumns& columns, uint64_t begin, uint64_t end) const;
-    // Returns the counters of the admission at the time of the call, in the pieces of DumpCounts;
-    // none without an admission.
+    // Returns the counters of the admission at the time of the call, in pieces as DumpCounts
+    // returns them; none without an admission.
     Result<std::vector<std::string>> DumpAdmission() const;
 
    private:
@@ -418,12 +427,12 @@ class Table {
   };
   Result<Snapshot> Freeze();
 
-  // Returns in how many parts the rows lie; 0 of a table on disk. See RowStore.
+  // Returns the number of parts that the rows lie in; 0 for a table on disk. See RowStore.
   uint32_t parts() const { return store_->parts(); }
   // Returns the keys of the rows of a part, ascending. Errors: kOutOfRange for another part.
   Result<std::vector<Key>> ListKeys(int64_t part) const;
 
-  // Begins a capture of what the table holds now, which goes on changing meanwhile; see RowCapture.
+  // Begins a capture of the present contents; the table may change meanwhile. See RowCapture.
   Result<TableCapture> BeginCapture(const CaptureOptions& options);
 
   int dim() const { return config_.dim; }
@@ -431,14 +440,14 @@ class Table {
   // Grows whenever rows may have gone.
   uint64_t removals() const { return removals_.load(); }
   uint64_t size() const { return store_->size(); }
-  // By the clock of the rows' times.
+  // Returns the time by the clock of the rows.
   uint32_t now() const { return ticks_ != nullptr ? ticks_->load() : clock_->Now(); }
   int64_t steps();
   TableStats Stats();
 
  private:
   // The parts of Visit, Assign and AssignRows that run while commit_mu_ is held. `values` has
-  // `floats` of each row.
+  // `floats` floats for each row.
   Status VisitLocked(const Key* keys, size_t n, const VisitRow& visit,
                      const ParallelFor& parallel_for);
   // `rounded`, unless null, is the coding of the rows, which rounds the values at random.
@@ -448,38 +457,40 @@ class Table {
   std::shared_ptr<const RowLayout> LayoutOf(std::vector<Slot> slots) const {
     return std::make_shared<const RowLayout>(config_.dim, std::move(slots), config_.form);
   }
-  // Returns kFailedPrecondition if there are rows (n), and they have other slots.
+  // Returns kFailedPrecondition if n > 0 and the rows have another number of slot floats.
   Status CheckSlots(size_t n, int slot_floats) const;
-  // Removes the rows that `choose` adds, as they were when it looked at them. commit_mu_ is held.
+  // Removes the rows that `choose` adds to its argument. commit_mu_ is held, so they have not
+  // changed.
   Result<EvictedRows> EvictChosen(const std::function<Status(EvictedRows*)>& choose,
                                   const ParallelFor& parallel_for);
-  // Those that one of the policies has go, but for those in `staying`. commit_mu_ is held.
+  // Removes the rows that one of the policies chooses, except keys in `staying`. commit_mu_ is
+  // held.
   Result<EvictedRows> EvictBy(const std::vector<const Eviction*>& policies, const KeySet& staying,
                               const ParallelFor& parallel_for);
-  // Has rows go after step number `step`, where the eviction does that, but for those of the keys
-  // (n). commit_mu_ is held.
+  // If the eviction removes rows after steps, does so after step number `step`, except rows of the
+  // keys (n). commit_mu_ is held.
   Status EvictAfterStep(int64_t step, const Key* keys, size_t n, const ParallelFor& parallel_for);
-  // Calls make(), which makes rows for those of `newcomers` that have none, at a time `now`, in the
-  // call of keys (n), which have them all. In a full table others go before. commit_mu_ is held if
-  // there is an eviction.
-  // `fitting`, unless null, gets those newcomers that fit in where not all do, for which make() is
-  // to make rows then; else that is an error.
+  // Calls make(), which makes rows for the `newcomers` without one, at the time `now`. `keys` (n)
+  // are all keys of the call, newcomers included. In a full table it evicts others first.
+  // commit_mu_ is held if there is an eviction.
+  // If not all newcomers fit in: `fitting` gets those that do, and make() must make rows for these;
+  // if `fitting` is null, it is an error.
   Status MakeInRoom(const Key* keys, size_t n, const std::vector<Key>& newcomers, uint32_t now,
                     const std::function<Status()>& make, const ParallelFor& parallel_for,
                     std::vector<Key>* fitting = nullptr);
-  // The same, where all keys without a row are to have one.
+  // Does the same for all keys without a row.
   Status MakeInRoom(const Key* keys, size_t n, uint32_t now, const std::function<Status()>& make,
                     const ParallelFor& parallel_for);
-  // Makes rows of the keys without one as long as there is room, in their order. left_out becomes
+  // Makes rows for the keys without one, in their order, as long as there is room. left_out becomes
   // the number of distinct keys that got none. commit_mu_ is held.
   Status MakeRowsThatFit(const std::vector<Key>& keys, uint32_t now, uint64_t* left_out,
                          const ParallelFor& parallel_for);
-  // The error of a call, with how many rows have gone to make room for it: evictor_ had had so many
-  // go before.
+  // Adds to the error of a call how many rows were evicted to make room for it. `evicted` is what
+  // evicted_for_room() was before the call.
   Status WithEvictions(const Status& failed, uint64_t evicted) const;
   uint64_t evicted_for_room() const { return evictor_ == nullptr ? 0 : evictor_->evicted(); }
-  // Calls BringToHost for deposits, unless they can be applied where they are. removals: here and
-  // below what removals() was when the step began.
+  // Calls BringToHost for deposits, unless they can be applied on the GPU. `removals`, here and
+  // below, is what removals() was when the step began.
   Status BringToHost(Deposits* deposits, uint64_t removals, bool lists_keys) const;
 
   Table(const TableConfig& config, const Initializer& initializer, std::unique_ptr<RowStore> store);
@@ -490,34 +501,35 @@ class Table {
     found_.fetch_add(n - missing, std::memory_order_relaxed);
   }
   Status CheckRange(const Key* keys, size_t n) const;
-  // `now` is the update_time of new rows.
+  // Makes rows of distinct keys without one. `now` is their update_time.
   Status MakeRows(const std::vector<Key>& keys, uint32_t now, const ParallelFor& parallel_for);
-  // Has the admission begin anew with keys that have got their rows, or whose rows have gone. Of
-  // these most had no count; one that was given its row while the admission was not open, by a
-  // load, say, has.
+  // Has the admission forget the counts of keys that have got rows, or whose rows have gone. Most
+  // keys of the latter kind have no count; but a key may have got its row without the admission, by
+  // a load.
   void ForgetCounts(const std::vector<Key>& keys);
-  // The same for rows that have gone; also notes their keys for TakeRemoved.
+  // Does the same for rows that have gone, and notes their keys for TakeRemoved.
   void NoteRemoved(const std::vector<Key>& keys);
-  // Leaves the positions whose keys may have a row made; counts the keys if `observe`.
+  // Removes the positions of keys that are not admitted. Counts the keys first if `observe`.
   Status Admit(const Key* keys, const int64_t* counts, bool observe,
                std::vector<uint32_t>* positions);
   Status Relayout(const std::string& rule, const std::vector<Slot>& slots, bool restart,
                   const ParallelFor& parallel_for);
-  // kFailedPrecondition for a rule that would lose slots which are kept. commit_mu_ is held, here
-  // and below.
+  // Returns kFailedPrecondition for a rule that would drop slots which the table keeps. commit_mu_
+  // is held, here and below.
   Status CheckRule(const std::string& rule) const;
-  // Applies a step that leaves the table in the state `after`, which counts once rows have changed.
+  // Applies a step. The state becomes `after` as soon as rows have changed.
   Result<uint64_t> ApplyStep(const std::vector<GradientBatch>& batches,
                              const RowOptimizer& optimizer, CommitStep step, TableState after,
                              const ParallelFor& parallel_for);
-  // The counts of the contents, if the table has an admission; an error if it is another one.
+  // Returns the counts of the contents, if the table has an admission; an error if the counts
+  // belong to another admission.
   Result<AdmissionChunks> CountsOf(const TableContents& contents) const;
-  // Returns true if the times of the contents are by the same kind of clock as the table's.
+  // Returns true if contents and table have the same kind of clock.
   bool SharesClock(const TableContents& contents) const {
     return (ticks_ != nullptr) == (contents.step_clock != TableContents::kSeconds);
   }
-  // Counts the keys of gradients that no lookup has counted, and makes the rows that are missing.
-  // left_out: as MakeRowsThatFit has it.
+  // Counts the keys of gradients that no lookup has counted, and makes missing rows. left_out is as
+  // in MakeRowsThatFit.
   Status MakeDepositedRows(const Deposits& deposits, uint64_t removals, uint32_t now,
                            uint64_t* left_out, const ParallelFor& parallel_for);
   // Returns the gradients for the store to apply. If gradients of one deposit are summed by key,
@@ -528,7 +540,7 @@ class Table {
   const Initializer initializer_;
   const std::unique_ptr<RowStore> store_;
   std::shared_ptr<const Expiry> clock_;
-  // The commits so far, where the table has a step clock; a Restore may set it back. Else null.
+  // With a step clock: the number of commits so far, which a Restore may set back. Otherwise null.
   std::unique_ptr<std::atomic<uint32_t>> ticks_;
   std::shared_ptr<Admission> admission_;  // null: every key gets a row
   std::shared_ptr<Eviction> eviction_;    // null: rows stay
@@ -539,8 +551,8 @@ class Table {
   const std::shared_ptr<SummedGradientsPool> summed_pool_ = std::make_shared<SummedGradientsPool>();
   DepositQueue<LookupKeys> deposits_;
 
-  // Guards state_, and lets one commit, assignment, eviction, export or restore run at a time; with
-  // evictor_ also one removal or lookup that makes rows.
+  // Guards state_, and lets one commit, assignment, eviction, export or restore run at a time. With
+  // evictor_, removals and lookups that make rows take it too.
   std::mutex commit_mu_;
   TableState state_;
   std::optional<KeptSlots> kept_;

@@ -1,4 +1,4 @@
-// The contents of a table at one moment, while it goes on changing.
+// The contents of a table at one moment, which stay the same while the table goes on changing.
 #pragma once
 
 #include <cstdint>

@@ -10,8 +10,8 @@
 namespace sok {
 namespace {
 
-// Takes the factor that all batches have out of them, and returns it: nearly always there is one,
-// which the step takes along. 1 if there are several.
+// If all batches have the same factor, as is nearly always so, sets it to 1 in all of them and
+// returns it, for the step to multiply by. Otherwise returns 1.
 float TakeCommonFactor(std::vector<GradientBatch>* batches) {
   const auto first = std::find_if(batches->begin(), batches->end(),
                                   [](const GradientBatch& batch) { return batch.n > 0; });
@@ -24,12 +24,13 @@ float TakeCommonFactor(std::vector<GradientBatch>* batches) {
   return factor;
 }
 
-// Gradients under a loss scale of more than 2^60 may lie so near to the largest float32 that a sum
-// of several would overflow, and a factor of less than FLT_MIN would be taken for 0.
+// Below this a factor multiplies the gradients before they are summed. Gradients under a loss scale
+// of more than 2^60 may be so near to the largest float32 that a sum of several would overflow, and
+// a factor of less than FLT_MIN would be taken for 0.
 constexpr double kLeastFactor = 0x1p-60;
 
-// Multiplies the gradients of a deposit themselves by its factor, if that is too small to be left
-// to the step.
+// Multiplies the gradients of a deposit by its factor at once, if the factor is too small to be
+// left to the step.
 template <typename Deposit>
 void ApplySmallFactor(int dim, const ParallelFor& parallel_for, Deposit* deposit) {
   LookupKeys& keys = deposit->keys;
@@ -51,7 +52,7 @@ void ApplySmallFactor(int dim, const ParallelFor& parallel_for, Deposit* deposit
   deposit->gradients_bf16 = nullptr;
   deposit->hold = std::move(scaled);
   deposit->factor = keys.factor = 1.0;
-  keys.summed = nullptr;  // of the gradients as they were
+  keys.summed = nullptr;  // it has sums of the gradients before this
 }
 
 // Returns the distinct keys of batches, ascending.
@@ -138,8 +139,8 @@ Status Table::BringToHost(Deposits* deposits, uint64_t removals, bool lists_keys
   const auto stays = [&](const auto& deposit) {
     const LookupKeys& keys = deposit.keys;
     const double factor = std::abs(deposit.factor * keys.factor);
-    // Rows that have gone since the lookup are made anew, unless they are left out, and factors of
-    // little apply to each gradient; both are work for the host.
+    // The host must make rows that have gone since the lookup, unless they are left out, and must
+    // multiply gradients by very small factors.
     const bool makes_none = keys.leave_absent || keys.removals == removals;
     return keys.on_gpu && keys.rows_made && makes_none &&
            (factor == 0.0 || !(factor < kLeastFactor));
@@ -159,12 +160,12 @@ Status Table::MakeDepositedRows(const Deposits& deposits, uint64_t removals, uin
   for (const auto& deposit : deposits) {
     const LookupKeys& keys = deposit.keys;
     if (keys.leave_absent || (keys.rows_made && keys.removals == removals)) continue;
-    // Keys that a lookup has counted and not admitted stay without a row, as do keys whose row has
-    // gone since.
+    // Keys that the lookup has counted and not admitted get no row, nor do keys whose row has gone
+    // since.
     if (keys.rows_made && admission_ != nullptr) continue;
     SOK_ASSIGN_OR_RETURN(auto missing, store_->Missing(keys.keys, keys.n, parallel_for));
     std::sort(missing.begin(), missing.end());
-    // One lookup may have several gradients.
+    // One lookup may have several deposits; the first one counts its keys.
     const bool counts = keys.counted == nullptr || !keys.counted->exchange(true);
     SOK_RETURN_IF_ERROR(Admit(keys.keys, keys.counts, counts, &missing));
     for (uint32_t i : missing) absent.push_back(keys.keys[i]);
@@ -222,7 +223,7 @@ Result<CommitOutcome> Table::CommitLocked(const CommitOptions& options,
   CommitOutcome outcome;
   if (options.lists_keys) outcome.keys.resize(1);
   if (deposits.empty()) return outcome;
-  // Rows that are removed from here on are left out.
+  // A row that is removed from here on is not made anew in this step.
   const uint64_t removals = this->removals();
   SOK_RETURN_IF_ERROR(BringToHost(&deposits, removals, options.lists_keys));
 
@@ -259,7 +260,7 @@ Result<CommitOutcome> Table::CommitLocked(const CommitOptions& options,
   outcome.rows = rows.value();
   outcome.stepped = true;
   if (eviction_ != nullptr) {
-    deposits.clear();  // and their claims
+    deposits.clear();  // this ends their claims
     SOK_RETURN_IF_ERROR(EvictAfterStep(state_.steps, nullptr, 0, parallel_for));
   }
   return outcome;
@@ -270,13 +271,14 @@ Status Table::Relayout(const std::string& rule, const std::vector<Slot>& slots, 
   if (restart && !state_.slots.empty()) {
     auto bare = LayoutOf({});
     SOK_RETURN_IF_ERROR(store_->Relayout(std::move(bare), {}, parallel_for).status());
-    state_ = {};  // as a table whose first step is to come
+    state_ = {};  // as before the table's first step
   }
   if (!restart && state_.rule == rule && store_->IsLaidOut(slots)) {
     if (state_.slots != slots) state_.slots = slots;
     return Status();
   }
-  // Slots are never without their rule: the step may fail, and others may look at the table before.
+  // The rule is set as soon as the rows have its slots: the step may fail, and other threads may
+  // look at the table before it ends.
   TableState ready = state_;
   ready.rule = rule;
   ready.slots = slots;

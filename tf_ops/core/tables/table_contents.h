@@ -1,10 +1,10 @@
 // The contents of a table, for a file or an op's tensors: Table::Snapshot writes it, Table::Restore
 // reads it.
 //
-// The rows are columns in memory of the caller's, the tensors of an op or the arrays of a test: a
-// table that fills half of the memory is not copied twice. A dump, whose rows lie on disk, is
-// written and read in pieces: contents of some rows each, without what stands in the group's
-// description, the rule and its steps.
+// The rows are columns in the caller's memory, such as the tensors of an op or the arrays of a
+// test, so that a table that fills half of the memory is not copied twice. A dump, whose rows lie
+// on disk, is written and read in pieces: each has some of the rows, and does not repeat the rule
+// and its steps, which the description of the group has.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@
 
 namespace sok {
 
-// Columns of n rows. Writers leave out those that are null.
+// Columns of n rows. Writers leave out columns that are null.
 template <bool kWritable>
 struct BasicRowColumns {
   template <typename T>
@@ -27,35 +27,36 @@ struct BasicRowColumns {
   Column<float> embeddings = nullptr;     // (n, dim)
   Column<float> slots = nullptr;          // (n, slot_floats)
   Column<int64_t> update_nums = nullptr;  // (n) the updates of each row
-  // (n) by the table's clock, of the last of them, or of when the row was made.
+  // (n) The time of the last update, or the time when the row was made, by the table's clock.
   Column<int64_t> update_times = nullptr;
 };
 using RowColumns = BasicRowColumns<false>;
 using WritableRowColumns = BasicRowColumns<true>;
 
 struct TableContents {
-  // Instead of a step clock's time: times are seconds since 1970.
+  // A step_clock of this value says that times are seconds since 1970.
   static constexpr int64_t kSeconds = -1;
-  static constexpr int64_t kLatest = UINT32_MAX;  // time of a row
+  static constexpr int64_t kLatest = UINT32_MAX;  // the last time that a row can have
 
   std::string rule;   // of the last commit; empty before the first
   int64_t steps = 0;  // commits that found deposits
-  // The time of the table's clock, where it counts steps; else kSeconds.
+  // The time of the table's clock, if it counts steps; else kSeconds.
   int64_t step_clock = kSeconds;
   size_t n = 0;  // rows, with distinct keys
   RowColumns rows;
   int slot_floats = 0;
-  const float* slot_start = nullptr;  // (slot_floats) that the slots of rows to come start from
-  // The result of DumpCounts of the table's admission; empty: it has none.
+  const float* slot_start = nullptr;  // (slot_floats) start values of the slots of later rows
+  // The result of DumpCounts of the table's admission; empty if the table has none.
   std::string_view admission;
 };
 
-// The parts that a Restore has left out, since the table's config differs from the one that was
-// saved.
+// Says which parts of the contents a Restore has left out, since the table's config differs from
+// the saved one.
 struct RestoreOutcome {
-  // The table has no admission, so every key gets a row: there is nothing to count.
+  // True if counts of keys were left out: the table has no admission, so every key gets a row.
   bool dropped_counts = false;
-  // One of the two clocks counts steps and the other one seconds: rows are as old as now.
+  // True if times were left out, since one of the two clocks counts steps and the other one
+  // seconds. All rows get the present time.
   bool dropped_times = false;
 };
 

@@ -14,7 +14,7 @@ std::shared_ptr<RowClaim> Table::Claim(const LookupKeys& keys) {
 
 Result<EvictedRows> Table::EvictChosen(const std::function<Status(EvictedRows*)>& choose,
                                        const ParallelFor& parallel_for) {
-  for (;;) {  // again where a storage takes in a dump, whose rows have not been looked at
+  for (;;) {  // again if a dump has replaced the storage's rows meanwhile
     const uint64_t seen = store_->replacements();
     EvictedRows evicted;
     SOK_RETURN_IF_ERROR(choose(&evicted));
@@ -30,7 +30,7 @@ Result<EvictedRows> Table::EvictChosen(const std::function<Status(EvictedRows*)>
 
 Result<EvictedRows> Table::Evict(const Key* keys, size_t n, const ParallelFor& parallel_for) {
   std::vector<float> embeddings(n * config_.dim);
-  std::lock_guard<std::mutex> commit(commit_mu_);  // no row that is to go changes
+  std::lock_guard<std::mutex> commit(commit_mu_);  // a row that is to go must not change
   return EvictChosen(
       [&](EvictedRows* evicted) {
         std::vector<uint32_t> missing;
@@ -52,7 +52,7 @@ Result<EvictedRows> Table::Evict(const Key* keys, size_t n, const ParallelFor& p
 
 Result<EvictedRows> Table::Evict(const std::vector<const Eviction*>& policies,
                                  const ParallelFor& parallel_for) {
-  std::lock_guard<std::mutex> commit(commit_mu_);  // no row that is to go changes
+  std::lock_guard<std::mutex> commit(commit_mu_);  // a row that is to go must not change
   return EvictBy(policies, {}, parallel_for);
 }
 
@@ -115,13 +115,13 @@ Status Table::MakeInRoom(const Key* keys, size_t n, const std::vector<Key>& newc
       evictor_->Add(room.value().made, now);
       return status;
     }
-    // Rows may have been made all the same, and are not to outlive those that are worth more.
+    // Rows may have been made in spite of the error, and the queue does not know them.
     evictor_->Forget();
     const Status failed = WithEvictions(status, evicted);
     if (status.code() != Code::kResourceExhausted) return failed;
-    // A storage that has taken in a dump since may have filled the table again.
+    // A dump that has replaced the storage's rows meanwhile may have filled the table again.
     if (store_->replacements() != seen) continue;
-    // Rows of the call may have expired since, and take more room as new ones.
+    // Rows of the call may have expired meanwhile, and must be made anew, which needs more room.
     const auto missing = evictor_->Missing(newcomers, parallel_for);
     const size_t known = room.value().made.size() + room.value().left_out;
     if (!missing.ok() || missing.value().size() <= known) return failed;
@@ -145,12 +145,12 @@ Status Table::MakeRowsThatFit(const std::vector<Key>& keys, uint32_t now, uint64
           std::min<uint64_t>(newcomers.size(), max_rows - std::min(rows, max_rows));
       fitting.assign(newcomers.begin(), newcomers.begin() + static_cast<std::ptrdiff_t>(fit));
       status = make();
-      // Lookups, which make their rows at the same time, may have left less room.
+      // Lookups that have made rows at the same time may have left less room.
       again = status.code() == Code::kResourceExhausted && store_->size() > rows;
     }
   }
   *left_out = newcomers.size() - fitting.size();
-  if (status.ok()) ForgetCounts(fitting);  // the others have passed the admission
+  if (status.ok()) ForgetCounts(fitting);  // the counts of the other keys stay
   return status;
 }
 

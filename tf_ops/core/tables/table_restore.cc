@@ -35,10 +35,10 @@ Result<std::vector<Slot>> SlotsOf(const TableContents& contents, int dim) {
   return Result<std::vector<Slot>>(std::move(slots));
 }
 
-// The rows of contents that a table takes up: all but those that have expired.
+// The rows of contents that a table takes up: all that have not expired.
 class TakenRows {
  public:
-  // Rows of later times get the time `now`, or all rows do.
+  // Rows whose time lies after `now` get the time `now`; with the last argument all rows do.
   TakenRows(const TableContents& contents, int dim, const Expiry& clock, uint32_t now, bool all_now)
       : contents_(contents), dim_(dim), now_(now), all_now_(all_now) {
     if (clock.ttl() == 0) return;
@@ -74,7 +74,7 @@ class TakenRows {
   const uint32_t now_;
   const bool all_now_;
   bool filtered_ = false;
-  std::vector<size_t> places_;  // of the kept keys in the contents
+  std::vector<size_t> places_;  // the places in the contents of the keys that are kept
   std::vector<Key> kept_;
 };
 
@@ -133,8 +133,8 @@ Result<RestoreOutcome> Table::Restore(const TableContents& contents,
   Status status = store_->Replace(
       layout, state, taken.keys(), taken.n(), now,
       [&](size_t place, RowRef row, bool) { taken.Put(place, row); }, parallel_for);
-  removed_->AddAll();  // once more: the keys noted before the rows went may have been taken
-  // After an error too, the store's layout tells which rows it has.
+  removed_->AddAll();  // once more: TakeRemoved may have been called since the first time
+  // After an error too, the store's layout shows whether it has the new rows.
   if (store_->layout() == layout) state_ = std::move(state);
   if (status.ok() && admission_ != nullptr) status = admission_->Restore(counts);
   if (!status.ok()) return status;

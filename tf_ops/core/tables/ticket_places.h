@@ -1,4 +1,4 @@
-// internal: which deposits wait at which place of an anchor's gradient.
+// Counts which deposits wait at which place of an anchor's gradient. Internal to this room.
 #pragma once
 
 #include <algorithm>
@@ -13,15 +13,15 @@
 
 namespace sok {
 
-// Gives deposits their tickets, and counts those that wait at each place. Not thread-safe.
+// Gives deposits their tickets, and counts the deposits that wait at each place. Not thread-safe.
 class TicketPlaces {
  public:
-  // Returns the ticket of a deposit that nothing names.
+  // Returns the ticket of a deposit that no anchor's gradient names.
   Ticket GiveUnnamed() { return {++tickets_}; }
 
-  // Returns the ticket of a deposit, which waits from now on. `norm` is that of its gradients;
-  // nothing: it is not read. Gradients without a norm of their own, of 0 or not finite, have the
-  // mark of the last ones that had one.
+  // Returns the ticket of a deposit, which waits from now on. `norm` is the norm of its gradients;
+  // nullopt: no optimizer reads it. Gradients whose norm is 0 or not finite get the mark of the
+  // last gradients with another norm.
   Ticket Give(std::optional<double> norm) {
     float mark = kUnreadMark;
     if (norm.has_value()) {
@@ -40,7 +40,7 @@ class TicketPlaces {
     return ticket;
   }
 
-  // Is told that a deposit does not wait any longer.
+  // Notes that a deposit does not wait any longer.
   void Leave(const Ticket& ticket) {
     if (ticket.place < 0) return;
     --places_[static_cast<size_t>(ticket.place)].waiting;
@@ -50,20 +50,21 @@ class TicketPlaces {
  private:
   struct Place {
     uint32_t waiting = 0;
-    bool is_mixed = false;  // marks of different size wait here
+    bool is_mixed = false;  // deposits with marks of different size wait here
     float mark = 0.0f;      // of the last ticket
     uint64_t turns = 0;     // tickets so far
   };
 
-  // Returns a mark, or the last one if others wait and it is one step off at most. Norms at the
-  // border of two marks would have deposits of both wait, of which more than kPlaces mix.
+  // Returns `own`, or the last mark if deposits wait and the two marks are at most one step apart.
+  // Otherwise norms near the border of two marks would make deposits with both marks wait, and
+  // these would mix at a place as soon as there are more than kPlaces.
   float MarkBeside(float own) const {
     const int apart = std::abs(std::ilogb(own) - std::ilogb(last_mark_));
     return waiting_ > 0 && apart <= kMarkStep ? last_mark_ : own;
   }
 
-  // Returns the place at which the fewest deposits wait. Where marks of different size are added
-  // up, the smaller one may be lost, so places of other marks are the last choice.
+  // Returns the place at which the fewest deposits wait. Places of other marks are the last choice:
+  // in a sum of marks of different size the smaller one may be lost.
   int FindFor(uint64_t number, float mark) const {
     int found = 0;
     uint64_t least = UINT64_MAX;

@@ -1,18 +1,19 @@
-// The tickets that the gradient of an anchor carries: they name deposits, and give the length of
-// their sum.
+// The tickets that the gradient of an anchor carries. They name deposits, and give the length of
+// the sum of their gradients.
 //
-// The anchor of a table is a vector of kAnchorSize numbers. The gradient that a deposit gives it
-// holds a mark at the deposit's place, the same mark times the deposit's weight kPlaces behind it,
-// and at the end the coordinates of what was deposited, which have the norm of the rows' gradients.
-// The rest is 0. Gradients of several deposits add up. What reaches an optimizer says by the first
-// how often, and by which factor, the deposits of a place are to be applied, and by the ratio of
-// the two which of them.
+// The anchor of a table is a vector of kAnchorSize numbers. A deposit adds to the anchor's gradient
+// a mark at the deposit's place, the same mark times the deposit's weight kPlaces elements later,
+// and at the end the coordinates of the deposit, whose norm is the norm of the rows' gradients. All
+// other elements are 0. Gradients of several deposits add up. When the anchor's gradient reaches an
+// optimizer, the sum of marks at a place says how often, and with which factor, the deposits of the
+// place are to be applied; the ratio of the two sums says which of them.
 //
-// A mark follows the norm of what was deposited. A loss scale multiplies that norm before the
-// deposit and divides the mark behind it, so the mark that an optimizer is given is as large by any
-// scale: about 2^-54 of the norm of the gradients without one, or a step of marks more or less
-// where others wait. That is nothing beside the norm, it is below what values are clipped to unless
-// the norm is 2^29 times as much, and it stays a normal float32 unless the norm is less than 2^-64.
+// A mark is proportional to the norm of the deposited gradients. A loss scale multiplies that norm
+// before the deposit and divides the mark after it, so the optimizer receives the same mark with
+// any scale: about 2^-54 of the norm of the unscaled gradients, or a step of marks more or less if
+// other deposits wait. Such a mark does not change the norm, clipping by value does not reach it
+// unless the norm is 2^29 times the value, and it stays a normal float32 unless the norm is less
+// than 2^-64.
 #pragma once
 
 #include <algorithm>
@@ -28,31 +29,32 @@ constexpr int kPlaces = 64;
 constexpr int kAnchorSize = 2 * kPlaces + kCoordinates;
 constexpr uint64_t kWeights = 1 << 16;
 
-// Marks are powers of two, so that a factor comes out as it went in. Their exponents are multiples
-// of kMarkStep: gradients of nearly the same norm have equal marks, and workers whose marks differ
-// can still compare factors.
+// Marks are powers of two, so that a factor is recovered exactly. Their exponents are multiples of
+// kMarkStep: gradients of nearly the same norm have equal marks, and workers whose marks differ can
+// still compare factors.
 constexpr int kMarkStep = 16;
 constexpr int kMarkBelowNorm = 54;      // binary digits, give or take half a step
 constexpr int kLeastMark = -96;         // exponent; a smaller one would leave no room for factors
-constexpr float kUnreadMark = 0x1p16f;  // where the norm is not read, so nothing is to be small
+constexpr float kUnreadMark = 0x1p16f;  // the mark where no optimizer reads the norm
 
-// Returns the mark of gradients of a norm that is finite and not 0.
+// Returns the mark of gradients whose norm is finite and not 0.
 inline float MarkOf(double norm) {
   const double steps = std::round((std::ilogb(norm) - kMarkBelowNorm) / double{kMarkStep});
   return std::ldexp(1.0f, std::max(kLeastMark, static_cast<int>(steps) * kMarkStep));
 }
 
-// Returns whether the two sums of a place have been multiplied by so little that nothing is left of
-// them. Threads of TensorFlow take numbers below FLT_MIN for 0.
+// Returns true if the two sums of a place have been multiplied by so small a factor that they have
+// become 0. Threads of TensorFlow take numbers below FLT_MIN for 0.
 inline bool HasVanished(float sum, float weighted) {
   return std::abs(sum) < FLT_MIN && std::abs(weighted) < 2 * FLT_MIN;
 }
 
-// In (1, 2), another one for each of kWeights deposits that follow each other at a place. Means of
-// some are hardly ever the weight of one.
+// Returns a weight in (1, 2), different for each of kWeights deposits that follow each other at a
+// place. The mean of several weights is hardly ever equal to another weight.
 inline float WeightOf(uint64_t turn) {
   uint64_t mixed = turn % kWeights;
-  // Odd factors and shifts to the right of half the bits and more lose nothing.
+  // Odd factors, and shifts to the right by at least half of the bits, map different numbers to
+  // different ones.
   mixed = (mixed ^ (mixed >> 8)) * 0x9e3b % kWeights;
   mixed = (mixed ^ (mixed >> 9)) * 0x6a6d % kWeights;
   mixed ^= mixed >> 8;
