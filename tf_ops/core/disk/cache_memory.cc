@@ -60,7 +60,7 @@ void CacheMemory::Free(Holder* holder, char* block, size_t bytes) {
   if (bytes == block_bytes_) {
     std::lock_guard<std::mutex> guard(mu_);
     free_.push_back(block);
-    // Beyond the limit the system has its pages back; the place stays.
+    // Beyond the limit its pages go back to the system; the address range stays.
     if (blocks_ * block_bytes_ > limit()) madvise(block, bytes, MADV_DONTNEED);
   } else {
     std::free(block);  // blocks of long rows differ in size from group to group

@@ -12,14 +12,14 @@
 
 namespace sok {
 
-// Hands out blocks of memory within a budget. Thread-safe. Blocks that come back are kept for the
-// next one who asks.
+// Hands out blocks of memory within a budget. Thread-safe. Blocks that are freed are kept for later
+// calls.
 class CacheMemory {
  public:
-  // Something that holds blocks, and may be asked to give one up.
+  // The interface of objects that hold blocks, and may be asked to give one up.
   class Holder {
    public:
-    // Gives one block back, if that can be done without waiting for a lock. Returns whether it did.
+    // Gives one block back, if that needs no waiting for a lock. Returns true if it did.
     virtual bool GiveUpBlock() = 0;
     uint64_t held() const { return held_.load(std::memory_order_relaxed); }
 
@@ -39,19 +39,20 @@ class CacheMemory {
   // Forgets the holder, after waiting until no thread asks it for a block.
   void Unregister(Holder* holder);
 
-  // Returns a 64-byte aligned block, or null if that went over the limit or if the system has no
-  // memory left; with beyond_budget null means only the latter.
+  // Returns a 64-byte aligned block; null if it would exceed the limit, unless beyond_budget, or if
+  // the system has no memory left.
   char* Allocate(Holder* holder, size_t bytes, bool beyond_budget);
   // Takes a block back. This needs no memory.
   void Free(Holder* holder, char* block, size_t bytes);
 
-  // Has the richest of the holders give a block up, if it has at least `margin` more than `holder`.
+  // Asks the holder with the most memory to give a block up, if it has at least `margin` more than
+  // `holder`.
   bool TakeFromRichest(Holder* holder, uint64_t margin);
 
-  // Takes what is not blocks out of the budget, such as indexes of rows: `before` bytes have become
-  // `after`. Of all such bytes the first kFreeOfCharge are not counted.
+  // Counts memory other than blocks, such as indexes of rows, as part of the budget: `before` bytes
+  // have become `after`. The first kFreeOfCharge of such bytes are not counted.
   void Charge(uint64_t before, uint64_t after) { charged_ += after - before; }
-  // Returns all of such bytes.
+  // Returns the number of these bytes.
   uint64_t charged() const { return charged_.load(std::memory_order_relaxed); }
 
   uint64_t budget() const { return budget_; }
@@ -63,13 +64,13 @@ class CacheMemory {
   }
   uint64_t used() const { return used_.load(std::memory_order_relaxed); }
 
-  // Returns the size of the blocks that rows are laid out in, but for very long rows: a whole huge
-  // page in large caches, where the system would fill up the rest of one again of which a part has
-  // been given back.
+  // Returns the size of the blocks that rows are laid out in, except very long rows. In large
+  // caches it is a whole huge page: if only a part of a huge page were given back, the system would
+  // fill it up again.
   size_t block_bytes() const { return block_bytes_; }
   static constexpr size_t kBlockBytes = size_t{64} << 10;  // in small caches
   static constexpr size_t kHugeBlockBytes = size_t{2} << 20;
-  static constexpr uint64_t kHugeFrom = uint64_t{1} << 30;  // such a budget has the latter
+  static constexpr uint64_t kHugeFrom = uint64_t{1} << 30;  // from this budget on, huge pages
   static constexpr uint64_t kFreeOfCharge = uint64_t{4} << 20;
 
  private:
@@ -83,7 +84,7 @@ class CacheMemory {
   std::mutex mu_;            // guards the three below
   size_t blocks_ = 0;        // how many blocks of that size there are, free or not
   Arena arena_;              // has them
-  std::vector<char*> free_;  // of that size; the system takes longer ones back
+  std::vector<char*> free_;  // blocks of block_bytes(); longer ones go back to the system
   std::mutex holders_mu_;
   std::vector<Holder*> holders_;
 };

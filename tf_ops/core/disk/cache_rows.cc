@@ -8,7 +8,7 @@ namespace {
 
 constexpr size_t kLine = 64;
 constexpr uint32_t kFewestRows = 8;
-// While more than this part of the rows are on trial, one of them leaves.
+// While more than one row in kTrialPart is on trial, the next victim is one of these.
 constexpr size_t kTrialPart = 4;
 
 size_t Lines(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
@@ -121,16 +121,16 @@ void CacheRows::Turn(size_t turns, const Visit& visit) {
 std::vector<uint32_t> CacheRows::Victims(size_t wanted) {
   std::vector<uint32_t> victims;
   const size_t most_on_trial = live() / kTrialPart;
-  size_t on_trial = on_trial_;  // without the victims
+  size_t on_trial = on_trial_;  // without rows that are victims already
   const auto take = [&](uint32_t row) {
-    Mark(row, kRowPinned);  // the hand passes it over from here on
+    Mark(row, kRowPinned);  // the hand passes over it from here on
     victims.push_back(row);
     return victims.size() < wanted;
   };
   Turn(2, [&](uint32_t row, uint16_t is) {
     const bool is_tried = (is & kRowOnTrial) != 0;
-    // Here a row that has passed its trial waits until fewer are on trial, and one that is on trial
-    // until more are. Rows take the places of those that left, so the hand comes to them in turn.
+    // While too many rows are on trial, rows that have passed their trial stay; otherwise rows on
+    // trial stay. New rows take the places of rows that left, so the hand comes to them in turn.
     if (is_tried != (on_trial > most_on_trial)) return true;
     if ((is & kRowUsed) != 0) {
       set_state(row, is & ~(kRowUsed | kRowOnTrial));

@@ -18,15 +18,15 @@ namespace sok {
 enum RowState : uint16_t {
   kRowLive = 1,   // the place is in use
   kRowUsed = 2,   // was used since the hand last passed it; any reader may set it
-  kRowDirty = 4,  // the cache has changed it: this version is nowhere else
+  kRowDirty = 4,  // changed in the cache: this version is nowhere else
   kRowNew = 8,    // the database has no version of it
-  // These two keep a row in the cache: while the lock of its shard is held, and while a call that
-  // changes rows as a whole is under way.
+  // These two keep a row in the cache: kRowPinned while the lock of its shard is held, kRowKept
+  // while a call that changes all of its rows or none is under way.
   kRowPinned = 16,
   kRowKept = 32,
   kRowSpilled = 64,   // this version is in the spill too, so it need not be written again
   kRowOnTrial = 128,  // came into the cache, and the hand has not yet seen that it was used again
-  // Four bits that tell with which rows it came.
+  // Four bits that say which rows came into the cache together.
   kRowArrival = 15 << 8,
 };
 
@@ -36,7 +36,8 @@ enum RowState : uint16_t {
 // Rows leave as in S3-FIFO (Yang et al., "FIFO queues are all you need for cache eviction", SOSP
 // 2023), without its list of rows that left: a row that comes is on trial until it is used again,
 // and while more than a quarter of the rows are on trial, one of them leaves. So keys that come
-// once take no more than that. docs/decisions/rows-on-trial.md compares this with others.
+// once take no more than a quarter of the cache. docs/decisions/rows-on-trial.md compares this with
+// others.
 class CacheRows {
  public:
   static constexpr uint32_t kNone = UINT32_MAX;
@@ -49,7 +50,7 @@ class CacheRows {
   char* place(uint32_t row) const {
     return blocks_[row >> shift_] + static_cast<size_t>(row & mask_) * row_bytes_;
   }
-  // Returns where the row lies; what is there are floats only if the layout has no coding.
+  // Returns the address of the row. It has floats only if the layout has no coding.
   float* row(uint32_t row) const { return reinterpret_cast<float*>(place(row)); }
   // Returns the values of the row, as the database has them.
   std::string_view values(uint32_t row) const { return {place(row), layout_->value_bytes()}; }
@@ -73,12 +74,12 @@ class CacheRows {
   void Unmark(uint32_t row, uint16_t flags) {
     if (row != kNone) set_state(row, state(row) & static_cast<uint16_t>(~flags));
   }
-  // Says that the row was changed: this version is in the cache alone from here on.
+  // Notes that the row was changed: from here on this version is only in the cache.
   void MarkChanged(uint32_t row) { set_state(row, (state(row) & ~kRowSpilled) | kRowDirty); }
   bool IsEvictable(uint32_t row) const { return (state(row) & kNotEvictable) == 0; }
-  // Notes a use of the row, beside other readers. Uses before other rows came count for nothing: a
-  // step looks a row up, which brings it in, and then changes it. (After 16 arrivals some that
-  // would count are missed.)
+  // Notes a use of the row; other readers may run at the same time. A use counts only after later
+  // rows have come: a step that looks a row up, which brings it in, and then changes it has used it
+  // once. (After 16 arrivals the numbers repeat, and some uses that should count do not.)
   void Touch(uint32_t row) const {
     const uint16_t is = state(row);
     const bool just_came = (is & kRowOnTrial) != 0 && (is & kRowArrival) == arrival_;
@@ -86,10 +87,10 @@ class CacheRows {
       __atomic_fetch_or(StateOf(row), kRowUsed, __ATOMIC_RELAXED);
     }
   }
-  // Says that the rows which come from here on come later than those before.
+  // Begins a new arrival: rows that come from here on are later than all before.
   void BeginArrival() { arrival_ = (arrival_ + kRowArrival / 15) & kRowArrival; }
 
-  // Returns a free place, which is live now; there must be one.
+  // Takes a free place for a row, and returns it; there must be one.
   uint32_t Allocate(Key key);
   void Free(uint32_t row);
   size_t free() const { return free_.size(); }
@@ -117,16 +118,17 @@ class CacheRows {
     }
   }
 
-  // Returns up to `wanted` rows that may leave the cache: while more than a quarter of the rows are
-  // on trial, those of them that were not used again, and else rows that have passed their trial
-  // and were not used since the hand last passed. Where that is not enough, any that may leave.
+  // Returns up to `wanted` rows that may leave the cache. While more than a quarter of the rows are
+  // on trial, these are rows on trial that were not used again; otherwise rows that have passed
+  // their trial and were not used since the hand last passed. If there are not enough of these, it
+  // returns any rows that may leave.
   std::vector<uint32_t> Victims(size_t wanted);
 
   // Returns a block whose rows may all leave the cache, or UINT32_MAX if there is none.
   uint32_t SpillableBlock();
   // Gives back a block that has no live row.
   void Release(uint32_t block);
-  // Gives all of them back, and starts again with another layout. Needs no memory.
+  // Gives all blocks back, and starts again with another layout. Needs no memory.
   void Reset(std::shared_ptr<const RowLayout> layout);
 
   size_t blocks() const { return used_blocks_; }
@@ -141,8 +143,8 @@ class CacheRows {
   }
   static constexpr uint16_t kNotEvictable = kRowPinned | kRowKept;
   size_t capacity() const { return used_blocks_ * rows_per_block_; }
-  // Moves the hand over all rows up to `turns` times, with visit(row, state) for each that may
-  // leave, until that returns false.
+  // Moves the hand over all rows up to `turns` times. Calls visit(row, state) for each row that may
+  // leave, until it returns false.
   template <typename Visit>
   void Turn(size_t turns, const Visit& visit);
 
@@ -151,10 +153,10 @@ class CacheRows {
   CacheMemory::Holder* const holder_;
   size_t row_bytes_;
   uint32_t rows_per_block_;
-  int shift_;  // a row's number: its block, then its place in there
+  int shift_;  // a row's number is its block << shift_, plus its place in the block
   uint32_t mask_;
   size_t block_bytes_, meta_offset_, key_offset_, state_offset_;
-  std::vector<char*> blocks_;  // null where one was given back
+  std::vector<char*> blocks_;  // null: the block was given back
   size_t used_blocks_ = 0;
   size_t beyond_ = 0;
   std::vector<uint32_t> free_;

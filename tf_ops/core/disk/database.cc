@@ -25,8 +25,8 @@ Status Database::PublishJournal(const JournalReader& journal, const Meta& meta) 
 }
 
 Status Database::Publish(const Meta& meta) {
-  // This goes through a publication also if there is no row, and not through the log: what is
-  // written there has no mark.
+  // Even without a row this is a publication, and not a write through the log, which would have no
+  // mark.
   return has_pending() || !meta.empty() ? StartPublication()->Finish(meta) : Status();
 }
 

@@ -25,8 +25,8 @@ namespace sok {
 // Returns the error for a value in the database that is not a row.
 Status DamagedRow(int group, Key key, const std::string& path);
 
-// A database of rows. Thread-safe, except that nothing else may run beside a publication of pending
-// rows, and no reader beside a writer of the same key.
+// A database of rows. Thread-safe, with two exceptions: no other call may run while pending rows
+// are published, and a key must not be read while it is written.
 class Database {
  public:
   struct Options {
@@ -54,9 +54,9 @@ class Database {
     uint64_t written_bytes = 0;    // bytes of files that these and their merges wrote
   };
   using Meta = NamedValues;
-  // Pending rows of so many bytes are written as a file: each then costs a fraction of its way
-  // through a memtable, and the file itself some milliseconds, or a quarter of a second on a disk
-  // that is busy, which RocksDB syncs.
+  // Pending rows of at least so many bytes are written as a file. A row then takes a fraction of
+  // the time that a memtable takes for it. The file itself takes some milliseconds, or a quarter of
+  // a second on a busy disk, since RocksDB syncs it.
   static constexpr size_t kPendingFileBytes = size_t{4} << 20;
 
   Database() = default;
@@ -68,11 +68,12 @@ class Database {
   // lives as long as the call. Keys are ascending and distinct. Expired rows are found like others.
   using Found = std::function<void(size_t i, std::string_view value)>;
   virtual Status Read(const RowKey* keys, size_t n, const Found& found) const = 0;
-  // Calls found(i, value) for those of the keys that are published, whatever is newer.
+  // Calls found(i, value) for the keys that are published, with the published version, even if a
+  // newer one is pending.
   virtual Status ReadPublished(const RowKey* keys, size_t n, const Found& found) const = 0;
-  // All rows of a group as they are at one moment, for as long as this lives, even if something
-  // removes expired ones meanwhile. Group -1 stands for all groups. Nothing may be written
-  // meanwhile.
+  // A view of all rows of a group at one moment. It does not change while it lives, even if expired
+  // rows are removed meanwhile. Group -1 stands for all groups. Nothing may be written while it
+  // lives.
   using Visit = std::function<Status(int group, Key key, std::string_view value)>;
   class View {
    public:
@@ -80,69 +81,72 @@ class Database {
     // Calls fn for the newest version of each row, ascending by key.
     virtual Status ForEach(const Visit& fn) = 0;
   };
-  // `from`: the first key that it has, of a group.
+  // Returns a view of the keys of a group from `from` on.
   virtual Result<std::unique_ptr<View>> Look(int group, Key from = 0) const = 0;
   // Looks once and calls fn for each row of the group. Here fn may write to the database.
   Status ForEach(int group, const Visit& fn) const;
   // Returns the named values that begin with a prefix.
   virtual Result<std::map<std::string, std::string>> ReadMeta(const std::string& prefix) const = 0;
 
-  // Writes rows as pending. Errors, here and below: those of the database. Where memory ends within
-  // it, it may not be usable any more, and Recover says so.
+  // Writes rows as pending. Errors, here and below: those of the database. If memory ends within
+  // the database, it may not be usable any more, and Recover says so.
   virtual Status WritePending(const RowBatch& batch) = 0;
   // Writes rows and named values in one atomic step that survives the process; with sync, the
   // machine too. There must be nothing pending of the same keys.
   virtual Status WritePublished(const RowBatch& batch, const Meta& meta, bool sync) = 0;
-  // Publishes what is pending, and rows that are newer, in one atomic step.
+  // A publication publishes pending rows, and rows that are newer, in one atomic step.
   class Publication;
   virtual std::unique_ptr<Publication> StartPublication() = 0;
-  // Sets what is pending apart, for a publication beside other calls: pending rows that come later
-  // are newer, and stay when that is finished. Nothing may be set apart already.
+  // Sets the pending rows apart, for a publication while other calls run. Pending rows that come
+  // later are newer, and stay pending when the publication is finished. Nothing may be set apart
+  // already.
   virtual Status SetPendingApart() = 0;
   virtual bool has_set_apart() const = 0;
-  // Publishes what is set apart, and rows that are newer than that. Beside it others may read, and
-  // write pending rows.
+  // Starts a publication of the rows that are set apart, and of newer rows that it is given.
+  // Meanwhile others may read, and write pending rows.
   virtual std::unique_ptr<Publication> StartPublicationOfSetApart() = 0;
-  // Forgets what is set apart, which such a publication has published. Nothing else may run beside
-  // it. What cannot be forgotten now is hidden, and goes with the next Recover.
+  // Forgets the rows that were set apart, after their publication. No other call may run meanwhile.
+  // Rows that cannot be dropped now are hidden, and the next Recover drops them.
   virtual void DropSetApart() = 0;
-  // Publishes what is pending. Without anything pending, and without meta, it does nothing.
+  // Publishes the pending rows, with `meta`. If there are neither, it does nothing.
   Status Publish(const Meta& meta);
-  // Publishes what a journal holds, with `meta` in place of its own. Nothing may be pending.
+  // Publishes the rows of a journal, with `meta` instead of the journal's named values. Nothing may
+  // be pending.
   Status PublishJournal(const JournalReader& journal, const Meta& meta);
-  // Has readers see what a journal holds, with `meta` in place of its own: for read_only.
+  // Shows readers the rows of a journal, with `meta` instead of the journal's named values. For
+  // read_only databases.
   virtual void ShowJournal(std::unique_ptr<JournalReader> journal, Meta meta) = 0;
-  // Forgets what is pending. Nothing pending is seen any more, however this ends: what an error
-  // keeps on the disk goes with the next Recover.
+  // Forgets the pending rows. Nobody sees them any more, even after an error: the next Recover
+  // drops what the error has left on the disk.
   virtual Status DropPending() = 0;
   // Returns whether rows are pending, set apart or not.
   virtual bool has_pending() const = 0;
 
   // Makes the database writable again after an error, such as a full disk. Without an error it does
-  // nothing. Nothing else may run beside it. On an error another call tries again; until one
+  // nothing. No other call may run meanwhile. If it fails, it may be called again; until a call
   // succeeds the database may be unusable.
   virtual Status Recover() = 0;
   virtual bool usable() const = 0;
-  // Returns an error where memory ended within the database: until the process ends nothing makes
-  // it usable again.
+  // Returns an error if memory has ended within the database, which nothing makes usable again in
+  // this process.
   virtual Status CheckNotStuck() const = 0;
-  // Returns whether an error has been met, so that Recover should be called.
+  // Returns true if an error has occurred, so that Recover should be called.
   virtual bool failed() const = 0;
   // Returns kNotFound if the folder that was opened is not at its path any more.
   virtual Status CheckFolder() const = 0;
-  // Returns how many writes returned an error and may be there all the same: those to what is
-  // published, if they fail in their last system calls, and those that AddWriteInDoubt tells of.
+  // Returns how many writes returned an error and may have happened all the same: publications that
+  // fail in their last system calls, and writes that AddWriteInDoubt counts.
   virtual uint64_t writes_in_doubt() const = 0;
   virtual void AddWriteInDoubt() = 0;
-  // Returns whether the last publication that failed is known to be there all the same, by its
-  // mark.
+  // Returns true if the last publication that failed has happened all the same, which its mark
+  // shows.
   virtual Result<bool> FailedPublicationIsThere() const = 0;
 
   // Makes a copy that can be opened, of hard links where the file system has them. Errors:
   // kInvalidArgument if `path` exists.
   virtual Status Checkpoint(const std::string& path) const = 0;
-  // Drops the log, which has rows and named values as they were once written. Nothing may be
-  // pending, and nothing else may run beside it.
+  // Drops the log, which has old versions of rows and named values. Nothing may be pending, and no
+  // other call may run meanwhile.
   virtual Status DropLog() = 0;
   // Rewrites all files, which drops expired and superseded rows. If Recover runs meanwhile, it ends
   // early.
@@ -151,16 +155,15 @@ class Database {
   virtual const std::string& path() const = 0;
 };
 
-// Rows that are about to be published. Nothing changes before Finish; without Finish, nothing
-// changes at all.
+// Rows that are about to be published. Nothing changes before Finish, or if Finish is never called.
 class Database::Publication {
  public:
   Publication() = default;
   virtual ~Publication() = default;
   Publication(const Publication&) = delete;
   Publication& operator=(const Publication&) = delete;
-  // Adds a row. Keys must ascend. After an error every later call returns it. `is_new`: the caller
-  // knows that the database has never had the row, which saves a search.
+  // Adds a row. Keys must ascend. After an error every later call returns the same error. `is_new`:
+  // the caller knows that the database has never had the row, which saves a search.
   virtual Status Add(const RowKey& key, const RowHeader& header, std::string_view values,
                      bool is_new = false) = 0;
   // Adds a row as the database holds it; an empty value removes the row.

@@ -17,7 +17,7 @@
 namespace sok {
 namespace {
 
-// So many shards of a call give back more than what the call took.
+// At most so many shards of a call give back more memory than the call took.
 constexpr uint32_t kTrimmedShards = 4;
 constexpr int64_t kLookupCost = 30;  // nanoseconds a key, for ParallelFor
 
@@ -109,7 +109,8 @@ Status DiskStore::ForEachShard(const ShardPartition& partition, const ParallelFo
                                const VisitShard& fn, bool keep_room) {
   Status failure;
   std::mutex failure_mu;
-  // Each shard that gives rows up writes them, so a call has only some of them do that, in turn.
+  // A shard that gives up rows has to write them, so in each call only some shards do that, in
+  // turn.
   uint32_t shards = 0;
   for (uint32_t s = 0; s < shard_count(); ++s) shards += partition.size(s) > 0;
   const uint32_t turns = std::max<uint32_t>(1, shards / kTrimmedShards);
@@ -121,7 +122,7 @@ Status DiskStore::ForEachShard(const ShardPartition& partition, const ParallelFo
       std::lock_guard<SharedMutex> lock(shard.mu);
       Status status = fn(shard, partition.begin(s), partition.size(s));
       if (status.ok()) {
-        // It only gives memory back. What cannot be written now stays.
+        // Trim only gives memory back. Rows that cannot be written now stay.
         const bool has_turn = (shard.number + turn) % turns == 0;
         if (!keep_room) status = OrNoMemory([&] { return Trim(shard, has_turn); });
         continue;
@@ -170,7 +171,7 @@ Status DiskStore::GatherAs(const Key* keys, size_t n, T* out, const GatherOption
       FindCached(keys, n, options.given, lines, now, parallel_for,
                  [&](size_t i, const float* row, bool is_given) {
                    T* const to = out + place(i) * dim_;
-                   is_given ? CopyRow(row, dim_, to) : copy(row, to);  // given ones are floats
+                   is_given ? CopyRow(row, dim_, to) : copy(row, to);  // given rows are floats
                  });
   cache_hits_.fetch_add(options.asked(n) - rest.size(), std::memory_order_relaxed);
   if (rest.empty()) return Status();
@@ -190,7 +191,7 @@ Status DiskStore::GatherAs(const Key* keys, size_t n, T* out, const GatherOption
                          }
                          if (fill) {
                            fill(entries[i].key, start.data());
-                           // The row that training would make has these bits.
+                           // The vector has the bits of the row that training would make.
                            if (coding.has_value()) {
                              coding->RoundEmbedding(start.data(), coded.data());
                            }

@@ -1,11 +1,12 @@
 // One group's rows on disk, behind a write-back cache in memory.
 //
 // A key's newest version lies in the cache if it is there, else in the spill, else in the database.
-// What the cache holds is found by index, like the memory store's rows; a clock chooses what
-// leaves, for the spill, a file whose places are in memory too; misses of a batch are read from
-// there, the rest with one sorted MultiGet a shard. What is newer than the database goes there when
-// the storage is flushed, or when the spill has no room for it. Where every call is durable, its
-// rows are in the storage's journal as well until then.
+// An index finds cached rows, like the rows of the memory store. A clock chooses rows that leave
+// the cache for the spill, a file; the places of its rows are in memory too. Rows of a batch that
+// are not cached are read from the spill, and the rest from the database, with one sorted MultiGet
+// for each shard. Rows that are newer than the database are written to it when the storage is
+// flushed, or when the spill has no room for them. If every call is durable, the storage's journal
+// has its rows until then.
 #pragma once
 
 #include <algorithm>
@@ -66,12 +67,12 @@ class DiskStore final : public DurableStore {
                         const ParallelFor& parallel_for) override;
   bool IsLaidOut(const std::vector<Slot>& slots) const override;
   std::shared_ptr<const RowLayout> layout() const override;
-  // With a TTL, rows that have expired count until something comes upon them.
+  // With a TTL, rows that have expired count until a call meets them.
   uint64_t size() const override { return static_cast<uint64_t>(std::max<int64_t>(0, rows_)); }
   Status LeaveOutExpired(uint32_t now) override;
   uint64_t made() const override { return made_; }
   uint64_t cache_hits() const override { return cache_hits_; }
-  // These two say what the cache takes.
+  // These two return the memory that the cache takes.
   uint64_t index_bytes() const override;
   uint64_t row_bytes() const override;
   Result<std::unique_ptr<Frozen>> Freeze() override;
@@ -97,7 +98,7 @@ class DiskStore final : public DurableStore {
 
   struct Shard;
   class FrozenStore;
-  // Says where the newest version of a row is that the database does not have.
+  // The place of the newest version of a row that the database does not have.
   struct DirtyPlace {
     static constexpr uint32_t kCached = uint32_t{1} << 31;
     bool cached() const { return (where & kCached) != 0; }
@@ -112,11 +113,10 @@ class DiskStore final : public DurableStore {
   uint32_t ShardOf(uint64_t hash) const { return HashIndex::ShardOf(hash, shard_bits_); }
   uint32_t shard_count() const { return uint32_t{1} << shard_bits_; }
   bool Expired(const Shard& shard, uint32_t row, uint32_t now) const;
-  // Returns true if size() counts a row: the last count of the rows has left out the rows that had
-  // expired.
+  // Returns true if size() counts a row. The last count of rows has left out rows that had expired.
   bool IsCounted(const Shard& shard, uint32_t row) const;
-  // When a change happens that was to happen at `now`: not before the last count of the rows, which
-  // would not have seen it. Called with the gate held.
+  // Returns the time of a change that began at `now`: `now`, or the time of the last count of rows
+  // if that is later, since the count has not seen the change. Called with the gate held.
   uint32_t NotBeforeCount(uint32_t now) const;
   uint32_t layout_number() const { return layout_number_.load(std::memory_order_relaxed); }
 
@@ -124,52 +124,54 @@ class DiskStore final : public DurableStore {
   Status GatherAs(const Key* keys, size_t n, T* out, const GatherOptions& options,
                   const FillEmbedding& fill, std::vector<uint32_t>* missing,
                   const ParallelFor& parallel_for);
-  // Finds rows in the cache, and calls found(i, row, is_given) beside other readers; for given
-  // rows, as in GatherOptions, as well. Returns the positions of the others.
+  // Finds rows in the cache, while other readers may run, and calls found(i, row, is_given) for
+  // each; also for given rows, as in GatherOptions. Returns the positions of the other keys.
   template <typename Found>
   std::vector<uint32_t> FindCached(const Key* keys, size_t n, const float* const* given,
                                    int prefetch_floats, uint32_t now,
                                    const ParallelFor& parallel_for, const Found& found) const;
   // Looks for the keys at positions `rest` in the database too. Calls visit(shard, entries, rows,
-  // n) shard by shard; an entry's position is one in `rest`, and rows are as LoadEntries has them.
+  // n) shard by shard. An entry's position is an index of `rest`, and rows are as in LoadEntries.
   template <typename Visit>
   Status ForEachRest(const Key* keys, const std::vector<uint32_t>& rest, uint32_t now,
                      const ParallelFor& parallel_for, const Visit& visit);
-  // Calls fn(shard, entries, count) for every shard that a batch has keys in, alone in the shard,
-  // and trims the shard then, unless room that was made is to be kept. Returns the first
-  // error.
+  // Calls fn(shard, entries, count) for every shard in which a batch has keys, with the shard
+  // locked. Afterwards trims the shard, unless keep_room. Returns the first error.
   using VisitShard = std::function<Status(Shard& shard, const ShardEntry* entries, size_t n)>;
   Status ForEachShard(const ShardPartition& partition, const ParallelFor& parallel_for,
                       const VisitShard& fn, bool keep_room = false);
-  // The same for changes to rows that are kept in the cache, where fn fails before it has changed
-  // any row of its shard: it says so if others have changed by then.
+  // Does the same for changes to rows that are kept in the cache. fn must fail before it changes
+  // any row of its shard. The error says if rows of other shards have changed by then.
   Status ChangeEachShard(const ShardPartition& partition, const ParallelFor& parallel_for,
                          const VisitShard& fn);
-  // Returns the record of a call and reserves its memory, so that changes begin only where there is
-  // enough.
+  // Returns the record of a call, with its memory reserved, so that memory cannot end after changes
+  // have begun.
   std::vector<RowBatch> RecordOf(const ShardPartition& partition) const;
 
-  // The rest is called with the gate and, exclusively, the shard held.
+  // The functions below are called with the gate held, and the shard locked exclusively.
 
-  // The cached row of each entry, read from the database where need be; kNone if there is none or
-  // it has expired. Rows that were found get the flag `keep`, a RowState or 0, unless it fails, and
-  // so do those in `not_removed`: rows that have expired and that RemoveExpired has left.
+  // Finds the cached row of each entry, and reads it from the database if need be; kNone if there
+  // is none or it has expired. Unless it fails, rows that were found get the flag `keep`, a
+  // RowState or 0. So do the rows in `not_removed`, which have expired and which RemoveExpired
+  // could not remove.
   Status LoadEntries(Shard& shard, const ShardEntry* entries, size_t n, uint32_t now, uint16_t keep,
                      uint32_t* rows, std::vector<uint32_t>* not_removed = nullptr);
   // Reads keys, ascending and distinct, that are not cached, into the cache.
   Status LoadKeys(Shard& shard, const std::vector<Key>& keys);
-  // Makes `wanted` rows free: by growing, at another's expense, or by eviction.
+  // Makes `wanted` places for rows free: by growing, by taking a block of another shard, or by
+  // spilling rows.
   Status MakeRoom(Shard& shard, size_t wanted);
-  // Makes `wanted` rows free without the disk; only memory may end.
+  // Makes `wanted` places for rows free, beyond the budget and without the disk. Error:
+  // kResourceExhausted.
   Status MakeRoomBeyondBudget(Shard& shard, size_t wanted);
   Status NoMemory(const Shard& shard) const;
   // Takes rows out of the cache, to the spill or the database.
   Status SpillRows(Shard& shard, const std::vector<uint32_t>& rows);
-  // Orders rows by key and writes them to the spill, or, without room there, those that are dirty
-  // to the database, and sets *spilled accordingly.
+  // Orders rows by key and writes them to the spill, and sets *spilled to true. If the spill has no
+  // room, writes the dirty ones to the database instead, and sets *spilled to false.
   Status SpillOrWrite(Shard& shard, std::vector<Spill::Row>* rows, bool* spilled);
   Spill::Row SpillRowOf(const Shard& shard, uint32_t row) const;
-  // Finds room in the spill for more rows, or returns false.
+  // Reserves room in the spill for more rows. Returns false if there is none.
   Result<bool> ReserveSpill(Shard& shard, size_t rows);
   Status SpillBlock(Shard& shard);
   RowHeader HeaderOf(const Shard& shard, uint32_t row) const;
@@ -180,77 +182,83 @@ class DiskStore final : public DurableStore {
   void AddDistinct(const Shard& shard, std::vector<uint32_t>* rows, RowBatch* batch) const;
   // Returns the number of bytes of a row in a RowBatch.
   size_t RecordBytes() const;
-  // The number of the shard that entries are in.
+  // Returns the number of the shard of some entries.
   uint32_t NumberOf(const ShardEntry* entries) const { return ShardOf(Hash(entries->key)); }
   // Writes rows to the database, pending.
   Status Write(const RowBatch& batch) { return core_->database->WritePending(batch); }
-  // Counts the rows in shard.found that a step gives another life.
+  // Counts the rows in shard.found that had expired and that a step brings back.
   void CountRevived(Shard* shard);
   Status CountNew(const ShardPartition& partition, uint32_t now, const ParallelFor& parallel_for,
                   uint64_t* count);
   // Checks that the keys fit in beside max_rows, where there is such a limit.
   Status CheckFits(const ShardPartition& partition, uint64_t max_rows, uint32_t now,
                    const ParallelFor& parallel_for);
-  // The parts of a call that changes rows as a whole or not at all. First every row that is there
-  // into the cache, kept there, its number in shard.found; on an error none is kept.
+  // The parts of a call that changes all of its rows or none. KeepAll reads every row that exists
+  // into the cache, keeps it there, and puts its number into shard.found. After an error no row is
+  // kept.
   Status KeepAll(const ShardPartition& partition, uint32_t now, const ParallelFor& parallel_for);
-  // Serial: where memory has ended, a thread pool may not take work.
+  // Serial: a thread pool may not accept work after memory has ended.
   void ReleaseAll(const ShardPartition& partition);
-  // Leaves each row once in shard.found. With a journal, removals[s] becomes the record of how
-  // those of shard s go, and with a TTL that of the other keys too, whose rows may have expired.
+  // Leaves each row once in shard.found. With a journal, removals[s] becomes the record of removals
+  // in shard s: of rows that exist, and with a TTL of the other keys too, since their rows may have
+  // expired.
   Status CollectRemovals(const ShardPartition& partition, const ParallelFor& parallel_for,
                          std::vector<RowBatch>* removals);
-  // Moves kept rows that have expired, which RemoveExpired has left, into shard.found. Returns how
-  // many.
+  // Moves the expired rows that RemoveExpired could not remove, and that are kept, into
+  // shard.found. Returns how many.
   size_t TakeExpired(Shard* shard, uint32_t now);
-  // Removes the rows in shard.found, each there once, from the database, for who holds all of their
-  // shards. Serial: pieces of other calls, on a pool that would be waited for, want those shards.
+  // Removes the rows in shard.found, each there once, from the database. The caller holds all of
+  // their shards. Serial: a pool might first run pieces of other calls, which wait for those
+  // shards.
   Status EraseKept(const ShardPartition& partition);
-  // A call that changes rows holds these: the gate, and room in the journal, if there is one.
+  // The gate and, if there is a journal, room in it: a call that changes rows holds both.
   struct Call {
     StorageCore::Entrance gate;
     Journal::Room room;
   };
   Result<Call> BeginCall(size_t rows);
-  // Erases rows, unless some were replaced. If `unrecorded`, the next record has the removals.
+  // Erases rows, unless replacements() is not `seen`. If `unrecorded`, the next record has the
+  // removals.
   Result<std::optional<uint64_t>> EraseAll(uint64_t seen, const Key* keys, size_t n,
                                            bool unrecorded, const ParallelFor& parallel_for);
-  // The error of a call that changed rows and could not make that durable.
+  // Returns the error of a call that has changed rows and could not make the change durable.
   static Status NotOnDisk(const Status& why);
-  // Makes the call that changed these rows durable, where calls are, with unrecorded_.
+  // If calls are durable, writes the record of a call that has changed these rows, together with
+  // unrecorded_.
   Status Record(Journal::Room room, std::vector<RowBatch> rows);
-  // Gives back what a large batch took beyond the budget, and if the shard has its turn some more.
+  // Gives back memory that a large batch took beyond the budget, and some more if it is the shard's
+  // turn.
   Status Trim(Shard& shard, bool has_turn);
-  // Removes rows that have expired, so that they are met no more; what the disk does not let go now
-  // stays, and is expired all the same. Returns those.
+  // Removes rows that have expired, so that later calls do not meet them. Returns the rows that
+  // could not be removed because of an error of the disk; they still count as expired.
   std::vector<uint32_t> RemoveExpired(Shard& shard, std::vector<uint32_t> expired);
-  // Empties the cache if the shape is another, and the spill; nothing may be dirty then. Needs no
-  // memory: `slots` is a copy of the layout's.
+  // Changes the layout. Empties the spill and, if rows have another size, the cache; nothing may be
+  // dirty. Needs no memory: `slots` is a copy of the layout's slots.
   void SetLayout(std::shared_ptr<const RowLayout> layout, std::vector<Slot> slots);
-  // A part of Settle that may be made twice.
+  // The part of Settle that may be repeated.
   Status SettleOnce();
-  // Calls `write` for entries whose rows are in the cache, by way of `decoded`, making those that
-  // are kNone, for which there is room. Sets them. Takes no memory.
+  // Calls `write` for entries whose rows are in the cache, through `decoded`. Makes the rows that
+  // are kNone, for which there must be room, and sets their numbers. Takes no memory.
   void WriteEntries(Shard& shard, const ShardEntry* entries, size_t n, uint32_t now,
                     const WriteRow& write, DecodedRow<CacheRows>* decoded, uint32_t* rows);
   Status UpsertAll(const ShardPartition& partition, uint32_t now, const WriteRow& write,
                    const ParallelFor& parallel_for);
   // Called with the gate held exclusively.
   void SetState(TableState state);
-  // Calls fn for the rows of these places, which it sorts.
+  // Sorts the places, and calls fn for their rows.
   Status VisitPlaces(std::vector<DirtyPlace>* places, size_t row_bytes, const VisitDirty& fn) const;
-  // Reads those of the rows that are spilled into records, the row of places[i] into record i.
+  // Reads the spilled ones of these rows into records: the row of places[i] into record i.
   Status ReadSpilled(const DirtyPlace* places, size_t n, size_t record_bytes,
                      std::vector<char>* records) const;
-  // Has every row of the database hidden, pending.
+  // Hides every row of the database by a pending tombstone.
   Status HideAll();
-  // Publishes what is pending and what is dirty, when no other group has any of either.
+  // Publishes pending and dirty rows; no other group may have any.
   Status Publish();
   Status UpsertAlone(const Key* keys, size_t n, uint32_t now, const WriteRow& write,
                      const ParallelFor& parallel_for);
-  // Leaves rows that have expired out of size() before they keep new ones out.
+  // Counts rows anew, without expired ones, if `added` more would exceed max_rows.
   Status CountAnew(size_t added, uint64_t max_rows, uint32_t now);
-  // Returns true if size() may count rows that have expired and it is time to look.
+  // Returns true if size() may include rows that have expired, and it is time to count again.
   bool MayHaveExpired(uint32_t now);
 
   const std::shared_ptr<StorageCore> core_;
@@ -260,17 +268,17 @@ class DiskStore final : public DurableStore {
   const GroupMeta start_;                  // the parts that do not change
   const std::optional<RowCoding> coding_;  // of the embedding alone, which all layouts share
   std::vector<std::unique_ptr<Shard>> shards_;
-  std::atomic<int64_t> rows_;  // wherever they are; a row that moves is counted once
+  std::atomic<int64_t> rows_;  // in cache, spill and database together, each row once
   std::atomic<uint64_t> made_{0}, cache_hits_{0};
   std::atomic<uint32_t> counted_at_;       // when rows that had expired were last left out
-  std::atomic<uint64_t> replacements_{0};  // changes while the gate is held alone
+  std::atomic<uint64_t> replacements_{0};  // changes only while the gate is held exclusively
   std::atomic<uint32_t> layout_number_;
-  std::mutex limit_mu_;  // one Upsert at a time where there is a limit to keep
-  // One call at a time that changes rows as a whole. Guards shard.found and, with the gate,
+  std::mutex limit_mu_;  // one Upsert at a time if there is a limit of rows
+  // Lets one call at a time change all of its rows or none. Guards shard.found and, with the gate,
   // unrecorded_.
   std::mutex write_mu_;
-  RowBatch unrecorded_;  // removals that no record has yet: the next one begins with them
-  ShardPartition apply_partition_;  // scratch of Apply
+  RowBatch unrecorded_;             // removals that are in no record yet; the next begins with them
+  ShardPartition apply_partition_;  // reused by calls of Apply
   std::atomic<uint32_t> trims_{0};  // calls that may give memory back
   mutable std::mutex meta_mu_;      // guards the two below
   std::shared_ptr<const RowLayout> layout_;

@@ -13,11 +13,11 @@
 namespace sok {
 namespace {
 
-// Rows that leave at a time, at least: a write has a cost of its own.
+// The fewest rows that leave the cache at a time, since each write has a fixed cost.
 constexpr size_t kFewestVictims = 32;
 // The most keys of a shard that are known to be absent.
 constexpr size_t kMostAbsent = size_t{1} << 16;
-// A call gives so many bytes of a shard back where the cache has too many.
+// A call gives back so many bytes of a shard if the cache has too many.
 constexpr size_t kTrimmed = size_t{2} << 20;
 
 }  // namespace
@@ -43,8 +43,8 @@ Status DiskStore::LoadEntries(Shard& shard, const ShardEntry* entries, size_t n,
         absent.push_back(entries[i].key);
         continue;
       }
-      // Pinned even if it has expired: the room that LoadKeys makes would give its number to
-      // another.
+      // A row is pinned even if it has expired: LoadKeys makes room, and could give its number to
+      // another row.
       cached.Touch(rows[i]);
       cached.Mark(rows[i], kRowPinned);
       if (Expired(shard, rows[i], now)) {
@@ -94,7 +94,7 @@ std::vector<uint32_t> DiskStore::RemoveExpired(Shard& shard, std::vector<uint32_
   std::sort(expired.begin(), expired.end());
   expired.erase(std::unique(expired.begin(), expired.end()), expired.end());
   if (core_->read_only) return expired;
-  // One that a commit holds on to goes another time.
+  // Rows that a commit keeps stay.
   const auto leaving = std::stable_partition(
       expired.begin(), expired.end(), [&](uint32_t row) { return !shard.rows.IsEvictable(row); });
   RowBatch gone;
@@ -181,7 +181,7 @@ Status DiskStore::MakeRoom(Shard& shard, size_t wanted) {
   CacheRows& rows = shard.rows;
   while (rows.free() < wanted) {
     if (rows.Grow(/*beyond_budget=*/false)) continue;
-    // A block of another shard is not enough while the cache has too many: see Trim.
+    // While the cache is over its limit, blocks of other shards do not help: see Trim.
     const bool within = core_->memory.used() <= core_->memory.limit();
     if (within && core_->memory.TakeFromRichest(&shard, 2 * rows.block_bytes())) continue;
     const std::vector<uint32_t> victims =
@@ -211,7 +211,7 @@ Status DiskStore::NoMemory(const Shard& shard) const {
 
 Status DiskStore::SpillRows(Shard& shard, const std::vector<uint32_t>& rows) {
   std::vector<Spill::Row> leaving;
-  std::vector<Key> left;  // the keys of rows that the database has, and that may not come again
+  std::vector<Key> left;  // keys of rows that leave the cache, and that the database has
   for (uint32_t row : rows) {
     const uint16_t state = shard.rows.state(row);
     if ((state & kRowSpilled) != 0) continue;
@@ -223,7 +223,7 @@ Status DiskStore::SpillRows(Shard& shard, const std::vector<uint32_t>& rows) {
   }
   bool spilled = false;
   SOK_RETURN_IF_ERROR(SpillOrWrite(shard, &leaving, &spilled));
-  shard.spill->RemoveAll(left);  // an older version may be there
+  shard.spill->RemoveAll(left);  // the spill may have an older version
   shard.index.ForEachAhead(
       rows.size(), [&](size_t i) { return shard.rows.key(rows[i]); },
       [&](size_t i) { shard.Forget(rows[i]); });
@@ -233,7 +233,7 @@ Status DiskStore::SpillRows(Shard& shard, const std::vector<uint32_t>& rows) {
 Status DiskStore::SpillOrWrite(Shard& shard, std::vector<Spill::Row>* in_no_order, bool* spilled) {
   std::vector<Spill::Row>& rows = *in_no_order;
   Spill& spill = *shard.spill;
-  // A flush merges what was written in order, and has to sort the rest.
+  // A flush merges rows that were written in order, and has to sort the others.
   std::sort(rows.begin(), rows.end(),
             [](const Spill::Row& a, const Spill::Row& b) { return a.head.key < b.head.key; });
   SOK_ASSIGN_OR_RETURN(*spilled, ReserveSpill(shard, rows.size()));
@@ -264,12 +264,12 @@ Result<bool> DiskStore::ReserveSpill(Shard& shard, size_t rows) {
   Spill& spill = *shard.spill;
   if (!spill.enabled()) return false;
   while (!spill.Reserve(rows)) {
-    // So many rows are a file by themselves: they go there at once, where others would have to be
-    // written for them.
+    // So many rows are a file by themselves, and go to the database at once; in the spill, other
+    // rows would have to make room for them.
     const bool are_file = rows * RecordBytes() >= Database::kPendingFileBytes;
     if (are_file && spill.OldestAreDirty()) return false;
     RowBatch batch;
-    std::vector<uint32_t> cached;  // of the rows that go to the database
+    std::vector<uint32_t> cached;  // the cached ones of the rows that go to the database
     auto dropped = spill.DropOldest(
         [&](const Spill::Head& head, const char* values) {
           const uint32_t row = shard.index.Find(head.key, Hash(head.key));
@@ -303,8 +303,8 @@ Status DiskStore::SpillBlock(Shard& shard) {
 Status DiskStore::Trim(Shard& shard, bool has_turn) {
   shard.index.Trim(std::exchange(shard.forgotten, 0));
   shard.ChargeIndexes();
-  // Memory that counts beside the rows may grow by much at once. A call gives back what it took,
-  // and some of that, so that none has to wait for all of it.
+  // Memory other than rows may grow by much at once. A call gives back what it took itself, and a
+  // part of that growth, so that no call has to wait for all of it.
   size_t most = shard.rows.TakeBeyond();
   if (has_turn) most += std::max<size_t>(1, kTrimmed / shard.rows.block_bytes());
   for (; core_->memory.used() > core_->memory.limit() && shard.rows.blocks() > 1 && most > 0;

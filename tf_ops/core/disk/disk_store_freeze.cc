@@ -15,7 +15,7 @@
 namespace sok {
 namespace {
 
-// Between two pieces of a shard that are spilled.
+// The pause between two pieces of a shard that are spilled.
 constexpr std::chrono::microseconds kPause(200);
 
 }  // namespace
@@ -28,15 +28,16 @@ bool DiskStore::can_spill() const {
 Result<uint64_t> DiskStore::SpillDirty(uint32_t part) {
   Shard& shard = *shards_[part];
   CacheRows& cached = shard.rows;
-  // Enough for a file of pending rows where the spill is full.
+  // This is enough for a file of pending rows, if the spill is full.
   const size_t most = Database::kPendingFileBytes / RecordBytes() + 1;
   uint64_t count = 0;
   const Status status = OrNoMemory([&] {
     std::vector<uint32_t> dirty;
     std::vector<Spill::Row> rows;
     for (uint32_t block = 0;;) {
-      // A part at a time, so that other calls need not wait for all of them. A lock that is taken
-      // again at once would be gone before a thread that waits for it has woken up.
+      // Rows are spilled a part at a time, so that other calls need not wait for all of them. The
+      // pause lets a waiting thread wake up and take the lock, which this thread would otherwise
+      // take again at once.
       if (block > 0) std::this_thread::sleep_for(kPause);
       const std::lock_guard<SharedMutex> lock(shard.mu);
       dirty.clear();

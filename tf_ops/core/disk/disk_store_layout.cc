@@ -1,4 +1,4 @@
-// Changes the layout of the rows of DiskStore, which is that of a rule.
+// Changes the layout of the rows of DiskStore to the slots of another rule.
 #include <shared_mutex>
 #include <utility>
 
@@ -11,7 +11,7 @@ namespace sok {
 Result<bool> DiskStore::Relayout(std::shared_ptr<const RowLayout> layout, const TableState& state,
                                  const ParallelFor& /*parallel_for*/) {
   {
-    // Whatever has to be mended first.
+    // Enter repairs what an earlier error has left.
     SOK_ASSIGN_OR_RETURN(const auto entrance, core_->Enter(/*to_write=*/true));
   }
   const auto gate = core_->TakeAlone();
@@ -26,7 +26,7 @@ Result<bool> DiskStore::Relayout(std::shared_ptr<const RowLayout> layout, const 
   // Rows of the old layout go to the database, where the layout's number tells them apart.
   SOK_RETURN_IF_ERROR(Settle());
   if (core_->journal != nullptr) {
-    // Before anything has changed.
+    // This may run out of memory, so it comes before any change.
     GroupMeta after = meta();
     after.layout = layout_number() + 1;
     after.state = state;
@@ -39,7 +39,8 @@ Result<bool> DiskStore::Relayout(std::shared_ptr<const RowLayout> layout, const 
   return true;
 }
 
-// Each commit asks: a Relayout would have it wait for all other calls, and for a flush beside them.
+// Each commit calls this first: Relayout would wait for all other calls, and for a flush that runs
+// beside them.
 bool DiskStore::IsLaidOut(const std::vector<Slot>& slots) const {
   return layout()->slots() == slots;
 }

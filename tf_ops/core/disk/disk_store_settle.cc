@@ -1,4 +1,5 @@
-// DiskStore at rest: everything that is newer than the database goes there.
+// Writes everything that is newer than the database to it, while no other call runs on the
+// DiskStore.
 #include <algorithm>
 #include <cstring>
 #include <shared_mutex>
@@ -41,7 +42,7 @@ Status DiskStore::ForEachDirty(const VisitDirty& fn) const {
     shard.spill->ForEachPlace([&](Key key, uint32_t place) {
       if (!shard.spill->dirty(place)) return;
       const uint32_t row = shard.index.Find(key, Hash(key));
-      if (row != CacheRows::kNone && dirty(row)) return;  // the cached one is newer
+      if (row != CacheRows::kNone && dirty(row)) return;  // the cached version is newer
       const SpillFile::Wanted in_file = shard.spill->Wanted(place, 0);
       places.push_back({key, in_file.segment, in_file.row});
     });
@@ -59,8 +60,7 @@ Status DiskStore::VisitPlaces(std::vector<DirtyPlace>* sorted, size_t row_bytes,
   std::vector<char> records;
   for (size_t begin = 0; begin < places.size(); begin += at_once) {
     const size_t end = std::min(places.size(), begin + at_once);
-    // Nothing but lookups of what is cached runs beside this where rows are cached, and they change
-    // no row.
+    // If rows are cached, only lookups of cached rows may run meanwhile, and they change no row.
     SOK_RETURN_IF_ERROR(ReadSpilled(places.data() + begin, end - begin, record_bytes, &records));
     for (size_t i = begin; i < end; ++i) {
       if (i + kRowsAhead < end && places[i + kRowsAhead].cached()) {
@@ -113,7 +113,7 @@ Status DiskStore::Settle() {
 }
 
 Status DiskStore::SettleOnce() {
-  // However this ends, some rows may be in the database by then that are still marked as new.
+  // Even after an error the database may have some rows that are still marked as new.
   class InPart {
    public:
     explicit InPart(Database* database) : database_(database) {}
@@ -165,7 +165,7 @@ Status DiskStore::Replace(std::shared_ptr<const RowLayout> layout, const TableSt
   }
   const auto gate = core_->TakeAlone();
   SOK_RETURN_IF_ERROR(core_->CheckWritable());
-  // From here on nothing is pending but what this call writes, so that it can be dropped again.
+  // From here on only what this call writes is pending, so that it can be dropped again.
   SOK_RETURN_IF_ERROR(core_->flush());
   GroupMeta before = meta();
   const std::shared_ptr<const RowLayout> layout_before = this->layout();
@@ -188,17 +188,18 @@ Status DiskStore::Replace(std::shared_ptr<const RowLayout> layout, const TableSt
       return published.status();
     });
     if (!told.ok()) {
-      // It cannot be told, so the new rows stay, and the next publication has them for certain.
+      // It is not known whether the publication has happened. So the new rows stay, and the next
+      // publication has them for certain.
       core_->journal->Break();
       return NotOnDisk(status);
     }
     if (there) {
       MarkClean();
-      // Rows that cannot be dropped now go when the database is opened again.
+      // Pending rows that cannot be dropped now are dropped when the database is opened again.
       return core_->database->DropPending().ok() || core_->database->failed() ? Status() : status;
     }
   }
-  // All rows are where they were, in the database. From here on nothing needs memory.
+  // The old rows are still in the database. Nothing below needs memory.
   const Status dropped = core_->database->DropPending();
   std::vector<Slot> none;  // the state has them
   SetLayout(layout_before, std::move(none));
@@ -209,7 +210,7 @@ Status DiskStore::Replace(std::shared_ptr<const RowLayout> layout, const TableSt
 }
 
 Status DiskStore::HideAll() {
-  // Row by row, since what is pending must hide what is published.
+  // Each row gets a tombstone, since pending entries must hide published rows.
   Database& database = *core_->database;
   RowBatch gone;
   const auto hide = [&] {
@@ -239,7 +240,7 @@ void DiskStore::SetState(TableState state) {
   state_ = std::move(state);
 }
 
-// All rows lie in the database as long as it lives, since it holds the gate alone.
+// While it lives all rows lie in the database, since it holds the gate exclusively.
 class DiskStore::FrozenStore final : public Frozen {
  public:
   explicit FrozenStore(DiskStore* store) : store_(*store), gate_(store->core_->TakeAlone()) {}
@@ -249,7 +250,7 @@ class DiskStore::FrozenStore final : public Frozen {
     SOK_RETURN_IF_ERROR(store_.Settle());
     SOK_ASSIGN_OR_RETURN(auto view, store_.core_->database->Look(store_.group_));
     view_ = std::move(view);
-    // Not before: rows that the view has not, as they have expired, must have expired by this time.
+    // Not earlier: rows that the view leaves out as expired must have expired by this time.
     now_ = store_.core_->expiry->Now();
     return Visit(*store_.layout(), [this](Key, const RowValue&) { ++size_; });
   }
@@ -287,7 +288,7 @@ class DiskStore::FrozenStore final : public Frozen {
 };
 
 Result<std::unique_ptr<RowStore::Frozen>> DiskStore::Freeze() {
-  // Mends the state that an earlier error of the disk has left.
+  // Repairs the state that an earlier error of the disk has left.
   if (const auto entrance = core_->Enter(/*to_write=*/false); !entrance.ok()) {
     return entrance.status();
   }

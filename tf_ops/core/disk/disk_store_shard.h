@@ -22,13 +22,13 @@ struct alignas(64) DiskStore::Shard final : CacheMemory::Holder {
 
   bool GiveUpBlock() override;
 
-  // Takes a cached row out, whatever it holds.
+  // Removes a row from the cache without writing it.
   void Forget(uint32_t row) {
     index.Erase(rows.key(row), HashIndex::Hash(rows.key(row)));
     rows.Free(row);
     ++forgotten;
   }
-  // Lets go of what a call has kept. From then on the rows may leave.
+  // Releases the rows that a call has kept: from then on they may leave the cache.
   void Release() {
     for (const auto* kept : {&found, &kept_besides}) {
       for (uint32_t row : *kept) rows.Unmark(row, kRowKept);
@@ -38,14 +38,15 @@ struct alignas(64) DiskStore::Shard final : CacheMemory::Holder {
     decoded.reset();
     keeps = false;
   }
-  // Keeps rows that a lookup has made while a call keeps others: it did not find them, and must see
-  // that they are there by the time it would make them itself. There is memory for them.
+  // Keeps rows that a lookup has made while a call keeps its rows: the call did not find them, and
+  // must find them before it would make them itself. Memory for their numbers is reserved.
   void KeepMade(const std::vector<uint32_t>& made) {
     for (uint32_t row : made) rows.Mark(row, kRowKept);
     kept_besides.insert(kept_besides.end(), made.begin(), made.end());
   }
 
-  // Takes all of them out. Needs no memory: where it ended, some shards would be reset only.
+  // Removes all rows from the cache. Needs no memory: if it did, only some of the shards might be
+  // reset.
   void Reset(std::shared_ptr<const RowLayout> layout) {
     index = NewIndex();
     absent.clear();
@@ -53,13 +54,14 @@ struct alignas(64) DiskStore::Shard final : CacheMemory::Holder {
     rows.Reset(std::move(layout));
   }
 
-  // Returns an index whose sizes are not those of other shards, so that they grow at other times.
+  // Returns an index whose sizes differ from the sizes in other shards, so that indexes grow at
+  // different times.
   HashIndex NewIndex() const {
     IndexConfig config;
     config.shard_bits = store->shard_bits_;
     return HashIndex(config, number);
   }
-  // Has the memory of the two indexes counted as part of the cache's.
+  // Counts the memory of the two indexes as part of the cache's memory.
   void ChargeIndexes() {
     const uint64_t bytes = index.bytes() + spill->index_bytes();
     store->core_->memory.Charge(std::exchange(charged, bytes), bytes);
@@ -71,14 +73,14 @@ struct alignas(64) DiskStore::Shard final : CacheMemory::Holder {
   HashIndex index;
   CacheRows rows;
   std::unique_ptr<Spill> spill;
-  // Keys that the last search has found nowhere: who makes their rows then need not search again.
-  // No row has been made since.
+  // Keys that the last search has not found anywhere, so that a call that makes their rows need not
+  // search again. No row has been made since.
   std::vector<Key> absent;
   // The row of each entry of the call that keeps them in the cache; empty between calls.
   std::vector<uint32_t> found;
-  // Rows that lookups have made meanwhile, and those that have expired and could not be removed.
+  // Rows that lookups have made meanwhile, and rows that have expired and could not be removed.
   std::vector<uint32_t> kept_besides;
-  std::optional<DecodedRow<CacheRows>> decoded;  // by which that call writes rows
+  std::optional<DecodedRow<CacheRows>> decoded;  // that call writes rows through it
   bool keeps = false;                            // such a call is under way
   uint64_t charged = 0;                          // the bytes of the indexes that are counted
   uint32_t forgotten = 0;  // rows that were taken out since the index was last trimmed

@@ -15,11 +15,11 @@
 namespace sok {
 namespace {
 
-// The most bytes of removals that wait for a record of the journal: lookups may remove rows without
-// another call that records them.
+// The most bytes of removals that wait for a record of the journal. Lookups may remove many rows
+// before another call writes a record.
 constexpr size_t kMostUnrecorded = size_t{4} << 20;
 
-// Orders the numbers of rows, and leaves each once, kNone not at all.
+// Sorts the numbers of rows, and removes kNone and repeated numbers.
 void SortDistinct(std::vector<uint32_t>* rows) {
   std::sort(rows->begin(), rows->end());
   rows->erase(std::unique(rows->begin(), rows->end()), rows->end());
@@ -49,7 +49,7 @@ Status DiskStore::CountNew(const ShardPartition& partition, uint32_t now,
 bool DiskStore::MayHaveExpired(uint32_t now) {
   const uint32_t ttl = core_->expiry->ttl();
   if (ttl == 0) return false;
-  // A count walks over all rows: not more often than every sixteenth of a row's life.
+  // A count walks over all rows, so it is made at most every sixteenth of the TTL.
   return now >= uint64_t{counted_at_} + std::max<uint32_t>(1, ttl / 16);
 }
 
@@ -129,8 +129,8 @@ void DiskStore::WriteEntries(Shard& shard, const ShardEntry* entries, size_t n, 
     const Key key = entries[i].key;
     bool is_new = false;
     if (rows[i] == CacheRows::kNone) {
-      // An earlier entry of this call may have made the row, or a lookup since then, or it is there
-      // and has expired.
+      // The row may exist by now: an earlier entry of this call or a lookup has made it, or it has
+      // expired.
       rows[i] = shard.index.Find(key, Hash(key));
       is_new = rows[i] == CacheRows::kNone || Expired(shard, rows[i], now);
       if (rows[i] == CacheRows::kNone) {
@@ -189,7 +189,7 @@ Status DiskStore::ChangeEachShard(const ShardPartition& partition, const Paralle
     if (status.ok() || !changed) return status;
   } catch (const std::bad_alloc&) {
   }
-  // No record can say what has changed.
+  // No record can describe what has changed.
   if (core_->journal != nullptr) core_->journal->Break();
   ReleaseAll(partition);
   return ErrorOrLiteral(
@@ -228,7 +228,7 @@ Status DiskStore::Set(const Key* keys, size_t n, uint64_t max_rows, uint32_t now
   std::vector<RowBatch> changed = RecordOf(partition);
   if (status.ok()) status = KeepAll(partition, now, parallel_for);
   if (!status.ok()) return status;
-  // Memory for the new rows, of all shards before any row changes.
+  // All shards get memory for their new rows before any row changes.
   const auto make_room = [this](Shard& shard) {
     const auto absent = std::count(shard.found.begin(), shard.found.end(), CacheRows::kNone);
     if (!shard.decoded.has_value()) shard.decoded.emplace(shard.rows);
@@ -247,7 +247,7 @@ Status DiskStore::Set(const Key* keys, size_t n, uint64_t max_rows, uint32_t now
   }
   status = ChangeEachShard(
       partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t m) {
-        const Status ready = make_room(shard);  // lookups may have taken it meanwhile
+        const Status ready = make_room(shard);  // lookups may have used the memory meanwhile
         if (ready.ok()) {
           WriteEntries(shard, entries, m, now, write, &*shard.decoded, shard.found.data());
           if (core_->journal != nullptr) {
@@ -268,11 +268,11 @@ Result<uint64_t> DiskStore::Apply(const std::vector<GradientBatch>& batches,
   SOK_ASSIGN_OR_RETURN(auto call, BeginCall(partition.total()));
   std::vector<RowBatch> changed = RecordOf(partition);
 
-  // First every row into the cache, so that an error finds all of them as they were. What is kept
-  // there keeps its number: only eviction and Erase take rows out.
+  // First every row is read into the cache, so that after an error all rows are as they were. Rows
+  // that are kept there keep their numbers: only spilling and Erase remove rows.
   SOK_RETURN_IF_ERROR(KeepAll(partition, step.now, parallel_for));
-  // Rows that were alive when the call was made may have expired while it waited for a count of the
-  // rows; they live on.
+  // Rows that had not expired when the call began may have expired while it waited for a count of
+  // rows. They are updated all the same.
   CommitStep counted = step;
   counted.now = NotBeforeCount(step.now);
   std::atomic<uint64_t> count{0};
@@ -327,7 +327,7 @@ Result<DiskStore::Call> DiskStore::BeginCall(size_t rows) {
     if (room.ok()) return Call{std::move(gate), std::move(room.value())};
     const bool disk_full = room.status().code() == Code::kResourceExhausted;
     if (published || !disk_full || core_->journal->empty()) return room.status();
-    // The journal itself may be what fills the disk.
+    // The disk may be full because of the journal.
     gate.unlock();
     const auto alone = core_->TakeAlone();
     SOK_RETURN_IF_ERROR(core_->CheckOpen());
@@ -339,12 +339,12 @@ Status DiskStore::Record(Journal::Room room, std::vector<RowBatch> rows) {
   if (core_->journal == nullptr) return Status();
   const Status status = OrNoMemory([&] {
     if (unrecorded_.rows() > 0) rows.insert(rows.begin(), std::move(unrecorded_));
-    unrecorded_.Clear();  // without a record the next publication has it
+    unrecorded_.Clear();  // the next publication has the removals instead
     return core_->journal->Append(std::move(room), {{GroupMetaName(group_), meta().ToJson()}},
                                   rows);
   });
   if (status.ok()) return status;
-  // Later records must not build on rows that none has.
+  // Later records must not build on rows that are in no record.
   core_->journal->Break();
   return NotOnDisk(status);
 }
@@ -378,7 +378,7 @@ Status DiskStore::RecordMeta() {
 }
 
 Result<uint64_t> DiskStore::Erase(const Key* keys, size_t n, const ParallelFor& parallel_for) {
-  for (;;) {  // again where a dump was taken in meanwhile, whose rows are to go too
+  for (;;) {  // again if a dump has replaced the rows meanwhile
     SOK_ASSIGN_OR_RETURN(auto erased, EraseUnlessReplaced(replacements_, keys, n, parallel_for));
     if (erased.has_value()) return *erased;
   }
@@ -388,8 +388,8 @@ Status DiskStore::CollectRemovals(const ShardPartition& partition, const Paralle
                                   std::vector<RowBatch>* removals) {
   removals->resize(shard_count());
   // A row that has expired does not exist for callers, and may have been removed by an earlier
-  // call. But a longer TTL, or an earlier clock, would find it in the journal or among what is
-  // published.
+  // call. But with a longer TTL, or an earlier clock, it would be found in the journal or among
+  // published rows.
   const bool may_have_expired = core_->expiry->ttl() > 0;
   return ForEachShard(
       partition, parallel_for,
@@ -450,8 +450,8 @@ Result<std::optional<uint64_t>> DiskStore::EraseAll(uint64_t seen, const Key* ke
   uint64_t erased = 0;
   uint64_t expired = 0;
   {
-    // Lookups, which may write what is spilled to the database, must not come between the rows'
-    // removal there and here: one that it writes then would stay.
+    // A lookup may write spilled rows to the database. It must not do so between the removal of the
+    // rows there and here, or a row that it writes would stay.
     std::vector<std::unique_lock<SharedMutex>> alone;
     status = OrNoMemory([&] {
       alone.reserve(shard_count());
@@ -463,7 +463,7 @@ Result<std::optional<uint64_t>> DiskStore::EraseAll(uint64_t seen, const Key* ke
       }
       return EraseKept(partition);
     });
-    // The database has it by now: nothing may fail that memory must follow with.
+    // The database has the removals by now, so the cache must follow without an error.
     for (uint32_t s = 0; s < shard_count() && status.ok(); ++s) {
       if (partition.size(s) == 0) continue;
       Shard& shard = *shards_[s];
@@ -503,7 +503,7 @@ size_t DiskStore::TakeExpired(Shard* shard, uint32_t now) {
 }
 
 Status DiskStore::EraseKept(const ShardPartition& partition) {
-  // Rows that the database has never received leave no trace there, unless a write that failed may
+  // Rows that the database has never received need no tombstone, unless a write that failed may
   // have reached it all the same.
   const bool in_doubt = core_->database->writes_in_doubt() > 0;
   RowBatch gone;

@@ -16,29 +16,29 @@
 
 namespace sok {
 
-// Rows that outlive the process once the storage has written them. Rows that differ from those of
-// its database are dirty. Where a method does not say otherwise, its caller holds the storage's
-// gate alone, so that nothing runs beside it but lookups of what is in memory.
+// A store of rows that outlive the process once the storage has written them. Rows that differ from
+// the database are dirty. Unless a method says otherwise, its caller holds the storage's gate
+// exclusively, so that only lookups of rows in memory run meanwhile.
 class DurableStore : public RowStore {
  public:
-  // The group as it is once everything dirty is written. Thread-safe.
+  // Returns the description of the group as it is once all dirty rows are written. Thread-safe.
   virtual GroupMeta meta() const = 0;
-  // Makes that description durable, where calls are. The gate may be shared.
+  // Writes that description to the journal, if calls are durable. The gate may be shared.
   virtual Status RecordMeta() = 0;
 
-  // Bytes of the dirty rows.
+  // Returns the bytes of the dirty rows.
   virtual uint64_t DirtyBytes() const = 0;
-  // Calls fn for each of them, ascending by key, with its values as the database has them. They
-  // stay dirty.
+  // Calls fn for each dirty row, ascending by key, with its values in the database's format. The
+  // rows stay dirty.
   using VisitDirty =
       std::function<Status(Key key, const RowHeader& header, std::string_view values)>;
   virtual Status ForEachDirty(const VisitDirty& fn) const = 0;
-  // Writes dirty rows that are cached to the spill, as dirty as they were, or, without room there,
-  // to the database, pending: those of one of so many parts of the store. Returns how many there
-  // were. The gate may be shared.
+  // SpillDirty writes the dirty cached rows of one of parts() parts of the store to the spill,
+  // where they are still dirty, or without room there to the database, as pending. Returns the
+  // number of rows. The gate may be shared.
   virtual uint32_t parts() const = 0;
   virtual Result<uint64_t> SpillDirty(uint32_t part) = 0;
-  // The rows that were dirty at one moment, for another thread, which needs no gate.
+  // The rows that were dirty at one moment. Another thread may read them, and needs no gate.
   class FrozenRows {
    public:
     virtual ~FrozenRows() = default;
@@ -47,26 +47,27 @@ class DurableStore : public RowStore {
                                        bool is_new)>;
     virtual Status ForEach(const Visit& fn) const = 0;
   };
-  // Returns the dirty rows, which are in the spill, all of them: see SpillDirty. From then on they
-  // are clean, as if they were published, until Thaw. Nothing may be frozen already. Where it
-  // throws, Thaw has all as it was.
+  // Returns the dirty rows, all of which must be in the spill: see SpillDirty. They count as clean,
+  // as if they were published, until Thaw. Nothing may be frozen already. If it throws, Thaw
+  // restores the state before.
   virtual std::unique_ptr<FrozenRows> FreezeDirty() = 0;
-  // Ends that: these rows are published, or else those that have no newer version are dirty again.
+  // Ends the freeze. If the rows were not published, the ones without a newer version are dirty
+  // again.
   virtual void Thaw(bool published) = 0;
-  // Has the journal record the rows that have gone and are not recorded yet.
+  // Writes a record of the removals that no record has yet.
   virtual Status RecordRemovals() = 0;
-  // Returns whether rows can be spilled at all, which those that are too long cannot.
+  // Returns true if rows can be spilled at all. Rows that are too long cannot.
   virtual bool can_spill() const = 0;
-  // They are in the database now.
+  // Marks all rows as clean, after the database has them.
   virtual void MarkClean() = 0;
-  // The same, and that is durable, with all rows that have gone.
+  // Does the same after a publication, which has made all removals durable too.
   virtual void MarkPublished() = 0;
-  // Writes them to the database, pending.
+  // Writes the dirty rows to the database, as pending.
   virtual Status Settle() = 0;
-  // Forgets what is in the spill. Nothing may be dirty. Needs no memory.
+  // Forgets the rows in the spill. Nothing may be dirty. Needs no memory.
   virtual void DropSpilled() = 0;
-  // Forgets what is in memory, after another process has changed the database, which has so many
-  // rows that had not expired at `counted_at`. Nothing may be dirty. Needs no memory.
+  // Forgets the rows in memory, after another process has changed the database. `rows` is the
+  // number of its rows that had not expired at `counted_at`. Nothing may be dirty. Needs no memory.
   virtual void DropCache(uint64_t rows, uint32_t counted_at) = 0;
 };
 

@@ -18,7 +18,7 @@ constexpr size_t kLeastWindow = size_t{8} << 10;
 
 Key KeyOf(const char* record) {
   Key key;
-  std::memcpy(&key, record, sizeof(key));  // a Head begins with it
+  std::memcpy(&key, record, sizeof(key));  // a Head begins with the key
   return key;
 }
 
@@ -26,7 +26,7 @@ void Prefetch(const char* record, size_t bytes) {
   for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(record + at);
 }
 
-// Passes records on as rows.
+// Calls a visitor with the rows of records.
 class RowVisitor {
  public:
   RowVisitor(size_t record_bytes, const DurableStore::FrozenRows::Visit& fn)
@@ -35,7 +35,7 @@ class RowVisitor {
   Status operator()(const char* record) {
     Spill::Head head;
     std::memcpy(&head, record, sizeof(head));
-    // The record is dirty: none but such rows are frozen.
+    // The record is dirty: only dirty rows are frozen.
     return fn_(head.key, head.header, {record + sizeof(head), record_bytes_ - sizeof(head)},
                head.is_new != 0);
   }
@@ -45,8 +45,9 @@ class RowVisitor {
   const size_t record_bytes_;
 };
 
-// Holds records back for a moment in which the processor fetches them, and passes them on in order:
-// those of a merge come from as many places as there are runs, and each alone would be waited for.
+// Holds a few records back while the processor fetches them, and passes them on in order. The
+// records of a merge come from as many places in memory as there are runs, and each would be a
+// cache miss.
 class RecordsAhead {
  public:
   explicit RecordsAhead(size_t record_bytes) : record_bytes_(record_bytes) {}
@@ -99,7 +100,8 @@ class FrozenSpill::RunReader {
   RunReader(const FrozenSpill& frozen, const Run& run, char* window, size_t window_bytes)
       : frozen_(frozen), run_(&run), window_(window), most_(window_bytes / frozen.record_bytes_) {}
 
-  // Goes to the next record, the first one at first. Sets *more to whether there was one.
+  // Goes to the next record, or in the first call to the first one. Sets *more to true if there is
+  // one.
   Status Next(bool* more) {
     for (;;) {
       for (; row_ < wanted_end_; ++row_) {
@@ -118,9 +120,11 @@ class FrozenSpill::RunReader {
       SOK_RETURN_IF_ERROR(Fill(run_->extents[extent_]));
     }
   }
-  // The record that Next has gone to. It stays where it is as long as Next reads nothing.
+  // Returns the record that Next has gone to. Its address stays valid until Next reads from the
+  // file.
   const char* record() const { return record_; }
-  // Returns whether Next will read, or end: the records up to here are gone then.
+  // Returns true if the next call of Next reads from the file or ends, which overwrites the records
+  // so far.
   bool ReadsNext() const { return row_ == wanted_end_; }
 
  private:
@@ -154,8 +158,8 @@ class FrozenSpill::RunReader {
   const Run* run_;
   char* const window_;
   const size_t most_;  // rows of a window
-  // A bit for each row says whether it belongs to the run; null: all of the window do. A merge
-  // comes to another run with each row, so its bit would be one more place in memory to wait for.
+  // A bit for each row: true if the row belongs to the run. Null: all rows of the window do, and a
+  // merge, which goes to another run with each row, saves a cache miss.
   const uint64_t* rows_ = nullptr;
   const char* record_ = nullptr;
   size_t extent_ = 0;
@@ -165,7 +169,7 @@ class FrozenSpill::RunReader {
   uint32_t row_ = 0;                 // the next one
 };
 
-// Writes rows that come in no order as sorted runs, to segments of their own, which go with it.
+// Writes unsorted rows as sorted runs, to segments of its own, which its destructor frees.
 class FrozenSpill::SortedParts {
  public:
   explicit SortedParts(const FrozenSpill& frozen)
@@ -183,7 +187,7 @@ class FrozenSpill::SortedParts {
     records_.insert(records_.end(), record, record + frozen_.record_bytes_);
     return records_.size() == capacity_ ? WritePart() : Status();
   }
-  // Writes what is left, and adds the runs.
+  // Writes the remaining rows, and adds the runs to the list.
   Status Finish(std::vector<Run>* runs) {
     SOK_RETURN_IF_ERROR(WritePart());
     std::vector<char>().swap(records_);
@@ -195,7 +199,7 @@ class FrozenSpill::SortedParts {
   Status WritePart() {
     if (records_.empty()) return Status();
     runs_.push_back({{}, nullptr});
-    std::vector<char> rows;  // of the segment that is being filled
+    std::vector<char> rows;  // rows of the segment that is being filled
     rows.reserve(rows_of_segment_ * frozen_.record_bytes_);
     SOK_RETURN_IF_ERROR(VisitSorted(records_, frozen_.record_bytes_, [&](const char* record) {
       rows.insert(rows.end(), record, record + frozen_.record_bytes_);
@@ -261,7 +265,7 @@ Status FrozenSpill::SortInMemory(const Visit& fn) const {
 Status FrozenSpill::ForEach(const Visit& fn) const {
   return OrNoMemory([&] {
     if (rows_ * record_bytes_ <= memory_) return SortInMemory(fn);
-    // Segments of long runs first: as many as have a window each.
+    // Segments of long runs come first, as many as can have a window each.
     std::vector<const Spill::FrozenPart*> segments;
     for (const Spill::FrozenPart& segment : segments_) segments.push_back(&segment);
     std::stable_sort(segments.begin(), segments.end(),
@@ -290,7 +294,7 @@ Status FrozenSpill::Merge(const std::vector<Run>& runs, const Visit& fn) const {
   const size_t window =
       std::max(std::clamp<size_t>(memory_ / runs.size(), kLeastWindow, SpillFile::kSegmentBytes),
                record_bytes_);
-  // Each record comes from another window, so that most would miss the TLB with small pages.
+  // Consecutive records come from different windows, and with small pages most would miss the TLB.
   const PageBuffer windows(runs.size() * window, /*huge_pages=*/true);
   if (windows.data() == nullptr) throw std::bad_alloc();
   std::vector<RunReader> readers;
@@ -311,7 +315,8 @@ Status FrozenSpill::Merge(const std::vector<Run>& runs, const Visit& fn) const {
     bool more = false;
     SOK_RETURN_IF_ERROR(reader.Next(&more));
     if (more) {
-      // The one behind it, which nobody wants before all other runs have had a turn, or nearly.
+      // Prefetches the record after this one, which is needed only after records of nearly all
+      // other runs.
       __builtin_prefetch(reader.record() + record_bytes_);
       tree.Next(KeyOf(reader.record()));
     } else {

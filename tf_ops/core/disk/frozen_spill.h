@@ -11,10 +11,10 @@
 
 namespace sok {
 
-// Nothing writes over these rows before Spill::Thaw, so that a thread may read them beside others.
-// The spill's file has them in ascending runs, as they were written, which are merged. Segments
-// whose runs are short are first read in parts, each of which is sorted in memory and written to
-// the file again as one run.
+// Nothing overwrites these rows before Spill::Thaw, so a thread may read them while others use the
+// spill. The spill's file has them in ascending runs, as they were written, which are merged.
+// Segments whose runs are short are first read in parts, each of which is sorted in memory and
+// written to the file again as one run.
 class FrozenSpill final : public DurableStore::FrozenRows {
  public:
   // ForEach takes about twice `memory` bytes, and the rows of the segments.

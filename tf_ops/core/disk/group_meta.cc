@@ -9,18 +9,19 @@ namespace sok {
 namespace {
 
 constexpr int kFormat = 1;
-// The format of a group whose rows are not float32. Versions that know float32 alone refuse it. A
-// dump has float32 rows of any group, so it has the first format, and they take its rows.
+// The format of a group whose rows are not float32. Versions that know only float32 refuse it. A
+// dump has float32 rows of every group, so its groups have the first format, which those versions
+// read.
 constexpr int kFormatOfTypes = 2;
 
-// Adds the value's JSON, for which nlohmann makes a value without children: see FlatJson.
+// Adds the value's JSON. nlohmann formats it as a value without children: see FlatJson.
 template <typename T>
 void Add(const char* before, const T& value, std::string* text) {
   *text += before;
   *text += nlohmann::json(value).dump();
 }
 
-// Returns an admission as its group's description has it.
+// Returns the JSON of an admission, for the description of its group.
 std::string AdmissionToJson(const AdmissionConfig& admission) {
   std::string text;
   Add("{\"kind\":", admission.kind, &text);
@@ -31,7 +32,7 @@ std::string AdmissionToJson(const AdmissionConfig& admission) {
   return text + '}';
 }
 
-// Returns so much of a text as a message can show.
+// Returns the beginning of a text, short enough for a message.
 std::string Beginning(const std::string& text) {
   constexpr size_t kMost = 1000;
   return text.size() <= kMost ? text : text.substr(0, kMost) + "...";
@@ -119,7 +120,7 @@ Result<GroupMeta> GroupMeta::FromJson(const std::string& text) {
   if (whole && json->has_container("/eviction")) {
     EvictionConfig& eviction = meta.eviction.emplace();
     whole = json->Get("/eviction/kind", &eviction.kind);
-    // Fields that a kind does not read are absent.
+    // Fields that the kind of eviction does not read are absent.
     json->Get("/eviction/max_age", &eviction.max_age);
     json->Get("/eviction/min_l2", &eviction.min_l2);
     json->Get("/eviction/every", &eviction.every);

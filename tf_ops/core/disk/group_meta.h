@@ -20,16 +20,16 @@ struct GroupMeta {
   double initializer_a = 0, initializer_b = 0;
   uint64_t seed = 0;
   TableState state;
-  RowForm form;  // of the rows, without its seed
+  RowForm form;  // the form of the rows, without its seed
   // Counts the changes of slots; rows written under another number have no slots.
   uint32_t layout = 0;
   uint64_t rows = 0;
-  uint32_t counted_at = 0;  // when rows that had expired were last left out of `rows`
-  std::optional<AdmissionConfig> admission;  // that has counted keys last; unset: none has
+  uint32_t counted_at = 0;  // the time when `rows` was last counted without expired rows
+  std::optional<AdmissionConfig> admission;  // the last one that has counted keys; unset: none has
   std::optional<EvictionConfig> eviction;    // that the group was opened with last; unset: none
 
-  // Returns the description as JSON. `ttl` is that of the storage, and is given where the text
-  // leaves the storage, in a dump.
+  // Returns the description as JSON. `ttl` is the storage's TTL, and is given if the text leaves
+  // the storage, in a dump.
   std::string ToJson(std::optional<uint32_t> ttl = std::nullopt) const;
   static Result<GroupMeta> FromJson(const std::string& json);
 };
@@ -39,10 +39,11 @@ inline RowLayout LayoutOf(const GroupMeta& meta) {
   return RowLayout(meta.dim, meta.state.slots, meta.form);
 }
 
-// An eviction as its group's description has it: its kind, and what that reads.
+// Returns the JSON of an eviction, for the description of its group: its kind, and the fields that
+// the kind reads.
 std::string EvictionToJson(const EvictionConfig& eviction);
 
-// "group/007": sorted by number.
+// Returns a name such as "group/007", so that names are sorted by number.
 std::string GroupMetaName(int group);
 constexpr char kGroupMetaPrefix[] = "group/";
 

@@ -26,7 +26,8 @@ constexpr uint64_t kSegmentBytes = uint64_t{64} << 20;
 constexpr uint64_t kFewestBytes = uint64_t{4} << 20;
 // Space is set aside in pieces of this size.
 constexpr uint64_t kAllocation = uint64_t{8} << 20;
-// So much space a record takes beside its rows: its header, and the description of one group.
+// The space that a record takes in addition to its rows: its header, and the description of one
+// group.
 constexpr uint64_t kBesideRows = 8 << 10;
 
 void PutNumber(uint32_t number, std::string* bytes) {
@@ -47,7 +48,7 @@ bool TakeText(std::string_view* bytes, uint32_t size, std::string* text) {
   return true;
 }
 
-// Writes all of the parts. Returns errno, or 0.
+// Writes all parts, one after another. Returns errno, or 0.
 int WriteAt(int file, std::vector<iovec> parts, uint64_t offset) {
   size_t first = 0;
   while (first < parts.size()) {
@@ -151,7 +152,7 @@ Status Journal::OpenSegment() {
     return open(path.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666);
   };
   int file = make();
-  // The file was left by this function, where it could neither write to the file nor remove it.
+  // An earlier call of this function has left the file: it could neither write to it nor remove it.
   if (file < 0 && errno == EEXIST && unlink(path.c_str()) == 0) file = make();
   if (file < 0) return Failed("make a file of", errno);
   JournalSegmentHeader header = {};
@@ -241,7 +242,7 @@ Status Journal::Append(Room /*room*/, const NamedValues& meta, const std::vector
   }
   std::unique_lock<std::mutex> lock(mu_);
   if (broken_) return Failed("write", EIO);
-  // A failure of power may leave any of the records that are brought to the device together.
+  // After a power failure any of the records that are synced together may be missing.
   const uint64_t unsynced = sync_ ? end_ - synced_end_ : 0;
   header.unsynced = unsynced <= UINT32_MAX ? static_cast<uint32_t>(unsynced) : 0;
   XXH3_state_t state;
@@ -265,7 +266,7 @@ Status Journal::Append(Room /*room*/, const NamedValues& meta, const std::vector
 
 Status Journal::SyncThrough(uint64_t record, std::unique_lock<std::mutex>* lock) {
   while (synced_ < record) {
-    // After an error the system may report bytes as written that it has dropped.
+    // After an error a later sync may succeed although the system has dropped bytes.
     if (broken_) return Failed(kSyncCall, EIO);
     if (syncing_) {
       synced_more_.wait(*lock);

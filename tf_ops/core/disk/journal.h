@@ -36,31 +36,31 @@ struct JournalSegmentHeader {
   uint64_t storage;  // the id of the storage whose calls these are
 };
 
-// Stands in front of a record. Behind it come named values of `meta_bytes`, then rows as RowBatch
-// has them.
+// Stands in front of a record. After it come `meta_bytes` of named values, then rows in the format
+// of RowBatch.
 struct JournalRecordHeader {
-  uint64_t bytes;  // the length of what follows the header
+  uint64_t bytes;  // the length of the part after the header
   uint32_t meta_bytes;
   // With durability="sync": how many bytes before this record, in its segment, were not known to be
   // on the device when it was written. 0: none.
   uint32_t unsynced;
-  uint64_t checksum;  // XXH3 of what follows the header, seeded with the segment's number
-  // XXH3 of the header up to here. It keeps a damaged length from being taken for the end of the
-  // file.
+  uint64_t checksum;  // XXH3 of the part after the header, seeded with the segment's number
+  // XXH3 of the header up to here. Without it a damaged length could look like a record cut short
+  // at the end of the file.
   uint64_t head_checksum;
 };
 
 uint64_t HeadChecksum(const JournalRecordHeader& header, uint64_t segment);
 
-// These turn named values into bytes, and back. Decode returns false for bytes that are none.
+// Encode and decode named values. Decoding returns false for bytes that are not named values.
 std::string EncodeNamedValues(const NamedValues& values);
 bool DecodeNamedValues(std::string_view bytes, NamedValues* values);
 
 // The journal of one storage. Thread-safe.
 class Journal {
  public:
-  // The journal is published at the latest when it is that long. It is read again after a kill,
-  // which is why it is bounded.
+  // The journal is published at the latest when it is so long. It has a limit because it must be
+  // read again after a kill.
   static constexpr uint64_t kMostBytes = uint64_t{1} << 30;
 
   // The first segment will have the number `first_number`; it is made by the first Reserve. The
@@ -76,7 +76,7 @@ class Journal {
   ~Journal();
   Journal(const Journal&) = delete;
 
-  // Space on the disk that is reserved for one record. It is given back when this goes.
+  // Space on the disk that is reserved for one record. The destructor gives it back.
   class Room {
    public:
     Room() = default;
@@ -94,34 +94,35 @@ class Journal {
   // Errors: kResourceExhausted, and those of making a file.
   Result<Room> Reserve(uint64_t row_bytes);
 
-  // Writes a record, which survives the process when this returns; with `sync` the machine, too,
-  // where records of several threads are brought to the device together. On an error the journal is
-  // broken, and only DropThrough mends it: what the record says must be published in another way.
-  // The record is not there then, unless it was the device that failed.
+  // Writes a record, which survives the process once this returns; with `sync` it survives the
+  // machine, too, and records of several threads are synced together. After an error the journal is
+  // broken until DropThrough: the changes must be published in another way. The record is not in
+  // the journal then, unless syncing has failed.
   Status Append(Room room, const NamedValues& meta, const std::vector<RowBatch>& rows);
 
-  // Ends the segment, so that what comes later is in another one. Returns the number of the last
-  // segment that there is. A journal that is broken takes no more records, and stays as it is.
-  // While this or DropThrough runs, no Append may run and no Room may be out.
+  // Ends the segment, so that later records are in another one. Returns the number of the last
+  // segment. A broken journal takes no more records, and stays as it is. While this or DropThrough
+  // runs, no Append may run and no Room may exist.
   uint64_t EndSegment();
   // Forgets the segments up to a number, which the database has.
   void DropThrough(uint64_t number);
 
-  // Takes no more records until a publication, since what is in memory has changed in a way that
-  // none of them says. DropThrough mends it.
+  // Takes no more records until DropThrough, which follows a publication: rows in memory have
+  // changed in a way that no record describes.
   void Break();
 
   bool empty() const { return bytes() == 0; }
   uint64_t bytes() const;
   bool broken() const;
-  // Returns whether it is so long that it should be published, or, with `twice`, twice as long.
+  // Returns true if the journal is so long that it should be published, or, with `twice`, twice as
+  // long.
   bool full(bool twice = false) const;
 
  private:
   Status OpenSegment();
-  // Brings a new segment, and its name, to the device.
+  // Syncs a new segment, and its name, to the device.
   Status SyncSegment(int file) const;
-  // Brings records to the device up to that number, or waits for another thread that does.
+  // Syncs records up to that number to the device, or waits for another thread that does.
   Status SyncThrough(uint64_t record, std::unique_lock<std::mutex>* lock);
   Status Failed(const char* what, int error) const;
   void GiveBack(uint64_t bytes);
@@ -141,14 +142,14 @@ class Journal {
   uint64_t outstanding_ = 0;  // bytes that are reserved and not yet appended
   bool can_allocate_ = true;  // the file system can set space aside
   bool broken_ = false;
-  // With sync_: how many records there were, how many of them are on the device, and whether a
-  // thread is bringing more there, which tells the others when it is done.
+  // With sync_: how many records were appended, how many of them are on the device, and whether a
+  // thread is syncing more; it notifies the others when it is done.
   uint64_t appended_ = 0;
   uint64_t synced_ = 0;
-  uint64_t synced_end_ = 0;  // up to where the segment is there
+  uint64_t synced_end_ = 0;  // the end of the part of the segment that is on the device
   bool syncing_ = false;
   std::condition_variable synced_more_;
-  uint64_t earlier_bytes_ = 0;  // the bytes of the segments before, which are closed
+  uint64_t earlier_bytes_ = 0;  // bytes of earlier segments, which are closed
   uint64_t full_bytes_ = 0;     // the journal is full at this length; the free space decides
   struct Segment {
     uint64_t number;

@@ -37,7 +37,7 @@ bool IsHead(const JournalRecordHeader& record, uint64_t segment, uint64_t room) 
          record.head_checksum == HeadChecksum(record, segment);
 }
 
-// Reads what follows a head. Returns whether its checksum is right.
+// Reads the part of a record after its header. Returns true if its checksum is right.
 Result<bool> ReadRecord(const InputFile& file, uint64_t offset, const JournalRecordHeader& record,
                         uint64_t segment, std::string* bytes) {
   bytes->resize(record.bytes);
@@ -45,9 +45,9 @@ Result<bool> ReadRecord(const InputFile& file, uint64_t offset, const JournalRec
   return XXH3_64bits_withSeed(bytes->data(), bytes->size(), segment) == record.checksum;
 }
 
-// Looks for a whole record that begins at `offset` or anywhere behind it. `torn`, of the same
-// segment: where it is torn. Records that were written while that place was not on the device do
-// not count: none of their calls has returned.
+// Looks for a whole record that begins at `offset` or later. `torn` is where the same segment is
+// torn. Records that were written while that place was not on the device yet do not count: none of
+// their calls has returned.
 Result<std::optional<uint64_t>> FindRecord(const std::string& path, uint64_t segment,
                                            uint64_t offset, std::optional<uint64_t> torn) {
   SOK_ASSIGN_OR_RETURN(auto opened, InputFile::Open(path));
@@ -109,7 +109,7 @@ Result<std::unique_ptr<JournalReader>> JournalReader::Open(const std::string& fo
                         kRemedy);
     }
     reader->last_ = number;
-    std::optional<uint64_t> rest;  // where this segment is torn
+    std::optional<uint64_t> rest;  // the place where this segment is torn
     if (torn_path.empty()) {
       SOK_ASSIGN_OR_RETURN(auto torn, reader->ReadSegment(path, storage, number));
       if (!torn.has_value()) continue;
@@ -117,7 +117,7 @@ Result<std::unique_ptr<JournalReader>> JournalReader::Open(const std::string& fo
       rest = torn;
       torn_at = *rest;
     }
-    // Only the end may be torn: with whole records behind it, calls would be missing in the midst.
+    // Only the end may be torn. If whole records come after it, calls in between are missing.
     SOK_ASSIGN_OR_RETURN(auto later, FindRecord(path, number, rest.value_or(0), rest));
     if (!later.has_value()) continue;
     return Damaged(torn_path, torn_at,
@@ -172,7 +172,8 @@ Result<std::optional<uint64_t>> JournalReader::ReadSegment(const std::string& pa
     if (!DecodeNamedValues(view.substr(0, record.meta_bytes), &meta_) ||
         !TakeRecord(view.substr(record.meta_bytes), offset + sizeof(record) + record.meta_bytes)
              .ok()) {
-      return Damaged(path, offset, "its checksum is right, and what it says has no meaning");
+      return Damaged(path, offset,
+                     "its checksum is right, but its content is not in the format of a record");
     }
     offset += sizeof(record) + record.bytes;
   }

@@ -1,5 +1,5 @@
-// Reads what the journal of a storage that was not closed holds: the newest version of each row,
-// and of each named value, as if its calls had been published.
+// Reads the journal of a storage that was not closed: the newest version of each row and of each
+// named value, as if its calls had been published.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +21,9 @@ void RemoveJournalSegment(const std::string& folder, uint64_t number);
 // A journal as it is on disk. Const methods are thread-safe.
 class JournalReader {
  public:
-  // Reads the segments after number `applied`, of the storage with that id. It ends where a record
-  // is cut short or damaged and no whole one follows: a kill or a failure of power has torn what
-  // was written last. Errors: kDataLoss, naming the file, for damage before whole records, for a
+  // Reads the segments after number `applied`, of the storage with that id. Reading ends at a
+  // record that is cut short or damaged if no whole one follows: a kill or a power failure has torn
+  // the last writes. Errors: kDataLoss, naming the file, for damage before whole records, for a
   // segment that is missing and for one of another storage; those of reading.
   static Result<std::unique_ptr<JournalReader>> Open(const std::string& folder, uint64_t storage,
                                                      uint64_t applied);
@@ -33,7 +33,7 @@ class JournalReader {
   uint64_t last() const { return last_; }
   const NamedValues& meta() const { return meta_; }
 
-  // Says where in the files a row's newest version is.
+  // The place in the files of a row's newest version.
   struct Place {
     RowKey key;
     uint32_t file;
@@ -49,7 +49,7 @@ class JournalReader {
 
  private:
   JournalReader() = default;
-  // Returns where the segment is torn; nothing if it is whole.
+  // Returns the place where the segment is torn; nullopt if it is whole.
   Result<std::optional<uint64_t>> ReadSegment(const std::string& path, uint64_t storage,
                                               uint64_t number);
   Status TakeRecord(std::string_view rows, uint64_t offset);

@@ -14,18 +14,18 @@
 namespace sok {
 namespace {
 
-// The least size that has huge pages: smaller parts would become larger by them.
+// The smallest part that is laid out in huge pages: they would make a smaller one larger.
 constexpr size_t kHugeFrom = size_t{16} << 20;
 constexpr size_t kAhead = 16;  // keys between a prefetch and its use
 
-// Returns 8 numbers of 6 bits: which bit of each word a key has. A line is chosen by the highest
-// bits of a hash, and these by all others.
+// Returns 8 numbers of 6 bits: the bit of each word that stands for a key. The highest bits of the
+// hash choose a line; these come from the other bits.
 uint64_t PlacesOf(uint64_t hash) { return (hash * 0x9e3779b97f4a7c15ull) >> 16; }
 uint64_t PlaceIn(int word, uint64_t places) { return (places >> (6 * word)) & 63; }
 
-// The file begins with this, then come a SeenFile for each of the files and a PartHead for each of
-// the parts; behind these the parts in pieces of up to kPiece bytes, the checksum of each piece,
-// and the checksum of everything but the pieces.
+// The file begins with this. A SeenFile for each file and a PartHead for each part follow, then the
+// parts in pieces of up to kPiece bytes, the checksum of each piece, and the checksum of everything
+// but the pieces.
 struct FileHead {
   char magic[8];
   uint64_t files;
@@ -53,7 +53,7 @@ KeyFilter::Part::Part(uint64_t lines_of_it, bool is_small)
 bool KeyFilter::Part::Contains(uint64_t hash) const {
   const uint64_t* line = LineOf(hash);
   const uint64_t places = PlacesOf(hash);
-  // All words are looked at: a branch at each would be guessed wrongly once a key.
+  // All words are read: with a branch at each, one would be mispredicted for each key.
   uint64_t all = 1;
   for (int word = 0; word < kWords; ++word) {
     all &= __atomic_load_n(line + word, __ATOMIC_RELAXED) >> PlaceIn(word, places);

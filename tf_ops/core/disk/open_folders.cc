@@ -52,14 +52,14 @@ void WriteHolder(int file) {
   char host[256] = "";
   gethostname(host, sizeof(host) - 1);
   const std::string who = "process " + std::to_string(getpid()) + " of " + std::string(host) + "\n";
-  // The text is for messages alone: on a disk that is full they do without.
+  // The text is only for messages. If the disk is full, they lack it.
   if (ftruncate(file, 0) != 0 || pwrite(file, who.data(), who.size(), 0) < 0) return;
 }
 
-// Returns ", held by process 123", of RocksDB's lock, or nothing. A lock of this process would go
-// with the descriptor.
+// Returns ", held by process 123" for RocksDB's lock, or an empty text. Must not be called if this
+// process has the lock, which would be released with the descriptor.
 std::string HolderOfDatabase(const std::string& path) {
-  // For reading, which others than the owner may too.
+  // It is opened for reading, which other users than the owner may do too.
   const int file = open((path + "/LOCK").c_str(), O_RDONLY | O_CLOEXEC);
   if (file < 0) return "";
   struct flock lock = WholeFile(F_WRLCK);
@@ -68,7 +68,7 @@ std::string HolderOfDatabase(const std::string& path) {
   return held ? ", held by process " + std::to_string(lock.l_pid) : "";
 }
 
-// The same of the lock of a FolderClaim.
+// Does the same for the lock of a FolderClaim.
 std::string HolderOfClaim(const std::string& path) {
   const int file = open(FileOf(path).c_str(), O_RDONLY | O_CLOEXEC);
   if (file < 0) return "";
@@ -120,7 +120,7 @@ std::string OpenFolders::Holder(const std::string& path) {
 
 std::string OpenFolders::OtherHolder(const std::string& path) { return HolderOfDatabase(path); }
 
-// Locks of open files are shared with a forked child. The parent's end would leave them locked for
+// A forked child shares the locks of open files. After the parent's end they would stay locked for
 // as long as the child lives.
 struct LocksAfterFork {
   static void Before() { OpenFolders::Mutex().lock(); }
@@ -166,7 +166,7 @@ Status FolderClaim::LockFile() {
 
 Status FolderClaim::Lock() {
   const std::string path = FileOf(path_);
-  // No process may be forked that has the file and does not know it.
+  // A child that is forked meanwhile would have the file open, and nothing would close it.
   std::lock_guard<std::mutex> no_fork(OpenFolders::Mutex());
   for (;;) {
     const int file = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
@@ -190,7 +190,8 @@ Status FolderClaim::Lock() {
     struct stat info;
     const FolderIdentity locked =
         fstat(file, &info) == 0 ? FolderIdentity(info.st_dev, info.st_ino) : FolderIdentity(0, 0);
-    // Where the file was removed before it was locked, others would lock the next one.
+    // If the file was removed before it was locked, other processes would lock the file that
+    // replaces it.
     if (IdentityOf(path) == locked) {
       WriteHolder(file);
       if (file_ >= 0) Unlock(file_);

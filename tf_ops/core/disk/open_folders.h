@@ -13,8 +13,8 @@
 
 namespace sok {
 
-// Tells folders and files apart whatever names they have: links, bind mounts and renames change
-// nothing about it.
+// Identifies a folder or file by whichever name it is reached: links, bind mounts and renames do
+// not change it.
 using FolderIdentity = std::pair<dev_t, ino_t>;
 
 // Returns the identity of what is at a path, or {0, 0} if there is nothing.
@@ -22,9 +22,9 @@ FolderIdentity IdentityOf(const std::string& path);
 
 class FolderClaim;
 
-// The folders that this process has open for writing, or is about to open. It must not look into a
-// LOCK file of one of them, which would set RocksDB's lock free: POSIX locks go with the first
-// descriptor that the process closes.
+// The folders that this process has open for writing, or is about to open. The process must not
+// open a LOCK file in one of them: closing it would release RocksDB's lock, since a POSIX lock ends
+// with the first descriptor of the file that the process closes.
 class OpenFolders {
  public:
   // Adds the claim's folder, before it is locked. Returns false if it is there already.
@@ -34,7 +34,7 @@ class OpenFolders {
   // Returns ", held by process 123", for a message about a folder that is locked; empty if no
   // process holds it.
   static std::string Holder(const std::string& path);
-  // The same for other processes alone, after a failure to open the database in there.
+  // Does the same for other processes alone, after the database in the folder could not be opened.
   static std::string OtherHolder(const std::string& path);
 
  private:
@@ -51,25 +51,26 @@ class OpenFolders {
   }
 };
 
-// The right to write to a folder, from when a database is opened there until it is closed for good.
-// The database has a lock too, which goes when this process opens and closes its file once more, as
-// whoever copies the folder does, and is free while the database is opened again after an error:
-// what another process wrote then would be covered by what this one keeps in memory. Thread-safe.
+// The right to write to a folder, from the opening of its database until the database is closed for
+// good. The database has a lock of its own, but that is not enough: it ends when this process opens
+// and closes its file, as a copy of the folder does, and it is free while the database is opened
+// again after an error. Another process could write then, and this one would overwrite it from
+// memory. Thread-safe.
 class FolderClaim {
  public:
   // A small file in the folder, which is locked. It names the process that locked it last.
   static constexpr char kFileName[] = "sok-lock";
 
-  // Null if this process or another one has the folder.
+  // Claims a folder. Returns null if this process or another one has it.
   static std::unique_ptr<FolderClaim> Take(const std::string& path);
   ~FolderClaim();
-  // Gives the folder up. Every Check is an error from then on, for owners that still refer to this:
-  // where memory ended within RocksDB, something of it refers to its files for good.
+  // Gives the folder up. Every later Check is an error, for owners that still refer to this object:
+  // after memory has ended within RocksDB, parts of RocksDB refer to its files for good.
   void Release();
   FolderClaim(const FolderClaim&) = delete;
   FolderClaim& operator=(const FolderClaim&) = delete;
 
-  // Returns whether the folder has the file, as every folder of a storage does.
+  // Returns true if the folder has the file, as every folder of a storage has.
   bool has_file() const;
   // Locks the folder's file, which is made if there is none. The lock is one of the open file
   // (F_OFD_SETLK): it goes when this claim or the process ends, even if other code in the process

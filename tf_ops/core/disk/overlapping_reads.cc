@@ -11,10 +11,11 @@
 namespace sok {
 namespace {
 
-// So many bytes at once are part of a walk through the file, which would only fill the cache.
+// A read of so many bytes belongs to a walk through the file, which would fill the system's cache
+// for nothing.
 constexpr size_t kDirectBytes = size_t{256} << 10;
-// Direct I/O needs memory, places and lengths that are multiples of a block of the device, which
-// has 512 bytes or 4 KiB.
+// Direct I/O needs addresses, offsets and lengths that are multiples of the device's block, of 512
+// bytes or 4 KiB.
 constexpr uint64_t kAlignment = 4096;
 
 }  // namespace
@@ -34,7 +35,7 @@ void OverlappingReads::Read(Request* requests, size_t n) const {
     if ((n > 1 || is_long) && ReadCached(&requests[i])) continue;
     if (!is_long || !ReadDirect(&requests[i])) rest.push_back(&requests[i]);
   }
-  // These calls return once the device has been asked.
+  // These calls return as soon as the device has the requests.
   for (size_t i = 1; i < rest.size(); ++i) {
     Advise(rest[i]->offset, rest[i]->size, POSIX_FADV_WILLNEED);
   }
@@ -60,8 +61,8 @@ bool OverlappingReads::ReadDirect(Request* request) const {
       to % kAlignment != 0) {
     return false;
   }
-  // The file of file_ by another descriptor: its path may be that of another file by now, and other
-  // threads read with file_.
+  // Opens the file of file_ once more, through /proc: its path may lead to another file by now, and
+  // other threads read with file_.
   char name[40];
   std::snprintf(name, sizeof(name), "/proc/self/fd/%d", file_);
   const int direct = open(name, O_RDONLY | O_DIRECT | O_CLOEXEC);
@@ -71,7 +72,7 @@ bool OverlappingReads::ReadDirect(Request* request) const {
   if (got < 0 && errno != EINVAL && errno != EINTR) request->error = errno;
   close(direct);
   if (got > 0) request->read = static_cast<size_t>(got);
-  // The rest is read as other places are, if it is not behind the end of the file.
+  // The rest, unless it lies after the end of the file, is read as other places are.
   return request->error != 0 || request->read == request->size;
 #else
   return false;

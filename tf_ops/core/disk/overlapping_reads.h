@@ -8,17 +8,17 @@
 
 namespace sok {
 
-// Reads of places that the system's cache does not have are asked for together before the first is
-// waited for. It takes no thread and no io_uring, which containers often forbid. What that cache
-// does not have of a long piece is read past it, if the piece is whole pages of memory and of the
-// file. Thread-safe.
+// Requests all places that the system's cache does not have before it waits for the first. It needs
+// neither threads nor io_uring, which containers often forbid. A long piece that the cache does not
+// have is read without filling the cache, if it consists of whole pages of memory and of the file.
+// Thread-safe.
 class OverlappingReads {
  public:
   struct Request {
     uint64_t offset;
     size_t size;
     char* to;
-    size_t read = 0;  // how many bytes there were: fewer at the end of the file
+    size_t read = 0;  // bytes that were read: fewer at the end of the file
     int error = 0;    // of errno
   };
 
@@ -28,15 +28,15 @@ class OverlappingReads {
   OverlappingReads(const OverlappingReads&) = delete;
 
   void Read(Request* requests, size_t n) const;
-  // Tells the system that bytes will be read soon, or how the file will be: see posix_fadvise.
-  // Nothing changes if the system ignores it.
+  // Tells the system which bytes will be read soon, or how the file will be read: see
+  // posix_fadvise. The system may ignore it.
   void Advise(uint64_t offset, size_t size, int advice) const;
 
  private:
   explicit OverlappingReads(int file) : file_(file) {}
-  // Reads what the system has in memory. Returns false if that is not all of it.
+  // Reads the part that the system has in memory. Returns false if that is not all.
   bool ReadCached(Request* request) const;
-  // Reads past the system's cache. Returns false if some is left to be read otherwise.
+  // Reads without the system's cache. Returns false if a part is left, to be read through it.
   bool ReadDirect(Request* request) const;
   void ReadWaiting(Request* request) const;
 

@@ -17,8 +17,8 @@ namespace sok {
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "values are copied as they lie in memory");
 
-// A key in the database: the group, then the key big-endian. So a group is a prefix, and the order
-// of bytes is that of keys.
+// A key in the database: the group, then the key big-endian. So a group is a prefix, and keys are
+// sorted by their bytes.
 struct RowKey {
   static constexpr size_t kBytes = 9;
 
@@ -40,11 +40,11 @@ struct RowKey {
   char bytes[kBytes];
 };
 
-// Stands in front of a row's values, which lie as its layout has them.
+// Stands in front of a row's values, which lie as in its layout.
 struct RowHeader {
   static constexpr uint32_t kVersion = 1;  // of float32
 
-  // Returns the version that says the types of a row.
+  // Returns the version number that stands for the types of a row.
   static uint32_t VersionOf(const RowForm& form) {
     return kVersion + static_cast<uint32_t>(form.row) +
            (form.slots == RowType::kFloat32 ? 0 : uint32_t{4});
@@ -57,7 +57,7 @@ struct RowHeader {
 };
 static_assert(sizeof(RowHeader) == 16);
 
-// A row's value, taken apart.
+// The parts of a row's value.
 struct RowValue {
   RowHeader header = {};
   std::string_view values;  // not aligned
@@ -71,11 +71,11 @@ struct RowValue {
            header.dim == static_cast<uint32_t>(layout.dim()) &&
            values.size() >= layout.embedding_bytes() && values.size() % sizeof(float) == 0;
   }
-  // Returns whether the row has the slots of the layout, which has this number.
+  // Returns true if the row has the slots of the layout with this number.
   bool HasSlots(const RowLayout& layout, uint32_t number) const {
     return header.layout == number && values.size() == layout.value_bytes();
   }
-  // Decodes the embedding and the slots, which are at their start where the row has none.
+  // Decodes the embedding and the slots; a row without slots gets their start values.
   void Decode(const RowLayout& layout, uint32_t number, float* floats) const {
     if (HasSlots(layout, number)) {
       layout.Decode(values.data(), floats);
@@ -124,12 +124,12 @@ class RowBatch {
   size_t bytes() const { return bytes_.size(); }
   std::string_view view() const { return bytes_; }
 
-  // Calls fn(key, value) for each row, with views of bytes; an empty value removes the row.
+  // Calls fn(key, value) for each row, with views of its bytes. An empty value removes the row.
   template <typename Fn>
   void ForEach(const Fn& fn) const {
     ForEachOf(bytes_, fn);
   }
-  // Does the same for the view of a batch. Returns false if it is none, or not whole.
+  // Does the same for a view of a batch's bytes. Returns false if they are not a whole batch.
   template <typename Fn>
   static bool ForEachOf(std::string_view rest, const Fn& fn) {
     while (!rest.empty()) {

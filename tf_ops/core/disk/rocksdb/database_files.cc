@@ -82,7 +82,7 @@ class File final : public rocksdb::FSRandomAccessFile {
   const std::unique_ptr<OverlappingReads> reads_;
 };
 
-// A file of rows, which is written once, from its beginning to its end, past the system's cache.
+// A file of rows, which is written once, from beginning to end, without the system's cache.
 class TableFile final : public rocksdb::FSWritableFile {
  public:
   TableFile(int fd, const std::string& name) : stream_(fd, name) {}
@@ -119,7 +119,7 @@ class TableFile final : public rocksdb::FSWritableFile {
   IOStatus Keep(const Status& status) {
     if (status.ok()) return error_;
     const std::string message(status.text());
-    // RocksDB goes on by itself after a full disk alone.
+    // RocksDB recovers by itself only after a full disk.
     const std::string full = std::generic_category().message(ENOSPC);
     error_ = message.find(full) != std::string::npos ? IOStatus::NoSpace(message)
                                                      : IOStatus::IOError(message);

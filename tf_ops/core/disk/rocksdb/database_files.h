@@ -8,13 +8,13 @@
 
 namespace sok {
 
-// Returns a new file of rows, or null if it cannot be made: it is written once, from its beginning
-// to its end, past the system's cache where that can be.
+// Returns a new file of rows, or null if it cannot be made. The file is written once, from
+// beginning to end, without the system's cache if the file system allows that.
 std::unique_ptr<rocksdb::FSWritableFile> NewTableFile(const std::string& path);
 
-// A search of many keys asks for several blocks of a file at once, which are read together here.
-// RocksDB alone reads them one after another, and each waits for the device. Files of rows are
-// written past the system's cache: see docs/decisions/direct-io.md.
+// Reads blocks of a file together: a search of many keys asks for several at once, and RocksDB
+// would read them one after another, each waiting for the device. Files of rows are written without
+// the system's cache: see docs/decisions/direct-io.md.
 class DatabaseFiles : public rocksdb::FileSystemWrapper {
  public:
   DatabaseFiles() : FileSystemWrapper(rocksdb::FileSystem::Default()) {}

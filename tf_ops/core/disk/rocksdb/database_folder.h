@@ -9,11 +9,11 @@
 
 namespace sok {
 
-// Returns kInvalidArgument unless RocksDB may make a database there: unless there is nothing, an
-// empty folder, or what a process left that died while it made one.
+// Returns kInvalidArgument unless RocksDB may make a database there: the path must not exist, be an
+// empty folder, or have the files of a process that died while it made a database.
 Status CheckNew(const std::string& path);
 
-// Returns whether RocksDB has made a database there.
+// Returns true if RocksDB has made a database there.
 bool HoldsDatabase(const std::string& path);
 
 // Returns the bytes of the database's tables and of its write-ahead log.

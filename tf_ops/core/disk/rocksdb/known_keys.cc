@@ -17,7 +17,7 @@
 namespace sok {
 namespace {
 
-// Files of so many bytes are read while the database is opened.
+// Files of at most so many bytes are read while the database is opened; larger ones on a thread.
 constexpr uint64_t kReadAtOnce = uint64_t{8} << 20;
 // A filter of fewer keys is not saved: their files are read in a moment.
 constexpr uint64_t kFewestSaved = uint64_t{1} << 16;
@@ -34,12 +34,13 @@ std::vector<rocksdb::LiveFileMetaData> FilesOf(rocksdb::DB* db, rocksdb::ColumnF
   return files;
 }
 
-// Returns what tells the file from files of the same number, in other folders or in later lives of
+// Returns a mark that differs between files of the same number, in other folders or made later in
 // this one.
 uint64_t MarkOf(const rocksdb::LiveFileMetaData& file) {
   RunningChecksum checksum;
   checksum.Start(0);
-  // Not the number of its rows, which RocksDB knows of some files only when it has opened many.
+  // The number of its rows is not part of it: RocksDB knows that of some files only after it has
+  // opened many.
   for (uint64_t number : {uint64_t{file.size}, file.file_creation_time}) {
     checksum.Add(&number, sizeof(number));
   }
@@ -77,7 +78,7 @@ uint64_t BytesOf(const std::vector<rocksdb::LiveFileMetaData>& files) {
 
 }  // namespace
 
-// A file of rows, which stays open where a compaction removes it.
+// A file of rows that is open for reading, even after a compaction has removed it.
 struct KnownKeys::Reader {
   static rocksdb::Options Options() {
     rocksdb::BlockBasedTableOptions table;
@@ -121,7 +122,7 @@ void KnownKeys::Load(const std::string& folder) {
       } catch (const std::exception&) {  // memory has ended
       }
     });
-  } catch (const std::system_error&) {  // no thread could be started, and all files will be read
+  } catch (const std::system_error&) {  // no thread could be started: all files will be read
   }
 }
 
@@ -136,7 +137,7 @@ void KnownKeys::Open(const std::string& folder, rocksdb::DB* db,
     unknown.push_back(std::make_unique<Reader>());
     if (!unknown.back()->file.Open(file.db_path + file.name).ok()) return;
   }
-  // If all files are read anyway, the keys that have gone need not come back.
+  // If all files are read anyway, a new filter leaves out keys that have gone.
   if (unknown.size() == files.size()) filter_ = std::make_unique<KeyFilter>(part_bytes_);
   saved_keys_ = filter_->size();
   if (BytesOf(not_seen) <= kReadAtOnce) {

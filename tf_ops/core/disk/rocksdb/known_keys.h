@@ -17,13 +17,13 @@
 
 namespace sok {
 
-// Thread-safe, but that Load, Open, Save and Renew must not run beside each other.
+// Thread-safe, except that Load, Open, Save and Renew must run one at a time.
 class KnownKeys {
  public:
   // The name of the filter's file in the folder.
   static constexpr char kFileName[] = "sok-keys";
 
-  // `part_bytes`: of the filter, see KeyFilter.
+  // `part_bytes` is an argument of the KeyFilter.
   explicit KnownKeys(uint64_t part_bytes)
       : part_bytes_(part_bytes), filter_(std::make_unique<KeyFilter>(part_bytes)) {}
   ~KnownKeys() { Stop(); }
@@ -31,20 +31,21 @@ class KnownKeys {
 
   // Begins to read the filter that was saved in a folder, on a thread, for Open.
   void Load(const std::string& folder);
-  // Takes over the filter that was saved in the folder of a database, and reads the keys of the
-  // files that have come since: at once where they are small, else on a thread. Until that has
-  // ended Select selects all keys, and so it stays where a file cannot be read. Nothing may be in
-  // the memtables of `rows`.
+  // Takes over the filter that was saved in the folder of a database, and reads the keys of newer
+  // files: small ones at once, the others on a thread. Until the thread has ended Select selects
+  // all keys, and it goes on doing so if a file cannot be read. The memtables of `rows` must be
+  // empty.
   void Open(const std::string& folder, rocksdb::DB* db, rocksdb::ColumnFamilyHandle* rows);
-  // Makes the filter anew on a thread, without keys that have gone. look() returns an iterator over
-  // all rows that there are, which is freed before Stop returns. Nothing may be added meanwhile.
+  // Begins to make the filter anew on a thread, without keys that have gone. look() returns an
+  // iterator over all rows, which is freed before Stop returns. No keys may be added before this
+  // returns.
   void Renew(const std::function<std::shared_ptr<rocksdb::Iterator>()>& look);
   // Returns true while the thread makes the filter anew.
   bool renewing() const;
-  // Ends the thread. What Open has not read stays unknown.
+  // Ends the thread. Files that Open has not read stay unread, so Select selects all keys.
   void Stop();
 
-  // Adds keys. They must be added before the database has them. `are_new`: it has never had them.
+  // Adds keys; this must happen before the database gets them. `are_new`: it has never had them.
   void Add(const RowKey* keys, size_t n, bool are_new = false);
   // Returns the positions of the keys that the database may have, in ascending order.
   std::vector<uint32_t> Select(const RowKey* keys, size_t n) const;
@@ -69,23 +70,23 @@ class KnownKeys {
 
  private:
   struct Reader;
-  // Adds the keys of rows to a filter. Returns false if that was stopped, or met an error.
+  // Adds the keys of rows to a filter. Returns false if it was stopped or an error occurred.
   bool ReadRows(rocksdb::Iterator* rows, KeyFilter* filter);
-  // Ends what Renew has begun: with the new filter, if that is complete.
+  // Ends what Renew has begun, and takes the new filter if it is complete.
   void EndRenewal(bool complete);
   bool ReadFiles(const std::vector<std::unique_ptr<Reader>>& files);
-  // Saves the filter as one that has the keys of the files. Returns false if it is not worth it.
+  // Saves the filter as the filter of these files. Returns false if that is not worthwhile.
   Result<bool> SaveFor(const std::string& folder,
                        const std::vector<KeyFilter::SeenFile>& seen) const;
 
   const uint64_t part_bytes_;
   mutable std::shared_mutex mu_;  // guards the pointers
   std::unique_ptr<KeyFilter> filter_;
-  std::unique_ptr<KeyFilter> next_;  // takes the place of the filter; null: none does
+  std::unique_ptr<KeyFilter> next_;  // will replace the filter; null: there is none
   std::atomic<bool> whole_{false};   // the filter has all keys
   std::atomic<bool> stopping_{false};
   std::atomic<uint64_t> saved_keys_{0};
-  // The files whose keys the saved filter has. Used by the calls that do not run beside each other.
+  // The files whose keys are in the saved filter. Calls that use it must run one at a time.
   std::vector<KeyFilter::SeenFile> seen_;
   std::thread thread_;
 };

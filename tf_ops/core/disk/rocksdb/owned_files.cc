@@ -80,7 +80,8 @@ IOStatus OwnedFiles::RenameFile(const std::string& from, const std::string& to,
     return status.ok() ? target()->RenameFile(from, to, options, debug) : status;
   }
   if (Status status = claim_->Check(); !status.ok()) return IOStatus::IOError(status.message());
-  // No check may run between the two: the file is another one by then, and still this process's.
+  // No check may run between the two calls: CURRENT is a new file then, and mark_ is still the old
+  // one.
   std::lock_guard<std::mutex> guard(mu_);
   if (Status status = CheckHeld(); !status.ok()) return IOStatus::IOError(status.message());
   IOStatus status = target()->RenameFile(from, to, options, debug);

@@ -1,4 +1,4 @@
-// The files of a database, for as long as its folder is this process's own.
+// The files of a database, which can be changed only while this process owns the folder.
 #pragma once
 
 #include <rocksdb/file_system.h>
@@ -14,19 +14,19 @@
 
 namespace sok {
 
-// RocksDB finds its files by their paths, also in threads of its own and when it closes. Where
-// another folder has come to that path, or another writer to the folder, it would remove and
-// replace files that are not its own. Here every call that makes, renames or removes a file looks
-// first, and fails then. Thread-safe.
+// RocksDB finds its files by their paths, also in its own threads and when it closes. If another
+// folder has been moved to the path, or another process writes to the folder, RocksDB would remove
+// and replace files of others. So every call that makes, renames or removes a file checks this
+// first, and fails. Thread-safe.
 class OwnedFiles final : public DatabaseFiles {
  public:
   explicit OwnedFiles(std::string path, std::shared_ptr<FolderClaim> claim);
   const char* Name() const override { return "sok_embed.owned_files"; }
 
-  // Returns success while the folder, its lock and its CURRENT, which names the manifest, are those
-  // of this process. Errors: those of FolderClaim::Check, kUnavailable for another CURRENT.
+  // Returns success while the folder, its lock and its CURRENT file, which names the manifest,
+  // belong to this process. Errors: those of FolderClaim::Check, kUnavailable for another CURRENT.
   Status Check();
-  // Gives the folder up, even while others refer to this.
+  // Gives the folder up, even if other objects still refer to this one.
   void Release() { claim_->Release(); }
 
   rocksdb::IOStatus NewWritableFile(const std::string& name, const rocksdb::FileOptions& options,

@@ -10,11 +10,11 @@
 
 namespace sok {
 
-// Pending rows in the order of the keys, the newest version of each: those that are set apart are
-// the older ones. An empty value stands for a row that is gone.
+// Pending rows in the order of the keys, the newest version of each. Rows that are set apart are
+// older than the others. An empty value stands for a row that is gone.
 class RowDatabase::PendingRows {
  public:
-  // `set_apart`: those alone, whatever is newer.
+  // `set_apart`: walk through rows that are set apart alone, even if newer versions are pending.
   PendingRows(const RowDatabase& database, bool set_apart) : database_(database) {
     const Handles& h = *database.handles_;
     if (!set_apart && database.has_newest()) {

@@ -1,5 +1,4 @@
-// Writes pending rows: few of them through a memtable, many as a sorted file that RocksDB takes
-// over.
+// Writes pending rows: a few through a memtable, many as a sorted file that RocksDB ingests.
 #include <rocksdb/sst_file_writer.h>
 #include <rocksdb/write_batch.h>
 
@@ -26,15 +25,14 @@ Status RowDatabase::WritePending(const RowBatch& batch) {
                                                 "its disk was full; make room there, then flush");
   }
   AddKeys(batch);
-  // In the order of their keys, in which a memtable too takes them faster.
+  // They are sorted by key, which makes a memtable faster too.
   SortedRows rows;
   rows.reserve(batch.rows());
   batch.ForEach(
       [&](std::string_view key, std::string_view value) { rows.emplace_back(key, value); });
   std::stable_sort(rows.begin(), rows.end(),
                    [](const auto& a, const auto& b) { return a.first < b.first; });
-  // Rows that no file can take may have room in a memtable, and there the caller learns of an
-  // error.
+  // If no file can be written, the rows may fit into a memtable, and an error there is returned.
   if (batch.bytes() < kPendingFileBytes || !WritePendingFile(rows).ok()) {
     SOK_RETURN_IF_ERROR(WritePendingRows(rows, batch.bytes()));
   }
@@ -52,7 +50,7 @@ Status RowDatabase::WritePendingRows(const SortedRows& rows, size_t bytes) {
   options.disableWAL = true;
   options.memtable_insert_hint_per_batch = true;
   auto status = handles_->Write(options, &writes);
-  // RocksDB may have stopped for an error that is over by now.
+  // RocksDB may have stopped because of an error that is over by now.
   if (!status.ok() && usable() && handles_->listener->failed() &&
       handles_->Call(Handles::Resume).ok()) {
     status = handles_->Write(options, &writes);
@@ -81,7 +79,7 @@ Status RowDatabase::WritePendingFile(const SortedRows& rows) {
     options.write_global_seqno = false;
     status =
         h.Call([&](rocksdb::DB* db) { return db->IngestExternalFile(family, {file}, options); });
-    // The rows may be there all the same.
+    // The write may have happened in spite of the error.
     if (!status.ok()) AddWriteInDoubt();
   }
   std::remove(file.c_str());

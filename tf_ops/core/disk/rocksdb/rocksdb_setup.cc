@@ -16,16 +16,15 @@
 namespace sok {
 namespace {
 
-// A search of the database looks into the filters of so many sorted runs, or of a few more while
-// they are merged.
+// The most sorted runs whose filters a search reads; there are a few more while runs are merged.
 constexpr int kMostRuns = 20;
 
 class ExpiryFilter final : public rocksdb::CompactionFilter {
  public:
   explicit ExpiryFilter(std::shared_ptr<const Expiry> expiry) : expiry_(std::move(expiry)) {}
 
-  // A newer version of the row, if there is one elsewhere, is looked at by itself. If only this one
-  // goes, older ones may come to light: they were updated earlier, so they have expired too.
+  // Each version of a row is judged by itself. If this one is removed, older ones may become
+  // visible, but they were updated earlier, so they have expired too.
   bool Filter(int /*level*/, const rocksdb::Slice& key, const rocksdb::Slice& value,
               std::string* /*new_value*/, bool* /*value_changed*/) const override {
     if (value.size() < sizeof(RowHeader)) return false;
@@ -62,8 +61,7 @@ rocksdb::DBOptions DatabaseOptions() {
   options.stats_persist_period_sec = 0;
   options.avoid_unnecessary_blocking_io = true;
   options.compaction_readahead_size = size_t{2} << 20;  // such reads go past the system's cache
-  // RocksDB is kept from setting space aside, which counts on a small disk: 39 MB for a new
-  // database.
+  // RocksDB must not reserve space on the disk: it would take 39 MB for a new database.
   options.allow_fallocate = false;
   return options;
 }
@@ -74,8 +72,8 @@ rocksdb::ColumnFamilyOptions RowOptions(const std::shared_ptr<rocksdb::Cache>& b
   table.block_cache = block_cache;
   // One in 500 of the keys that a run does not have passes, and costs a read of the disk.
   table.filter_policy.reset(rocksdb::NewBloomFilterPolicy(14));
-  // Index and filters stay in memory, about two and a half bytes a row: where they lay in the block
-  // cache, a search of one file took locks and system calls of its own.
+  // Index and filters stay in memory, about two and a half bytes a row. In the block cache they
+  // would cost a search of each file locks and system calls.
   table.index_type = rocksdb::BlockBasedTableOptions::kBinarySearch;
   table.cache_index_and_filter_blocks = false;
   table.data_block_index_type = rocksdb::BlockBasedTableOptions::kDataBlockBinaryAndHash;
@@ -105,8 +103,8 @@ rocksdb::ColumnFamilyOptions RowOptions(const std::shared_ptr<rocksdb::Cache>& b
 
 rocksdb::ColumnFamilyOptions PendingOptions(const std::shared_ptr<rocksdb::Cache>& block_cache) {
   rocksdb::ColumnFamilyOptions options = RowOptions(block_cache, nullptr, 0);
-  // Training that waits for a merge waits for all that are before that one, a minute and more.
-  // Until files are merged a search of them takes longer.
+  // Writes are never slowed down: training would wait for all merges in the queue, for a minute and
+  // more. Until files are merged, only searches take longer.
   options.level0_slowdown_writes_trigger = std::numeric_limits<int>::max();
   options.level0_stop_writes_trigger = std::numeric_limits<int>::max();
   return options;
@@ -138,8 +136,8 @@ Status FromRocksdb(const rocksdb::Status& status, const std::string& what) {
   if (status.IsPathNotFound() || status.IsNotFound() || says("No such file or directory")) {
     return Status(Code::kNotFound, message);
   }
-  // An error of the disk while RocksDB reads its options makes it call them unfit, or ask for
-  // direct I/O, which nobody wants.
+  // After an error of the disk while RocksDB reads its options, its message says that they are
+  // unsupported, or speaks of direct I/O.
   const bool of_disk = says("IO error") || says("Direct I/O");
   if (status.IsInvalidArgument() && !of_disk) return Status(Code::kInvalidArgument, message);
   return Status(Code::kInternal, message);

@@ -18,17 +18,17 @@ class Expiry;
 // Makes a filter that removes expired rows while RocksDB rewrites files.
 std::unique_ptr<rocksdb::CompactionFilter> MakeExpiryFilter(std::shared_ptr<const Expiry> expiry);
 
-// RocksDB takes so much memory beside the cached rows: a block cache of kBlockCacheBytes and
+// The memory that RocksDB takes in addition to cached rows: a block cache of kBlockCacheBytes, and
 // memtables of at most kMemtableBytes.
 constexpr size_t kBlockCacheBytes = size_t{32} << 20;
 constexpr size_t kMemtableBytes = size_t{96} << 20;
 
 rocksdb::DBOptions DatabaseOptions();
-// Files that are `ttl` seconds old are rewritten, so that a filter sees their rows; 0: files of any
-// age stay.
+// Returns the options for published rows. Files that are `ttl` seconds old are rewritten, so that
+// the compaction filter sees their rows; 0: files are not rewritten because of their age.
 rocksdb::ColumnFamilyOptions RowOptions(const std::shared_ptr<rocksdb::Cache>& block_cache,
                                         const rocksdb::CompactionFilter* filter, uint32_t ttl);
-// Those of rows that are pending: writes of them never wait for files to be merged.
+// Returns the options for pending rows: writes of these never wait for files to be merged.
 rocksdb::ColumnFamilyOptions PendingOptions(const std::shared_ptr<rocksdb::Cache>& block_cache);
 rocksdb::ColumnFamilyOptions MetaOptions();
 

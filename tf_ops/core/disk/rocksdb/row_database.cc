@@ -31,18 +31,19 @@ namespace {
 constexpr const char* kPendingNames[] = {"sok_pending", "sok_pending_2"};
 constexpr char kMetaName[] = "sok_meta";
 
-// A large part of the filter over all keys takes this part of the memory: so it never has many.
+// A large part of the key filter takes 1 / kPartOfKeys of the memory, so the filter never has many
+// parts.
 constexpr uint64_t kPartOfKeys = 32;
 
-// Searches of one call that run at a time: RocksDB asks the device for the rows of 32 keys at once,
-// file by file, and a device has room for more.
+// The searches of one call that run at a time. One search asks the device for the rows of 32 keys
+// at once, file by file, and the device can serve more.
 constexpr int kReaders = 16;
 constexpr int64_t kReadCost = 160;  // nanoseconds a key, so that 128 keys are worth a thread
 
 constexpr int kResumeAttempts = 50;
 constexpr std::chrono::milliseconds kResumePause(100);
 
-// Returns whether nothing of a column family is in memory alone.
+// Returns true if all rows of a column family are in files.
 bool IsSaved(rocksdb::DB* db, rocksdb::ColumnFamilyHandle* family) {
   for (const auto& name : {rocksdb::DB::Properties::kNumEntriesActiveMemTable,
                            rocksdb::DB::Properties::kNumEntriesImmMemTables}) {
@@ -75,7 +76,7 @@ Status Foreign(const std::string& path) {
   return InvalidArgument("'" + path + "' is a RocksDB database, but no storage of sok-embed");
 }
 
-// Reading options for rows that go into a cache of the caller's.
+// Returns reading options for rows that go into the caller's own cache.
 rocksdb::ReadOptions RowRead() {
   rocksdb::ReadOptions reading;
   reading.fill_cache = false;
@@ -111,7 +112,7 @@ RowDatabase::~RowDatabase() {
     }));
   }
   if (handles_ != nullptr && handles_->stuck) {
-    handles_.release();  // see there; the handles keep the files, and the lock with them
+    handles_.release();  // see Handles::stuck; the handles keep the files and the lock
     return;
   }
   handles_.reset();
@@ -202,8 +203,8 @@ Result<std::unique_ptr<Database>> RowDatabase::Open(const Options& options) {
                       "/LOCK'" + holder +
                       "; close it there, or make a checkpoint and open that read-only");
   }
-  // RocksDB moves its log files before it looks at its own lock. A folder that is not a storage
-  // yet gets no file from here.
+  // RocksDB moves its log files before it checks its own lock, so the claim comes first. In a
+  // folder that is not a storage yet it makes no file.
   const bool has_lock = claim != nullptr && claim->has_file();
   if (has_lock) SOK_RETURN_IF_ERROR(TakeLock(path, claim.get()));
   if (claim != nullptr) files = std::make_shared<OwnedFiles>(path, claim);
@@ -219,7 +220,7 @@ Result<std::unique_ptr<Database>> RowDatabase::Open(const Options& options) {
   if (options.read_only) return std::unique_ptr<Database>(std::move(database));
   Handles& h = *database->handles_;
   if (h.meta == nullptr) {
-    // A process that died while it made the storage leaves it without rows.
+    // If a process has died while it made the storage, there are no rows.
     Handles::Iterator rows = h.Iterate({}, h.published);
     rows->SeekToFirst();
     if (rows->Valid()) return Foreign(path);
@@ -264,8 +265,8 @@ Status RowDatabase::SavePending() {
     for (auto* family : h.pending) {
       if (family == nullptr || !status.ok()) continue;
       status = h.Call([&](rocksdb::DB* db) { return db->Flush(flushing, family); });
-      // Where a compaction failed while RocksDB 7.8 recovered from another error, its Flush does
-      // not wait, and returns no error either.
+      // If a compaction has failed while RocksDB 7.8 recovered from another error, its Flush
+      // neither waits nor returns an error.
       saved = saved && status.ok() && IsSaved(h.db.get(), family);
     }
     if (saved) return Status();
@@ -278,13 +279,13 @@ Status RowDatabase::Recover() {
   if (!failed()) return Status();
   SOK_RETURN_IF_ERROR(CheckNotStuck());
   SOK_RETURN_IF_ERROR(CheckFolder());
-  // RocksDB 7.8 goes wrong when it ingests files after such an error, so it is opened anew.
+  // RocksDB 7.8 has a bug when it ingests files after such an error, so it is opened anew.
   if (handles_ != nullptr && has_pending()) SOK_RETURN_IF_ERROR(SavePending());
   if (handles_ != nullptr) handles_->db->DisableManualCompaction();
   std::lock_guard<std::mutex> none_compacting(compacting_);
   // A compaction may have run out of memory.
   SOK_RETURN_IF_ERROR(CheckNotStuck());
-  if (keys_->renewing()) keys_->Stop();  // it reads through the handles
+  if (keys_->renewing()) keys_->Stop();  // its thread reads through the handles
   if (handles_ != nullptr) written_bytes_ += handles_->listener->written_bytes();
   handles_.reset();
   auto handles = OpenHandles(options_, files_, /*create=*/false);
@@ -296,15 +297,15 @@ Status RowDatabase::Recover() {
   handles_ = std::move(handles.value());
   if (!has_pending()) return StartPendingAnew();
   return OrNoMemory([this] {
-    // It could not be dropped before.
+    // An earlier call could not drop it.
     if (!has_set_apart()) SOK_RETURN_IF_ERROR(DropFamily(1 - newest_));
     return handles_->pending[newest_] == nullptr ? MakeFamily(newest_) : Status();
   });
 }
 
 Status RowDatabase::StartPendingAnew() {
-  // No pending row is visible any more, however this ends. If it fails, pending_unusable has the
-  // next Recover do the rest.
+  // No pending row is visible from here on, even after an error. After an error pending_unusable
+  // makes the next Recover do the rest.
   pending_rows_ = 0;
   apart_rows_ = 0;
   handles_->pending_unusable = true;
@@ -335,7 +336,7 @@ Status RowDatabase::MakeFamily(int number) {
   const auto made = h.Call([&](rocksdb::DB* db) {
     return db->CreateColumnFamily(h.pending_options, kPendingNames[number], &h.pending[number]);
   });
-  // There is one already, which an error has kept from being dropped.
+  // The column family exists already: it could not be dropped because of an error.
   if (made.IsInvalidArgument()) {
     handles_->pending_unusable = true;  // for Recover
     return Status(Code::kInternal, "could not make room for pending rows in '" + path_ + "': " +
@@ -350,8 +351,8 @@ Status RowDatabase::SetPendingApart() {
   if (!has_newest()) return Status();
   const int other = 1 - newest_;
   SOK_RETURN_IF_ERROR(OrNoMemory([&] { return MakeFamily(other); }));
-  // Its files will be dropped, and merges of the newest ones must not wait for theirs. Where this
-  // fails they are merged, which takes time alone.
+  // Its files will be dropped, so merging them is a waste, for which merges of newer files would
+  // wait. If this fails they are merged, which only takes time.
   Handles& h = *handles_;
   static_cast<void>(h.Call([&](rocksdb::DB* db) {
     return db->SetOptions(h.pending[newest_], {{"disable_auto_compactions", "true"}});
@@ -426,11 +427,11 @@ Status RowDatabase::ReadKnown(const RowKey* keys, size_t n, const Found& each) c
 Status RowDatabase::ReadNewest(const RowKey* keys, size_t n, const Found& found) const {
   if (journal_ == nullptr && !has_pending()) return ReadFiles(keys, n, found);
   std::vector<RowKey> wanted(keys, keys + n);
-  std::vector<size_t> positions;  // those of the keys that are still wanted; empty: all are
+  std::vector<size_t> positions;  // positions of keys that are still wanted; empty: all
   const auto each = [&](size_t i, std::string_view value) {
     found(positions.empty() ? i : positions[i], value);
   };
-  // Takes away the keys that have a row, or none for certain, in what is newer.
+  // Keeps only the keys at `rest`, for which newer data has neither a row nor a tombstone.
   const auto keep = [&](const std::vector<size_t>& rest) {
     for (size_t i = 0; i < rest.size(); ++i) {
       wanted[i] = wanted[rest[i]];
@@ -555,7 +556,7 @@ Status RowDatabase::WritePublished(const RowBatch& batch, const Meta& meta, bool
     return Status();
   }
   AddWriteInDoubt();
-  failed_publication_.clear();  // this one leaves no mark
+  failed_publication_.clear();  // a write through the log has no mark
   return FromRocksdb(status, "write rows to '" + path_ + "'");
 }
 
@@ -604,10 +605,10 @@ Status RowDatabase::Checkpoint(const std::string& path) const {
 
 Status RowDatabase::DropLog() {
   const std::string what = "drop the log of '" + path_ + "'";
-  // RocksDB forgets a log when memtables are flushed that it is not needed for any more. Where
-  // nothing is in them it flushes nothing, and keeps the logs that it has.
+  // RocksDB drops a log after a flush of the memtables that need it. If the memtables are empty it
+  // flushes nothing, and keeps its logs, so something is written first.
   rocksdb::WriteBatch writes;
-  writes.Delete(handles_->meta, "log");  // which is not there
+  writes.Delete(handles_->meta, "log");  // a name that does not exist
   rocksdb::WriteOptions options;
   options.sync = true;
   if (const auto status = handles_->Write(options, &writes); !status.ok()) {

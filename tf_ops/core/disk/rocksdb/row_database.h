@@ -1,11 +1,11 @@
 // Rows in RocksDB.
 //
 // Published rows are the default column family, so that any RocksDB client finds them. Pending rows
-// are a column family without a write-ahead log, which every Open drops, and those that are set
-// apart another. A large publication writes sorted files and has RocksDB ingest them, which is
+// are in a column family without a write-ahead log, which every Open drops; rows that are set apart
+// are in another one. A large publication writes sorted files and has RocksDB ingest them, which is
 // atomic over column families.
 //
-// Threads and errors are as Database says. Once memory has ended within a call of RocksDB, every
+// See Database for threads and errors. After memory has ended within a call of RocksDB, every
 // method returns an error until the process ends.
 #pragma once
 
@@ -72,13 +72,13 @@ class RowDatabase final : public Database {
   class RowPublication;
   RowDatabase(const Options& options, std::shared_ptr<OwnedFiles> files,
               std::unique_ptr<Handles> handles);
-  // Opens all that is there.
+  // Opens the database and its column families.
   static Result<std::unique_ptr<Handles>> OpenHandles(const Options& options,
                                                       const std::shared_ptr<OwnedFiles>& files,
                                                       bool create);
-  // Writes pending rows to files: they have no log, and go with the handles.
+  // Writes pending rows to files: they have no log, and would be lost with the handles.
   Status SavePending();
-  // Drops all pending rows. Throws nothing, even where memory ends.
+  // Drops all pending rows. Throws nothing, even if memory ends.
   Status StartPendingAnew();
   Status MakePendingAnew();
   // Drops and makes the column family of pending rows with that number.
@@ -88,26 +88,27 @@ class RowDatabase final : public Database {
   class PendingRows;
   class NewerRows;
   class RowRef;
-  // The same as Read for keys that may have a row, and as ReadPublished.
+  // Do the work of Read, for keys that may have a row, and of ReadPublished.
   Status ReadKnown(const RowKey* keys, size_t n, const Found& found) const;
   Status ReadNewest(const RowKey* keys, size_t n, const Found& found) const;
   Status ReadFiles(const RowKey* keys, size_t n, const Found& found) const;
-  // The same among pending rows. Returns the positions of keys that have none there.
+  // Reads pending rows. Returns the positions of keys that have neither a row nor a tombstone
+  // there.
   Result<std::vector<size_t>> ReadPending(int family, const RowKey* keys, size_t n,
                                           const Found& found) const;
   Result<std::vector<size_t>> ReadJournal(const RowKey* keys, size_t n, const Found& found) const;
-  // Write rows as pending, ascending by key, of one key the newest last: through a memtable, and as
-  // a file. On an error some of them may be there.
+  // Write rows, ascending by key and of equal keys the newest last, as pending: through a memtable,
+  // or as a file. After an error some of them may be written.
   using SortedRows = std::vector<std::pair<std::string_view, std::string_view>>;
   Status WritePendingRows(const SortedRows& rows, size_t bytes);
   Status WritePendingFile(const SortedRows& rows);
   // Adds the keys of rows that the database is about to have.
   void AddKeys(const RowBatch& batch);
-  // Saves which keys there are, after a publication, if it is time for that.
+  // Saves the key filter after a publication, if many keys have come.
   void SaveKeysIfMany();
-  // Finds out anew which keys there are, if it is time for that. Nothing else may run beside it.
+  // Makes the key filter anew, if many of its keys have gone. No other call may run meanwhile.
   void RenewKeysIfStale();
-  // Saves which keys there are, beside the files. An error only makes a later opening slower.
+  // Saves the key filter in the folder. An error only makes a later opening slower.
   void SaveKeys() const;
   // Returns the rows that hide the published ones, or null if there are none.
   std::unique_ptr<NewerRows> IterateNewer() const;
@@ -115,7 +116,7 @@ class RowDatabase final : public Database {
   const Options options_;
   const std::string path_;
   mutable ThreadPool readers_;
-  // These hold the folder's lock, also while the handles are made anew. Null: read-only.
+  // They hold the folder's lock, even while the handles are made anew. Null: read-only.
   const std::shared_ptr<OwnedFiles> files_;
   std::unique_ptr<Handles> handles_;
   // The keys of published and pending rows. Null: read-only.
@@ -125,14 +126,14 @@ class RowDatabase final : public Database {
   int newest_ = 0;                          // the number of their column family
   uint64_t apart_rows_ = 0;
   std::atomic<uint64_t> writes_in_doubt_{0};
-  // The mark of the publication that is under way or was the last to fail; empty if that one has
-  // none.
+  // The mark of the publication that is under way, or of the last one that failed; empty if it has
+  // no mark.
   std::string failed_publication_;
   mutable std::atomic<uint64_t> searched_{0}, filtered_{0}, found_{0};
   std::atomic<uint64_t> published_bytes_{0};
-  // Bytes of files that were written by publications, and by handles that were closed.
+  // Bytes of files that publications, and handles that are closed by now, have written.
   std::atomic<uint64_t> written_bytes_{0};
-  std::mutex compacting_;  // held by Compact, beside which the database must not be closed
+  std::mutex compacting_;  // held by Compact, during which the database must stay open
   std::unique_ptr<JournalReader> journal_;  // readers see this journal; null: there is none
   Meta journal_meta_;
 };
@@ -140,7 +141,7 @@ class RowDatabase final : public Database {
 // Writes the rows that it gets, with the pending rows between them, to sorted files.
 class RowDatabase::RowPublication final : public Database::Publication {
  public:
-  // `of_set_apart`: with those pending rows alone, beside other calls.
+  // `of_set_apart`: publish only pending rows that are set apart, while other calls run.
   RowPublication(RowDatabase* database, bool of_set_apart);
   ~RowPublication() override;
   Status Add(const RowKey& key, const RowHeader& header, std::string_view values,
@@ -151,9 +152,9 @@ class RowDatabase::RowPublication final : public Database::Publication {
  private:
   struct Writing;
   Status Put(std::string_view key, std::string_view value, bool is_new = false);
-  // Has the database know these keys, and empties the list.
+  // Adds keys to the key filter, and empties the list.
   void AddKeys(std::vector<RowKey>* keys);
-  // Takes over the pending rows before `key` (null: all), and leaves out that of the key itself.
+  // Writes the pending rows before `key` (null: all), and skips the pending row of the key itself.
   Status PutPendingBefore(const RowKey* key);
 
   RowDatabase& database_;

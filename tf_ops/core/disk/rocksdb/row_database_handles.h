@@ -36,28 +36,28 @@ inline rocksdb::ReadOptions WholeRead(uint64_t runs = 1) {
   return reading;
 }
 
-// Notes that RocksDB ran into an error that stopped its writes, and how much it writes.
+// Notes whether an error has stopped RocksDB's writes, and how many bytes it writes.
 class Listener final : public rocksdb::EventListener {
  public:
   void OnBackgroundError(rocksdb::BackgroundErrorReason, rocksdb::Status* status) override {
     failed_ = true;
-    // RocksDB goes on after a full disk, but takes other errors of the disk for final, such as that
-    // of a compaction that could not write. What was to be written is in memory all the same, so
-    // these are made errors that it can recover from.
+    // RocksDB recovers from a full disk, but treats other errors of the disk as final, such as a
+    // compaction that could not write. The data is still in memory, so these errors are turned into
+    // ones that it can recover from.
     if (status->IsIOError() && status->severity() == rocksdb::Status::kFatalError) {
       *status = rocksdb::Status(*status, rocksdb::Status::kHardError);
     }
   }
-  // RocksDB would try to go on by itself every few seconds, and be busy meanwhile. Here Recover
-  // decides when to try.
+  // RocksDB would try to recover by itself every few seconds, and be busy meanwhile. Instead
+  // Recover decides when to try.
   void OnErrorRecoveryBegin(rocksdb::BackgroundErrorReason, rocksdb::Status,
                             bool* auto_recovery) override {
     *auto_recovery = false;
   }
   bool failed() const { return failed_; }
 
-  // Merges can wait, and training cannot: where it has all cores busy, the threads that merge get a
-  // tenth of one.
+  // Merges can wait, and training cannot: while training keeps all cores busy, the merging threads
+  // get a tenth of a core.
   void OnCompactionBegin(rocksdb::DB*, const rocksdb::CompactionJobInfo&) override {
     thread_local const bool lowered = LowerPriorityOfThread();
     static_cast<void>(lowered);
@@ -72,7 +72,7 @@ class Listener final : public rocksdb::EventListener {
   uint64_t written_bytes() const { return written_; }
 
  private:
-  // In Linux PRIO_PROCESS with 0 is the thread that calls. Nobody needs to know where it fails.
+  // In Linux PRIO_PROCESS with 0 stands for the calling thread. A failure does no harm.
   static bool LowerPriorityOfThread() {
     constexpr int kNicer = 10;
     return setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) + kNicer) == 0;
@@ -83,7 +83,8 @@ class Listener final : public rocksdb::EventListener {
 };
 
 struct RowDatabase::Handles {
-  // The members stand in this order because the last goes first: the database, then what it uses.
+  // The order of members matters, since the last is destroyed first: the database, then the objects
+  // that it uses.
   std::unique_ptr<rocksdb::Env> env;  // over DatabaseFiles
   std::unique_ptr<rocksdb::CompactionFilter> filter;
   std::shared_ptr<rocksdb::Cache> block_cache;
@@ -97,8 +98,8 @@ struct RowDatabase::Handles {
   std::unique_ptr<rocksdb::DB> db;
   rocksdb::ColumnFamilyHandle* published = nullptr;
   rocksdb::ColumnFamilyHandle* meta = nullptr;
-  // Those of pending rows, which take turns: one has the newest, the other those that are set
-  // apart. Null: there is none.
+  // The column families of pending rows, which take turns: one has the newest rows, the other the
+  // rows that are set apart. Null: there is none.
   rocksdb::ColumnFamilyHandle* pending[2] = {};
 
   static rocksdb::Status Stuck() {
@@ -129,13 +130,13 @@ struct RowDatabase::Handles {
       return rocksdb::Status::Aborted(rocksdb::Status::kMemoryLimit);
     }
   }
-  // Has RocksDB write again after an error, if it can: for Call.
+  // Makes RocksDB write again after an error, if it can. For Call.
   static rocksdb::Status Resume(rocksdb::DB* db);
   rocksdb::Status Write(const rocksdb::WriteOptions& options, rocksdb::WriteBatch* batch) {
     return Call([&](rocksdb::DB* open) { return open->Write(options, batch); });
   }
 
-  // An iterator that is not freed once the database is stuck: freeing it may wait, too.
+  // Frees an iterator, unless the database is stuck: freeing it may wait forever, too.
   struct FreeUnlessStuck {
     void operator()(rocksdb::Iterator* iterator) const {
       if (!handles->stuck) delete iterator;
@@ -147,7 +148,7 @@ struct RowDatabase::Handles {
   Iterator Iterate(const rocksdb::ReadOptions& options, rocksdb::ColumnFamilyHandle* family) const {
     return Iterator(db->NewIterator(options, family), {this});
   }
-  // The same for a caller that reads most of its rows.
+  // Does the same for a caller that reads most of its rows.
   Iterator IterateWhole(rocksdb::ColumnFamilyHandle* family) const {
     return Iterate(WholeRead(Runs(family)), family);
   }

@@ -21,7 +21,7 @@ constexpr char kPublicationName[] = "publication";
 constexpr size_t kKeysAtOnce = 4096;
 // A file of a publication is a sorted run of its own until it is merged, so there should be few.
 constexpr uint64_t kFileBytes = uint64_t{2} << 30;
-// Until a file is finished its writer has 8 bytes of memory for each row.
+// Until a file is finished its writer keeps 8 bytes of memory for each row.
 constexpr uint64_t kFileRows = uint64_t{16} << 20;
 
 }  // namespace
@@ -31,9 +31,9 @@ struct RowDatabase::RowPublication::Writing {
   std::unique_ptr<rocksdb::SstFileWriter> writer;
   std::vector<std::string> files;
   std::string value;   // scratch
-  uint64_t bytes = 0;  // of the files
+  uint64_t bytes = 0;  // bytes of the files
   uint64_t rows = 0;   // in the file that is being written
-  // The keys of rows in the files that the database does not know yet, and of those of them that it
+  // The keys of rows in the files that are not in the key filter yet; and those that the database
   // has never had.
   std::vector<RowKey> keys, new_keys;
 
@@ -64,7 +64,7 @@ RowDatabase::RowPublication::RowPublication(RowDatabase* database, bool of_set_a
 
 RowDatabase::RowPublication::~RowPublication() {
   writing_->writer.reset();
-  // Files of these names may be another writer's.
+  // Files of these names may belong to another process.
   if (!database_.CheckFolder().ok()) return;
   for (const std::string& file : writing_->files) std::remove(file.c_str());
 }
@@ -134,8 +134,8 @@ Status RowDatabase::RowPublication::Finish(Meta meta) {
   rocksdb::Status status;
   if (writing_->writer != nullptr) status = writing_->CloseFile();
   const size_t row_files = writing_->files.size();
-  // This mark tells publications apart. If this one fails at its end, the mark says whether it
-  // happened.
+  // The mark differs between publications. If this one fails at its end, the mark shows whether it
+  // has happened.
   std::random_device random;
   const std::string mark = std::to_string(uint64_t{random()} << 32 | random());
   meta[kPublicationName] = mark;
@@ -183,8 +183,8 @@ Status RowDatabase::RowPublication::Finish(Meta meta) {
     error_ = FromRocksdb(status, "publish rows of '" + database_.path_ + "'");
     return error_;
   }
-  // The rows are published now, so nothing may fail any more. If the pending rows cannot be
-  // dropped, the next Recover sees to it.
+  // The rows are published now, so no error may be returned any more. If the pending rows cannot be
+  // dropped, the next Recover drops them.
   if (!of_set_apart_) {
     if (database_.has_pending()) static_cast<void>(database_.StartPendingAnew());
     database_.RenewKeysIfStale();

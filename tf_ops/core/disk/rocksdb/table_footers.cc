@@ -23,7 +23,7 @@ constexpr size_t kMagicAt = 45;
 constexpr uint32_t kLastVersion = 5;
 constexpr uint64_t kTrailerBytes = 5;  // the bytes behind every block
 
-// Reads the varint at *at, and moves *at behind it. Returns false if there is none before the end.
+// Reads the varint at *at, and moves *at past it. Returns false if it does not end before `end`.
 bool ReadVarint(const unsigned char* bytes, size_t end, size_t* at, uint64_t* value) {
   *value = 0;
   for (int shift = 0; shift < 64 && *at < end; shift += 7) {
@@ -36,7 +36,7 @@ bool ReadVarint(const unsigned char* bytes, size_t end, size_t* at, uint64_t* va
 
 Status CheckFooter(const std::string& path) {
   const auto file = InputFile::Open(path);
-  if (!file.ok()) return Status();  // RocksDB's own message will do, if it wants the file
+  if (!file.ok()) return Status();  // RocksDB reports it, if it needs the file
   const uint64_t bytes = file.value()->bytes();
   unsigned char footer[kFooterBytes];
   if (bytes < kFooterBytes ||

@@ -1,5 +1,5 @@
-// Checks what RocksDB believes without a checksum: where the footer of a table file says that its
-// first blocks are.
+// Checks the footers of table files, which say where the first blocks are. RocksDB trusts them
+// without a checksum.
 #pragma once
 
 #include <string>
@@ -8,11 +8,11 @@
 
 namespace sok {
 
-// kPermissionDenied if the folder may not be listed: RocksDB takes it for one without a database.
-// kDataLoss if a table file in the folder has a footer that points beyond the file. RocksDB would
-// ask for as much memory as that says, some of it on threads where a failure ends the process.
-// Files without a footer pass: RocksDB says so itself if it wants them, and a compaction that was
-// killed leaves some.
+// Returns kPermissionDenied if the folder may not be listed, which RocksDB would treat as a folder
+// without a database; kDataLoss if a table file has a footer that points beyond the file, for which
+// RocksDB would allocate as much memory as the footer says, partly on threads where a failure ends
+// the process. Files without a footer pass: a compaction that was killed leaves such files, and
+// RocksDB reports them if it needs them.
 Status CheckTableFooters(const std::string& folder);
 
 }  // namespace sok
