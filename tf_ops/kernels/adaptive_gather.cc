@@ -18,11 +18,11 @@ namespace tf = tensorflow;
 using tf::shape_inference::InferenceContext;
 using tf::shape_inference::ShapeHandle;
 
-// The anchor is not read: it is what the embeddings of own rows depend on, as far as gradients are
-// concerned. `own` says which embeddings are of own rows: a key without one gets its static row,
-// whatever its mask. With hash_keys `buckets` is not read: they are hashes of the keys' decimal
-// digits, and put out where static rows were read. Without own_gradient the receipt takes no
-// deposit.
+// The anchor is an input only so that the embeddings of own rows have a gradient; its value is not
+// read. `own` is true for each embedding of an own row: a key without a row gets its static row,
+// even if its mask is 1. With hash_keys the input `buckets` is not read: buckets are hashes of the
+// keys' decimal digits, and are an output for the keys whose static row was read. Without
+// own_gradient the receipt takes no deposit.
 REGISTER_OP("SokEmbed>AdaptiveMaskGather")
     .Input("table: resource")
     .Input("static_rows: resource")
@@ -30,7 +30,7 @@ REGISTER_OP("SokEmbed>AdaptiveMaskGather")
     .Input("buckets: int64")
     .Input("mask: int32")
     .Input("anchor: float")
-    .Input("counts: num_counts * int64")  // one: how many keys of the batch each stands for
+    .Input("counts: num_counts * int64")  // 0 or 1: how many keys of the batch each key stands for
     .Output("embeddings: dtype")
     .Output("receipt: variant")
     .Output("own: bool")
@@ -43,7 +43,7 @@ REGISTER_OP("SokEmbed>AdaptiveMaskGather")
     .Attr("own_gradient: bool = true")
     .Attr("number: int = 0")  // DepositOrder's call
     .Attr("num_counts: int >= 0 = 0")
-    .Attr("reports: bool = false")  // an error is in the receipt
+    .Attr("reports: bool = false")  // true: an error goes into the receipt
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       int64_t dim;

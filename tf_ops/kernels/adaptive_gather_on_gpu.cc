@@ -106,12 +106,13 @@ gpu::DeviceAddress AddressOf(const tf::Tensor& tensor) {
 }
 
 void* StreamOf(tf::OpKernelContext* ctx) {
-  // The one that TensorFlow puts the work of all ops of the device on.
+  // This is the stream on which TensorFlow queues the work of all ops of the device.
   return ctx->op_device_context()->stream()->platform_specific_handle().stream;
 }
 
-// Finds the slots of static rows, one lock at a time, since optimizers take them in another order.
-// They stay as long as the tensors. Returns none where one of them cannot be copied.
+// Finds the slots of static rows. It takes one lock at a time, since optimizers take them in
+// another order. The slots live as long as the tensors. Returns an empty vector if one of them
+// cannot be copied.
 std::vector<tf::Tensor> SlotsOf(const SlotSources& sources) {
   std::vector<tf::Tensor> slots;
   for (const auto& source : sources) {
@@ -158,7 +159,7 @@ void KeepOwn(const std::vector<uint8_t>& own, LookupKeys* keys) {
 }
 
 // Makes the receipt of a lookup on a GPU, which takes the gradients of the whole batch there. `own`
-// is that of a lookup that makes no rows: the host reads which keys had none.
+// is the output of a lookup that makes no rows: the host reads from it which keys had no row.
 Receipt MaskedReceipt(const OpenTable& resource, const LookupKeys& keys, const tf::Tensor& own) {
   if (keys.rows_made) return ReceiptOnGpu(resource, keys.gradients, keys);
   const auto leave_out = [table = resource.table(), own, n = keys.n, gradients = keys.gradients,
@@ -285,7 +286,7 @@ class AdaptiveMaskGatherOnGpuOp : public tf::OpKernel {
     const auto sources = copies_slots ? resource.slot_sources() : nullptr;
     const auto slots = sources == nullptr ? std::vector<tf::Tensor>() : SlotsOf(*sources);
     {
-      // Writers of static rows put their work on the stream behind this.
+      // Writers of static rows queue their work on the stream after this.
       tf::tf_shared_lock lock(*variable.mu());
       TF_RETURN_IF_ERROR(CheckStaticRows(variable, options_.dim));
       const tf::Tensor& rows = *variable.tensor();
@@ -332,7 +333,7 @@ SOK_REGISTER_CPU_KERNEL("AdaptiveMaskGatherOnGpu", AdaptiveMaskGatherOnGpuOp<fal
     "SokEmbed>AdaptiveMaskGatherOnGpu", "AdaptiveMaskGatherOnGpuOp",
     NewKernel<Guarded<AdaptiveMaskGatherOnGpuOp<true>>>, {"token", "static_rows", "receipt"});
 
-// The kernel for the CPU of this op is that of SokEmbed>AdaptiveStaticGradient.
+// On the CPU this op has the kernel of SokEmbed>AdaptiveStaticGradient.
 class AdaptiveStaticGradientOnGpuOp : public tf::OpKernel {
  public:
   explicit AdaptiveStaticGradientOnGpuOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {

@@ -1,6 +1,6 @@
-// SokEmbed>AnonymousAdaptiveTable makes a new table at every call, which goes with
-// SokEmbed>Release, at the latest with the last copy of its handle. SokEmbed>AdaptiveTables returns
-// the two tables that it consists of.
+// SokEmbed>AnonymousAdaptiveTable makes a new table at every call. SokEmbed>Release destroys the
+// table, or at the latest the end of the last copy of its handle. SokEmbed>AdaptiveTables returns
+// the two tables that an adaptive table consists of.
 #include <algorithm>
 #include <memory>
 #include <string>

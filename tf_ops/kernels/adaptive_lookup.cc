@@ -15,8 +15,8 @@ namespace sok {
 
 namespace tf = tensorflow;
 
-// Without counts each key counts once, and without a mask it is -1 everywhere. The anchor is not
-// read: it is what the embeddings depend on, as far as gradients are concerned.
+// Without counts each key counts once, and without a mask it is -1 everywhere. The anchor is an
+// input only so that the embeddings have a gradient; its value is not read.
 REGISTER_OP("SokEmbed>AdaptiveLookup")
     .Input("table: resource")
     .Input("keys: int64")

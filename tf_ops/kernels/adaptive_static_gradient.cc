@@ -17,7 +17,7 @@ namespace tf = tensorflow;
 using tf::shape_inference::InferenceContext;
 
 // Indices are distinct: optimizers that square a gradient must square the sum. The second op has
-// its tensors where its kernel runs, on a GPU or the host: see adaptive_gather_on_gpu.cc.
+// its tensors on the device of its kernel, a GPU or the host: see adaptive_gather_on_gpu.cc.
 #define SOK_STATIC_GRADIENT(name)                          \
   REGISTER_OP(name)                                        \
       .Input("own: bool")                                  \

@@ -22,9 +22,9 @@ namespace sok {
 
 namespace tf = tensorflow;
 
-// A tf.function runs stateful ops in the order of the program, one after the other, but for those
-// that take resources: such an op waits for what has used one of its own. An exchange that takes a
-// resource of which nobody else knows therefore waits for its inputs alone. This op makes one.
+// A tf.function runs stateful ops one after the other, in the order of the program. But an op that
+// takes a resource only waits for earlier ops with the same resource. So an exchange that takes a
+// resource which no other op has waits for its inputs alone. This op makes such a resource.
 REGISTER_OP("SokEmbed>OwnOrder")
     .Output("order: resource")
     .SetShapeFn(tf::shape_inference::ScalarShape);
@@ -36,8 +36,9 @@ absl::Status OwnOrder(tf::OpKernelContext* ctx) {
   return absl::OkStatus();
 }
 
-// The result of the op depends on other workers, so it runs once for every call, and is neither
-// folded nor merged with another. It does nothing with resources of `orders`.
+// The result of the op depends on other workers, so the op must run once for every call: it is
+// stateful, so that TensorFlow neither folds it nor merges it with another. It does not use the
+// resources in `orders`.
 REGISTER_OP("SokEmbed>AllToAll")
     .Input("rows: T")
     .Input("splits: int32")
@@ -65,8 +66,8 @@ REGISTER_OP("SokEmbed>AllToAll")
       return absl::OkStatus();
     });
 
-// Shows an exchange from its beginning to its end to TensorFlow's profiler, which by itself sees of
-// an asynchronous op the moment in which it began.
+// Shows an exchange from beginning to end to TensorFlow's profiler, which would only show when the
+// asynchronous op began.
 class TracedExchange {
  public:
   explicit TracedExchange(const std::string& name) {
@@ -91,8 +92,8 @@ class AllToAllOp : public tf::AsyncOpKernel {
   explicit AllToAllOp(tf::OpKernelConstruction* ctx) : AsyncOpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("mesh", &mesh_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("exchange", &exchange_));
-    // In a graph the name of the node tells exchanges of one name apart. Where ops run as they are
-    // called, all have one.
+    // In a graph the name of the node tells exchanges of one name apart. In eager mode all nodes of
+    // an op have the same name.
     exchange_ += "|" + name();
   }
 
@@ -130,8 +131,8 @@ class AllToAllOp : public tf::AsyncOpKernel {
   }
 
  private:
-  // TensorFlow turns an UnavailableError of an op that it does not know for one of communication
-  // into an InternalError.
+  // TensorFlow turns an UnavailableError into an InternalError, unless it knows the op as one of
+  // communication.
   static absl::Status ErrorForOp(const Status& status) {
     if (status.code() != Code::kUnavailable) return ToAbsl(status);
     return absl::AbortedError(status.text());

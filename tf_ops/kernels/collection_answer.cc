@@ -1,5 +1,6 @@
-// SokEmbed>CollectionAsked reads what all workers have asked this one for, and
-// SokEmbed>CollectionAnswer tells them of an error, where each table is read by an op of its own.
+// SokEmbed>CollectionAsked reads the keys that all workers have asked this one for.
+// SokEmbed>CollectionAnswer makes the message of their rows, or of an error. In between an op of
+// each table reads its rows.
 #include <algorithm>
 #include <numeric>
 #include <string>
@@ -22,7 +23,7 @@ REGISTER_OP("SokEmbed>CollectionAsked")
     .Input("message: int64")
     .Input("message_splits: int32")
     .Output("keys: num_tables * int64")
-    .Output("counts: num_tables * int64")  // none of a table that does not count
+    .Output("counts: num_tables * int64")  // empty for a table that does not count
     .Output("said: num_tables * int64")    // none of a table that says nothing
     .Output("sizes: int32")                // (workers, tables) floats of the rows in the answer
     .Attr("num_tables: int >= 1")
@@ -95,7 +96,7 @@ class CollectionAskedOp : public tf::OpKernel {
   }
 
  private:
-  // Makes an output for each key that is asked of a table, or an empty one.
+  // Makes an output with an element for each key of a table, or an empty one.
   static absl::Status Allocate(tf::OpKernelContext* ctx, size_t output, const AskedKeys& asked,
                                size_t table, bool there, int64_t** place) {
     const auto n = there ? static_cast<int64_t>(asked.segments.rows(table)) : 0;

@@ -1,5 +1,5 @@
-// SokEmbed>AnonymousCollectionQueue makes a place where gradients of many tables wait for one
-// commit. The place stands for these tables.
+// SokEmbed>AnonymousCollectionQueue makes a queue in which gradients of many tables wait for one
+// commit. The handle of the queue stands for these tables.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -19,7 +19,7 @@ namespace tf = tensorflow;
 
 absl::Status ReadPlacements(tf::OpKernelConstruction* ctx, bool has_holders, size_t tables,
                             int64_t workers, std::vector<TablePlacement>* placements) {
-  std::vector<int64_t> kinds, holders, buckets;  // GetAttr adds to what is there
+  std::vector<int64_t> kinds, holders, buckets;  // empty, since GetAttr appends to a vector
   std::vector<bool> pools;
   TF_RETURN_IF_ERROR(ctx->GetAttr("placements", &kinds));
   TF_RETURN_IF_ERROR(ctx->GetAttr("pools", &pools));

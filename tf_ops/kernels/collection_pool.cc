@@ -1,6 +1,7 @@
-// SokEmbed>CollectionPool makes vectors of the rows that have come, SokEmbed>CollectionOutput takes
-// those of one feature, and the gradients of both go back. A feature whose output is not used has
-// no gradient at all, where an op with many outputs would be given zeros.
+// SokEmbed>CollectionPool pools the rows that have arrived into vectors, and
+// SokEmbed>CollectionOutput takes the vectors of one feature. Both have gradients. Since each
+// feature has an op of its own, a feature whose output is not used has no gradient; a single op
+// with many outputs would receive zeros for it.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -25,8 +26,8 @@ using tf::shape_inference::InferenceContext;
 
 namespace {
 
-// The parts that both directions have in common: the request, the rows by table, how features are
-// pooled, and where their vectors lie in tensors.
+// The parts that the op and its gradient share: the request, the rows by table, the pooling of
+// features, and the places of their vectors in tensors.
 class PoolKernel : public tf::OpKernel {
  public:
   explicit PoolKernel(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
@@ -63,11 +64,11 @@ class PoolKernel : public tf::OpKernel {
     const float* rows = nullptr;  // the message
     RowPlaces places;
     size_t bags = 0;   // of every feature, with concat
-    size_t width = 0;  // of a vector of all features, with concat
+    size_t width = 0;  // with concat: the floats of a vector of all features
   };
 
   // `first` is the input with the rows; their splits, the request and the weights follow. Without
-  // `with_rows` the rows are not looked at.
+  // `with_rows` the rows are not read.
   absl::Status Read(tf::OpKernelContext* ctx, int first, bool with_rows, Batch* batch) const {
     const AskedVariant* asked = nullptr;
     TF_RETURN_IF_ERROR(GetVariant(ctx, first + 2, "asked", &asked));
@@ -118,7 +119,7 @@ class PoolKernel : public tf::OpKernel {
   tf::DataType dtype_;
 
  private:
-  // Reads the message of rows, if it is not that of a worker that has failed.
+  // Reads the message of rows. Returns the error of a worker that has failed.
   absl::Status ReadRows(tf::OpKernelContext* ctx, int first, Batch* batch) const {
     const tf::Tensor &rows = ctx->input(first), &arrived = ctx->input(first + 1);
     const auto splits = packed_ ? PackedSplits(batch->segments) : batch->segments.Splits();
@@ -228,7 +229,7 @@ REGISTER_OP("SokEmbed>CollectionOutput")
 
 SOK_REGISTER_KERNEL("CollectionOutput", OutputOp);
 
-// The request is there so that TensorFlow makes no constant of it where the gradient is one.
+// The request is an input so that TensorFlow does not fold the op if the gradient is constant.
 REGISTER_OP("SokEmbed>CollectionOutputGradient")
     .Input("gradient: dtype")
     .Input("asked: variant")
@@ -282,7 +283,7 @@ class CollectionPoolGradientOp : public PoolKernel {
 
   void Compute(tf::OpKernelContext* ctx) override {
     Batch batch;
-    // Sums without weights have gradients that do not depend on the rows.
+    // Gradients of sums without weights do not depend on the rows.
     OP_REQUIRES_OK(ctx, Read(ctx, 1, has_max_ || !weighted_.empty(), &batch));
     const VectorsVariant* gradients = nullptr;
     OP_REQUIRES_OK(ctx, GetVariant(ctx, 0, "gradients", &gradients));

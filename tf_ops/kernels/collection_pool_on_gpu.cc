@@ -1,7 +1,7 @@
 // SokEmbed>CollectionPoolOnGpu makes vectors of the rows that workers have sent, in the memory of a
 // GPU, as SokEmbed>CollectionPool does on the host; SokEmbed>CollectionPoolGradientOnGpu sums the
 // gradients of each row there. Both take the kernels of this worker's part of the tables.
-// SokEmbed>CollectionRowNumbers says which row is that of each key.
+// SokEmbed>CollectionRowNumbers returns the number of each key's row.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -40,7 +40,7 @@ class CollectionRowNumbersOp : public tf::OpKernel {
   void Compute(tf::OpKernelContext* ctx) override {
     const AskedVariant* asked = nullptr;
     OP_REQUIRES_OK(ctx, GetVariant(ctx, 0, "asked", &asked));
-    // A worker whose request failed is told so by the message of the keys.
+    // After an error of its request a worker receives it with the message of the keys.
     const CollectionRequest* const request = asked->request.get();
     OP_REQUIRES(
         ctx,
@@ -75,7 +75,7 @@ REGISTER_OP("SokEmbed>CollectionPoolOnGpu")
     .Attr("num_tables: int >= 1")
     .Attr("num_splits: int >= 0")
     .Attr("num_weights: int >= 0")
-    .Attr("bags: list(int)")  // (features) as of CollectionRequest, like the next
+    .Attr("bags: list(int)")  // (features) as in CollectionRequest, like the next
     .Attr("combiners: list(int)")
     .Attr("weighted: list(int)")  // the features that have weights
     .Attr("concat: bool")
@@ -175,7 +175,7 @@ class CollectionPoolOnGpuOp : public tf::OpKernel {
     return static_cast<size_t>(call.plan->tables[call.plan->feature_tables[feature]].dim);
   }
 
-  // Says where vectors lie, and how they are pooled.
+  // Sets where vectors lie, and how they are pooled.
   absl::Status Place(tf::OpKernelContext* ctx, PooledCall* call) const {
     tf::OpInputList splits, weights;
     TF_RETURN_IF_ERROR(ctx->input_list("splits", &splits));
@@ -201,7 +201,7 @@ class CollectionPoolOnGpuOp : public tf::OpKernel {
       bags.element = dtype_ == tf::DT_FLOAT ? gpu::Element::kFloat32 : gpu::Element::kBFloat16;
       if (kinds_[feature] == 2) {
         const tf::Tensor& of_feature = splits[next_splits++];
-        // The holder of a table that pools has sent a vector of each bag.
+        // If the holder of a table pools, it has sent a vector of each bag.
         if (given.splits != nullptr) {
           if (static_cast<size_t>(of_feature.NumElements()) != given.bags + 1) {
             return absl::InvalidArgumentError("expected the " + std::to_string(given.bags + 1) +
@@ -253,7 +253,7 @@ class CollectionPoolOnGpuOp : public tf::OpKernel {
       if (bags.weights == 0 && request.feature(feature).is_key_a_bag()) {
         bags.combiner = gpu::Combiner::kSum;
       }
-      // Gradients of weights and of the largest elements need the rows as they were.
+      // Gradients of weights and of maxima need the rows that were pooled.
       if (bags.weights == 0 && bags.combiner != gpu::Combiner::kMax) continue;
       call->held.emplace_back();
       TF_RETURN_IF_ERROR(ctx->allocate_temp(

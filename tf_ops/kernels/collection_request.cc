@@ -1,5 +1,5 @@
 // SokEmbed>CollectionRequest finds the distinct keys of each table over all features that share it,
-// and writes what this worker asks the others for.
+// and writes the message by which this worker asks the others for rows.
 #include <algorithm>
 #include <memory>
 #include <numeric>
@@ -19,12 +19,13 @@ namespace sok {
 
 namespace tf = tensorflow;
 
-// bags says, for each feature, what a bag is: 0: each key is one; 1: what lies behind each place of
-// the first dimension of the keys; 2: the row splits that are next among `splits` divide the keys.
+// The attribute `bags` has the kind of bags of each feature. 0: each key is a bag; 1: a bag is all
+// keys at one index of the first dimension; 2: the next row splits in `splits` divide the keys into
+// bags.
 REGISTER_OP("SokEmbed>CollectionRequest")
     .Input("keys: Tkeys")
     .Input("splits: num_splits * int64")
-    .Input("said: num_said * int64")  // of the features of tables that say, one a key
+    .Input("said: num_said * int64")  // of features whose table `says`: a number for each key
     .Output("message: int64")
     .Output("message_splits: int32")
     .Output("asked: variant")
@@ -40,19 +41,19 @@ REGISTER_OP("SokEmbed>CollectionRequest")
     .Attr("dims: list(int)")
     .Attr("salts: list(int)")
     .Attr("key_limits: list(int)")
-    .Attr("placements: list(int)")  // (tables) of TablePlacement, like the next two
+    .Attr("placements: list(int)")  // (tables) fields of TablePlacement, like the next two
     .Attr("holders: list(int)")
-    .Attr("buckets: list(int) = []")  // none: no table is kByBucket
+    .Attr("buckets: list(int) = []")  // empty: no table is kByBucket
     .Attr("pools: list(bool)")
     .Attr("combiners: list(int)")     // (features)
-    .Attr("counts: list(bool) = []")  // (tables) whether each counts keys; none: none does
+    .Attr("counts: list(bool) = []")  // (tables) true if it counts keys; empty: none does
     .Attr("says: list(bool) = []")    // (tables) CollectedTable::says; none: none does
     .Attr("trains: bool")
-    .Attr("marks_unused: bool = true")  // of CollectionPlan
+    .Attr("marks_unused: bool = true")  // see CollectionPlan
     .Attr("workers: int >= 1")
     .Attr("rank: int >= 0")
     .Attr("fingerprint: int")
-    .SetIsStateful()  // else TensorFlow would make a constant of one for constant keys
+    .SetIsStateful()  // otherwise TensorFlow would fold the op for constant keys
     .SetShapeFn([](tf::shape_inference::InferenceContext* c) {
       int workers;
       TF_RETURN_IF_ERROR(c->GetAttr("workers", &workers));

@@ -34,11 +34,11 @@ class OpenQueue {
   const std::string& name() const { return name_; }
   const std::vector<std::shared_ptr<OpenTable>>& tables() const { return tables_; }
 
-  // Returns the tables put together, as the call before has made them if it had the same arguments.
-  // Without placements any will do.
+  // Returns the collection of the tables. If the call before had the same arguments, it is the same
+  // object. Without placements it may have any placements.
   std::shared_ptr<TableCollection> Collection(const std::vector<TablePlacement>& placements,
                                               size_t rank);
-  // Returns such tables, put together for one call.
+  // Returns a collection of tables for one call.
   std::shared_ptr<TableCollection> CollectionOf(
       const std::vector<std::shared_ptr<OpenTable>>& tables,
       const std::vector<TablePlacement>& placements, size_t rank) const;
@@ -47,7 +47,7 @@ class OpenQueue {
   const std::string name_;
   const std::vector<std::shared_ptr<OpenTable>> tables_;
   const std::shared_ptr<CollectionQueue> queue_;
-  std::mutex mu_;  // guards the three below
+  std::mutex mu_;  // guards the three fields below
   std::vector<TablePlacement> placements_;
   size_t rank_ = 0;
   std::shared_ptr<TableCollection> collection_;
@@ -55,12 +55,12 @@ class OpenQueue {
 
 using CollectionQueueResource = ResourceOf<OpenQueue>;
 
-// The tables of a queue that is an op's input 0.
+// The queue that is input 0 of an op, and its tables.
 struct OpenCollection {
   std::string name;
   std::shared_ptr<TableCollection> tables;
 };
-// placements: of the tables, for the lookup.
+// `placements` are the placements of the tables, which a lookup needs.
 absl::Status GetCollection(tensorflow::OpKernelContext* ctx, OpenCollection* collection,
                            const std::vector<TablePlacement>& placements = {}, size_t rank = 0);
 
@@ -68,12 +68,12 @@ absl::Status GetCollection(tensorflow::OpKernelContext* ctx, OpenCollection* col
 absl::Status ReadPlacements(tensorflow::OpKernelConstruction* ctx, bool has_holders, size_t tables,
                             int64_t workers, std::vector<TablePlacement>* placements);
 
-// Puts out the rows that workers have asked for, and the floats of each worker's segment; if they
-// could not be read, a message that tells all workers of it.
+// Sets the outputs: the rows that workers have asked for, and the floats of each worker's segment.
+// If the rows could not be read, sets a message of the error for all workers.
 absl::Status PutAnswer(tensorflow::OpKernelContext* ctx, const tensorflow::Tensor& rows,
                        const std::vector<int32_t>& splits, const Status& failure);
 
-// A variant tensor of an op that means nothing outside of its process.
+// The base of variants that have a meaning only in their own process.
 template <typename Derived>
 struct ProcessVariant {
   void Encode(tensorflow::VariantTensorData*) const {}
@@ -86,17 +86,18 @@ struct ProcessVariant {
 struct AskedVariant : ProcessVariant<AskedVariant> {
   static constexpr char kName[] = "sok_embed::Asked";
   std::shared_ptr<const CollectionRequest>
-      request;  // null: this worker has failed, and has said so
+      request;  // null: this worker has failed, and has sent its error
 };
 
-// Vectors of features, or gradients of them: a tensor each, or one without a buffer.
+// The vectors of features, or their gradients: a tensor for each feature, without a buffer if there
+// is none.
 struct VectorsVariant : ProcessVariant<VectorsVariant> {
   static constexpr char kName[] = "sok_embed::Vectors";
   std::vector<tensorflow::Tensor> outputs;
   bool on_gpu = false;  // the tensors are in the memory of a GPU
 };
 
-// The variant of an input, which must be a scalar.
+// Returns the variant of an input, which must be a scalar.
 template <typename Held>
 absl::Status GetVariant(tensorflow::OpKernelContext* ctx, int input, const char* what,
                         const Held** held) {
@@ -119,7 +120,7 @@ inline absl::Status ExpectFeatures(const CollectionRequest* request, size_t feat
       (request == nullptr ? "none" : "one of " + std::to_string(got)));
 }
 
-// Puts a variant out.
+// Sets an output to a variant.
 template <typename Held>
 absl::Status PutVariant(tensorflow::OpKernelContext* ctx, int output, Held held) {
   tensorflow::Tensor* tensor = nullptr;

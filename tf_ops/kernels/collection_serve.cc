@@ -20,7 +20,8 @@ namespace tf = tensorflow;
 
 namespace {
 
-// Makes the receipt that takes the gradients of rows in the form of the message that they went by.
+// Makes the receipt that takes the gradients of rows in the layout of the message in which the rows
+// were sent.
 Receipt ReceiptOf(const OpenCollection& collection, const RowSegments& segments,
                   CollectionKeys keys) {
   return {collection.name, segments.floats(), 1,
@@ -50,7 +51,7 @@ REGISTER_OP("SokEmbed>CollectionServe")
     .Output("rows: float")
     .Output("row_splits: int32")
     .Output("receipt: variant")
-    .Attr("num_tables: int >= 0")  // 0: those of the queue
+    .Attr("num_tables: int >= 0")  // 0: the tables of the queue
     .Attr("make_rows: bool")
     .Attr("trainable: list(bool)")  // (tables)
     .Attr("placements: list(int)")  // (tables) of TablePlacement, like the next

@@ -1,6 +1,6 @@
 // SokEmbed>CollectionServeOnGpu reads the rows that all workers have asked this one for, in the
 // memory of the GPU that has the tables, and SokEmbed>CollectionDepositOnGpu keeps their gradients
-// there. SokEmbed>CollectionAskedKeys reads on the host what they ask for.
+// there. SokEmbed>CollectionAskedKeys reads on the host which keys they ask for.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -27,8 +27,8 @@ using tf::shape_inference::InferenceContext;
 [[maybe_unused]] static const bool asked_keys_variants = RegisterHostVariant<AskedKeysVariant>();
 [[maybe_unused]] static const bool served_receipts = RegisterHostVariant<ServedReceipt>();
 
-// A table that pools has the keys of all bags, and the splits of bags of several lengths, for each
-// feature of each worker.
+// For a table that pools, the outputs are the keys of all bags, and for each feature of each worker
+// whose bags have several lengths their splits.
 REGISTER_OP("SokEmbed>CollectionAskedKeys")
     .Input("message: int64")
     .Input("message_splits: int32")
@@ -118,8 +118,8 @@ class CollectionAskedKeysOp : public tf::OpKernel {
 
 SOK_REGISTER_KERNEL("CollectionAskedKeys", CollectionAskedKeysOp);
 
-// The anchor is not read. Rows and gradients are messages, as those of CollectionServe. The op has
-// no kernel for the CPU: workers serve no saved model.
+// The anchor is not read. Rows and gradients are messages, as in CollectionServe. The op has no
+// kernel for the CPU: workers serve no saved model.
 REGISTER_OP("SokEmbed>CollectionServeOnGpu")
     .Input("token: variant")
     .Input("asked: variant")
@@ -375,7 +375,7 @@ class CollectionDepositOnGpuOp : public tf::OpKernel {
       const gpu::GpuStore& store = *call.trained.tables[t]->table()->on_gpu();
       if (!is_copied) TF_RETURN_IF_ERROR(ToAbsl(by_table.FromMessage(store, call.stream)));
       is_copied = true;
-      // A lone table has zeros in place of gradients that are none.
+      // Without a collection, keys without a gradient have zeros instead of kUnusedBits.
       keys.may_rest = call.trained.collection != nullptr;
       gpu::DeviceAddress gradients = by_table.address(t);
       if (!call.bags[t].empty()) {
@@ -388,7 +388,7 @@ class CollectionDepositOnGpuOp : public tf::OpKernel {
                                    IntraOpPool(ctx)));
   }
 
-  // Computes the gradients of the keys of bags, which become the last tensor that is held.
+  // Computes the gradients of the keys of bags, and appends them to the tensors that are held.
   static absl::Status TakeApart(tf::OpKernelContext* ctx, const ServedCall& call, size_t t,
                                 gpu::DeviceAddress vectors, std::vector<tf::Tensor>* hold) {
     const gpu::GpuStore& store = *call.trained.tables[t]->table()->on_gpu();

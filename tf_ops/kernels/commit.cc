@@ -24,7 +24,7 @@ using tf::shape_inference::ShapeHandle;
 
 namespace {
 
-// Finds the slots of static rows. Variables that are to be restored yet are made, without a value.
+// Finds the slots of static rows. A variable that waits for a restore is made without a value.
 absl::Status FindSlots(tf::OpKernelContext* ctx, const tf::OpInputList& handles,
                        std::shared_ptr<const SlotSources>* slots) {
   SlotSources sources;
@@ -44,8 +44,9 @@ absl::Status FindSlots(tf::OpKernelContext* ctx, const tf::OpInputList& handles,
 
 constexpr char kOneValue[] = "one value a rule, a name and a table";
 
-// The slots of static rows, which may be on a GPU: TensorFlow runs whatever takes their handles
-// there, and has the handle of the table on the CPU.
+// The slots of static rows. They may be on a GPU, where TensorFlow runs every op that takes their
+// handles, while the handle of the table is on the CPU. So one op puts them into this token, and
+// another binds them.
 struct SlotsToken {
   std::shared_ptr<const SlotSources> slots;
 
@@ -77,7 +78,7 @@ absl::Status PutSlotsToken(tf::OpKernelContext* ctx) {
 }
 SOK_REGISTER_KERNEL("SlotsToken", FunctionKernel<PutSlotsToken>);
 
-// Binds slots as a commit does on its way, for tables whose next lookup comes before their next
+// Binds slots to a table as a commit does, for tables whose next lookup may come before their next
 // commit.
 REGISTER_OP("SokEmbed>BindSlots")
     .Input("table: resource")
@@ -113,8 +114,8 @@ absl::Status DropDeposits(tf::OpKernelContext* ctx) {
 SOK_REGISTER_KERNEL("DropDeposits", FunctionKernel<DropDeposits>);
 
 // Each table is trained by one of several rules: table_rules has the number of its rule, -1 if it
-// is not trained. A rule has hyper_counts of the names and numbers, which stand in the order of the
-// rules.
+// is not trained. hyper_counts has the number of hyperparameters of each rule; their names and
+// values stand in the order of the rules.
 REGISTER_OP("SokEmbed>Commit")
     .SOK_TRAINED.Input("anchor: float")
     .Input("hypers: num_hypers * double")
@@ -126,7 +127,7 @@ REGISTER_OP("SokEmbed>Commit")
     .Output("keys: num_lists * int64")
     .Attr("num_hypers: int >= 0")
     .Attr("num_rules: int >= 1")
-    .Attr("num_redeemed: int >= 0")  // 1, or 0: all gradients that wait are applied
+    .Attr("num_redeemed: int >= 0")  // 0 or 1; 0: all gradients that wait are applied
     .Attr("num_slot_sources: int >= 0")
     .Attr("table_rules: list(int)")
     .Attr("rules: list(string)")
@@ -137,8 +138,8 @@ REGISTER_OP("SokEmbed>Commit")
     .Attr("clip_values: list(float)")
     .Attr("plain: bool")
     .Attr("clipped_to: float")
-    // The tables whose changed keys are listed, and how many lists they have together: an adaptive
-    // table has two, of own rows and of static rows.
+    // The tables whose changed keys are listed, and the number of all their lists: an adaptive
+    // table has two, for own rows and for static rows.
     .Attr("listed: list(int) = []")
     .Attr("num_lists: int >= 0 = 0")
     .SetShapeFn([](InferenceContext* c) {
@@ -221,7 +222,7 @@ class CommitOp : public tf::OpKernel {
     }
     std::vector<const CommitOptions*> of_tables;
     for (int64_t rule : table_rules_) of_tables.push_back(rule < 0 ? nullptr : &of_rules[rule]);
-    std::deque<CommitOptions> that_list;  // whose elements stay where they are
+    std::deque<CommitOptions> that_list;  // a deque, whose elements do not move
     for (int64_t table : listed_) {
       if (of_tables[table] == nullptr) continue;
       that_list.push_back(*of_tables[table]);
@@ -230,8 +231,8 @@ class CommitOp : public tf::OpKernel {
     }
     const auto outcomes = trained.commit(of_rules[0], of_tables, IntraOpPool(ctx));
     OP_REQUIRES_OK(ctx, ToAbsl(outcomes.status(), trained.name));
-    // The new value is zero, whatever the optimizer has made of the anchor: Ftrl without an initial
-    // accumulator makes 0 / 0 of it.
+    // The new value of the anchor is zero, even if the optimizer would make NaN of it, as Ftrl does
+    // without an initial accumulator.
     const tf::Tensor* anchor = nullptr;
     tf::Tensor* committed = nullptr;
     OP_REQUIRES_OK(ctx, ctx->input("anchor", &anchor));
@@ -249,7 +250,7 @@ class CommitOp : public tf::OpKernel {
   }
 
  private:
-  // Returns the options of each rule, with what the inputs say.
+  // Reads the options of each rule from attributes and inputs.
   absl::Status ReadRules(tf::OpKernelContext* ctx, std::vector<CommitOptions>* of_rules) const {
     tf::OpInputList hypers, steps, redeemed;
     const tf::Tensor* scale = nullptr;

@@ -1,5 +1,5 @@
-// Ops on what a table holds: export, assign, rows with their slots, restore, the same in pieces,
-// remove, metadata, size, steps, stats.
+// Ops on the contents of a table: export, assign, rows with their slots, restore, export and
+// restore in pieces, remove, metadata, size, steps, stats.
 #include <algorithm>
 #include <string>
 #include <utility>

@@ -17,7 +17,7 @@ namespace tf = tensorflow;
 absl::Status ToAbsl(const Status& status, const std::string& table_name) {
   std::string named;
   std::string_view message = status.text();
-  // If memory ends here, the error goes as it is: what it says matters more.
+  // If memory ends here, the error is returned without the name of the table.
   try {
     if (!table_name.empty()) message = named = "table '" + table_name + "': " + status.message();
     if (!IsUtf8(message)) message = named = EscapedUtf8(message);
@@ -29,7 +29,7 @@ absl::Status ToAbsl(const Status& status, const std::string& table_name) {
     case Code::kInvalidArgument:
       return absl::InvalidArgumentError(message);
     case Code::kOutOfRange:
-      // TensorFlow takes OutOfRange for the end of a data set, and Keras would end the epoch.
+      // OutOfRange means the end of a data set to TensorFlow, and Keras would end the epoch.
       return absl::InvalidArgumentError(message);
     case Code::kResourceExhausted:
       return absl::ResourceExhaustedError(message);

@@ -1,4 +1,4 @@
-// Gives the core TensorFlow's threads, and its errors to TensorFlow.
+// Lets the core use TensorFlow's threads, and turns its errors into TensorFlow's.
 #pragma once
 
 #include <string>
@@ -13,8 +13,9 @@ namespace sok {
 // Returns the core's error as TensorFlow's, with the table's name in front if there is one.
 absl::Status ToAbsl(const Status& status, const std::string& table_name = "");
 
-// Returns kInvalidArgument unless the tensor has one element. Shape functions do not run eagerly,
-// and TensorFlow aborts the process where a kernel reads a scalar from a tensor that is none.
+// Returns kInvalidArgument unless the tensor has one element. In eager mode no shape function has
+// checked this, and TensorFlow aborts the process if a kernel reads a scalar from a tensor of
+// another shape.
 absl::Status ExpectScalar(const tensorflow::Tensor& tensor, const char* what);
 
 // Returns kInvalidArgument for an op whose attributes do not fit each other; names all of them.

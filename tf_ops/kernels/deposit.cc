@@ -17,10 +17,9 @@ namespace sok {
 namespace tf = tensorflow;
 
 // The op is not stateful, and has no resource among its inputs, on purpose: inside of a tf.function
-// it then runs if, and only if, its output is used, the gradient of the layer's anchor. A
-// gradient that is taken for other variables leaves no deposit behind. Deposits of one graph have
-// numbers of their own: TensorFlow would merge those that are equal, and half the step would be
-// lost.
+// it then runs if, and only if, its output is used, the gradient of the layer's anchor. A gradient
+// with respect to other variables leaves no deposit. Deposits of one graph have different numbers:
+// TensorFlow would merge equal ops, and half the step would be lost.
 #define SOK_DEPOSIT(name)                                                        \
   REGISTER_OP(name)                                                              \
       .Input("receipt: variant")                                                 \
@@ -68,7 +67,7 @@ class DepositOp : public tf::OpKernel {
                     "table '" + receipt->table_name + "': expected gradients of " +
                     std::to_string(receipt->n) + " keys x " + std::to_string(receipt->dim) +
                     ", got shape " + gradients.shape().DebugString()));
-    if (kOnGpu && !receipt->on_gpu) {  // the lookup read rows of the host
+    if (kOnGpu && !receipt->on_gpu) {  // the lookup has read rows in the host's memory
       tf::Tensor on_host;
       OP_REQUIRES_OK(ctx, CopyFromGpu(ctx, gradients, &on_host));
       gradients = on_host;

@@ -17,7 +17,7 @@ namespace sok {
 namespace tf = tensorflow;
 using tf::shape_inference::InferenceContext;
 
-// `after` is not read: what must have happened before.
+// The value of `after` is not read: ops that make it run before this one.
 REGISTER_OP("SokEmbed>Evict")
     .Input("table: resource")
     .Input("after: float")
@@ -84,7 +84,7 @@ class EvictOp : public tf::OpKernel {
   }
 
   int dim_;
-  std::vector<std::unique_ptr<Eviction>> policies_;  // a row goes if one of them says so
+  std::vector<std::unique_ptr<Eviction>> policies_;  // a row is removed if one of them chooses it
   int64_t every_;
 };
 

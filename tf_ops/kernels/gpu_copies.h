@@ -1,5 +1,5 @@
-// Copies of tensors between the host's memory and that of the GPU that a kernel runs on. Each waits
-// for the work that TensorFlow has put on the GPU before, and until it is done.
+// Copies of tensors between the memories of the host and of the GPU that a kernel runs on. Each
+// copy waits for earlier work of TensorFlow on the GPU, and until the copy is done.
 #pragma once
 
 #include "kernels/host_memory.h"

@@ -1,6 +1,6 @@
 // SokEmbed>LookupOnGpu: a lookup whose keys and vectors are in the memory of the GPU that has the
-// table's rows. SokEmbed>TableToken says which table it is. Where a saved model is loaded, its rows
-// may have come to lie elsewhere: keys and vectors are copied then.
+// table's rows. SokEmbed>TableToken stands for the table. The rows of a saved model may lie
+// elsewhere when it is loaded; then keys and vectors are copied.
 #include <memory>
 #include <string>
 #include <utility>
@@ -91,7 +91,7 @@ class LookupOnGpuOp : public tf::OpKernel {
   absl::Status Run(tf::OpKernelContext* ctx, OpenTable* resource, const tf::Tensor& keys,
                    tf::Tensor* embeddings, Receipt* receipt) const {
     if constexpr (kOnGpu) {
-      // The one that TensorFlow puts the work of all ops of the device on.
+      // This is the stream on which TensorFlow queues the work of all ops of the device.
       void* const stream = ctx->op_device_context()->stream()->platform_specific_handle().stream;
       if (resource->table()->LooksUpOnGpu(stream)) {
         return LookUpOnGpu(stream, *resource, keys, embeddings, receipt);

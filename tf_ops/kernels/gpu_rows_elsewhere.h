@@ -6,7 +6,7 @@
 
 namespace sok {
 
-// Tells, once for a table, of lookups on a GPU that cannot read its rows.
+// Logs, once for each table, that lookups on a GPU cannot read its rows.
 inline void LogCopies(const tensorflow::DeviceBase& device, OpenTable* resource) {
   if (!resource->BeginsCopies()) return;
   const int gpu = resource->table()->gpu();

@@ -16,7 +16,7 @@ inline absl::Status CaughtStatus() {
   try {
     throw;
   } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError("there was not enough memory for what the op was asked to");
+    return absl::ResourceExhaustedError("there was not enough memory for the op");
   } catch (const std::length_error&) {
     return absl::ResourceExhaustedError("the op was asked for more than any memory holds");
   } catch (const std::exception& error) {
@@ -29,8 +29,8 @@ class Guarded final : public Kernel {
  public:
   using Kernel::Kernel;
 
-  // It works on the host on whatever device it is placed. TensorFlow takes kernels of GPUs for ones
-  // that only start work, and would have others wait behind them on one thread.
+  // The kernel works on the host even if it is placed on a GPU. TensorFlow would assume that a
+  // kernel on a GPU only starts work there, and would run several in a row on one thread.
   bool IsExpensive() override { return true; }
 
   void Compute(tensorflow::OpKernelContext* ctx) override {

@@ -1,6 +1,6 @@
 // The kernels of hashed bags for GPUs. Weight, ids, offsets, vectors and gradients are in the
-// memory of the GPU; they launch on TensorFlow's stream and wait for nothing, but for the size of a
-// sparse gradient.
+// memory of the GPU; they launch on TensorFlow's stream, and wait only for the size of a sparse
+// gradient.
 #include <algorithm>
 #include <optional>
 #include <string>
@@ -45,7 +45,8 @@ class GpuHashedBagKernel : public HashedBagKernel {
   struct Call {
     explicit Call(tf::OpKernelContext* of) : ctx(of) {}
 
-    // Returns memory of TensorFlow's, which it gives to work behind this one when the call is over.
+    // Returns a function that allocates memory by TensorFlow. After the call TensorFlow may give
+    // the memory to later work of the stream.
     gpu::TakeMemory Take() {
       return [this](uint64_t bytes) -> Result<gpu::DeviceAddress> {
         tf::Tensor tensor;
@@ -69,7 +70,7 @@ class GpuHashedBagKernel : public HashedBagKernel {
 
   static absl::Status FindGpu(Call* call) {
     auto* const stream = call->ctx->op_device_context()->stream();
-    // Devices that are plugged in do not say their number.
+    // Pluggable devices do not tell their number.
     const int ordinal = std::max(stream->parent()->device_ordinal(), 0);
     const auto found = gpu::GpuBags::Of(ordinal);
     if (!found.ok()) {

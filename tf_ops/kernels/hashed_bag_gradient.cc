@@ -20,7 +20,8 @@ using tf::shape_inference::InferenceContext;
 
 namespace {
 
-// The base of a gradient of the weight. Kernel::Write<T>(ctx, gradient) puts it out.
+// The base of kernels for gradients of the weight. Kernel::Write<T>(ctx, gradient) writes the
+// output.
 template <typename Kernel>
 class HashedBagGradientOp : public HashedBagKernel {
  public:

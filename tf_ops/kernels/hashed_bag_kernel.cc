@@ -61,7 +61,7 @@ absl::Status HashedBagKernel::ReadBags(tf::OpKernelContext* ctx, const tf::Tenso
   TF_RETURN_IF_ERROR(CheckForm(ids, offsets));
   const int64_t n = ids.NumElements();
   if (ids.dims() == 2) {
-    // Any number of rows is possible where they are empty.
+    // Rows without ids have any number, so the number of ids does not give it.
     TF_RETURN_IF_ERROR(
         AllocateOnHost(ctx, tf::DT_INT64, tf::TensorShape({ids.dim_size(0) + 1}), &read->splits));
     auto splits = read->splits.flat<int64_t>();

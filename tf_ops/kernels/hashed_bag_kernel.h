@@ -75,7 +75,7 @@ class WideFloats {
   std::vector<Sum> wide_;
 };
 
-// Calls fn with the C++ type of a dtype that is summed in float32.
+// Calls fn with the C++ type of a dtype, if it is a type that is summed in float32.
 template <typename Fn>
 void WithType(tensorflow::DataType dtype, const Fn& fn) {
   if (dtype == tensorflow::DT_BFLOAT16) return fn(BFloat16{});
@@ -116,7 +116,7 @@ class HashedBagKernel : public tensorflow::OpKernel {
 
   absl::Status CheckUpstream(const tensorflow::Tensor& upstream, int64_t bags) const;
 
-  // Checks that winners can be those of a forward pass over the bags.
+  // Checks that a forward pass over the bags can have given these winners.
   absl::Status CheckWinners(const tensorflow::Tensor& winners, const Bags& bags) const;
 
   // Reads the inputs of a gradient: gradients of the output, ids, offsets, scales, winners and, for
@@ -129,8 +129,8 @@ class HashedBagKernel : public tensorflow::OpKernel {
   absl::Status ReadGradientInputs(tensorflow::OpKernelContext* ctx, int64_t size,
                                   GradientInputs* inputs) const;
 
-  // Calls forward(weight) with the first input, or with the value of the variable that it is the
-  // handle of.
+  // Calls forward(weight) with the first input or, if it is the handle of a variable, with the
+  // variable's value.
   template <typename Forward>
   void WithWeight(tensorflow::OpKernelContext* ctx, const Forward& forward) const {
     if (ctx->input_dtype(0) != tensorflow::DT_RESOURCE) return forward(ctx->input(0));

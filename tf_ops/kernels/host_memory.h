@@ -1,9 +1,9 @@
 // Temporary tensors in the host's memory, for kernels that may run on a GPU. There allocate_temp
 // gives GPU memory to callers that do not ask for the host's.
 //
-// A GPU copies from pinned memory by itself; what is pageable TensorFlow copies into a pinned
-// buffer first. allocate_output gives pinned memory where a GPU takes the output, since TensorFlow
-// knows that. Of a temporary it knows nothing.
+// A GPU copies from pinned memory directly; TensorFlow copies pageable memory into a pinned buffer
+// first. allocate_output returns pinned memory if a GPU will read the output. TensorFlow cannot
+// know that of a temporary.
 #pragma once
 
 #include "tensorflow/core/framework/allocator.h"
@@ -20,7 +20,7 @@ inline absl::Status AllocateOnHost(tensorflow::OpKernelContext* ctx, tensorflow:
   return ctx->allocate_temp(type, shape, tensor, attributes);
 }
 
-// Allocates a tensor that an op puts out later, for dense layers: pinned where there is a GPU.
+// Allocates a tensor that becomes an output later: pinned if there is a GPU.
 inline absl::Status AllocatePinned(tensorflow::OpKernelContext* ctx, tensorflow::DataType type,
                                    const tensorflow::TensorShape& shape,
                                    tensorflow::Tensor* tensor) {

@@ -1,10 +1,11 @@
 // Makes objects into variants, so that ops can hand them to each other in tensors.
 //
-// Such an object is in the host's memory on whatever device its tensor is said to be: TensorFlow
-// allocates tensors of variants on the host, since they hold C++ objects. So a copy from device to
-// device is a copy of the object. Copies are needed even where all ops have their variants in host
-// memory, since arguments and results of functions count as being in the device's, and so do those
-// of TensorFlow's own ops for variants on GPUs, which it prefers to those on the CPU.
+// The object of a variant is always in the host's memory, even if its tensor counts as a tensor of
+// a GPU: TensorFlow allocates tensors of variants on the host, since they hold C++ objects. So a
+// copy from device to device is a copy of the object. Copies are needed even if all of our ops
+// declare their variants as host memory: arguments and results of functions count as tensors of the
+// device, and so do variants of TensorFlow's own ops for GPUs, which it prefers to the ops for the
+// CPU.
 #pragma once
 
 #include "tensorflow/core/framework/op_kernel.h"

@@ -13,12 +13,12 @@ namespace sok {
 
 namespace tf = tensorflow;
 
-// The anchor is not read: it is what the embeddings depend on, as far as gradients are concerned.
+// The anchor is an input only so that the embeddings have a gradient; its value is not read.
 REGISTER_OP("SokEmbed>Lookup")
     .Input("table: resource")
     .Input("keys: Tkeys")
     .Input("anchor: float")
-    .Input("counts: num_counts * int64")  // one: how many keys of the batch each stands for
+    .Input("counts: num_counts * int64")  // 0 or 1: how many keys of the batch each key stands for
     .Output("embeddings: dtype")
     .Output("receipt: variant")
     .Attr("Tkeys: {int32, int64, uint64}")
@@ -27,7 +27,7 @@ REGISTER_OP("SokEmbed>Lookup")
     .Attr("make_rows: bool")
     .Attr("number: int = 0")  // DepositOrder's call
     .Attr("num_counts: int >= 0 = 0")
-    .Attr("reports: bool = false")  // an error is in the receipt
+    .Attr("reports: bool = false")  // true: an error goes into the receipt
     .SetIsStateful()
     .SetShapeFn(LookupShapes);
 

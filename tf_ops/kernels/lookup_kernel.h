@@ -1,5 +1,5 @@
-// The frame of ops that look keys up: embeddings and a receipt, or an error, which goes into the
-// receipt where other workers wait for the rows.
+// The common part of ops that look keys up. Their outputs are embeddings and a receipt. If other
+// workers wait for the rows, an error goes into the receipt instead of failing the op.
 #pragma once
 
 #include <cstring>
@@ -25,7 +25,7 @@ inline absl::Status LookupShapes(tensorflow::shape_inference::InferenceContext* 
 
 class LookupKernel : public tensorflow::OpKernel {
  public:
-  // keys_input is the input with the keys, of which a lookup takes fewer than 2^key_bits.
+  // keys_input is the number of the input with the keys; there must be fewer than 2^key_bits keys.
   LookupKernel(tensorflow::OpKernelConstruction* ctx, int keys_input, int key_bits)
       : OpKernel(ctx), keys_input_(keys_input), key_bits_(key_bits) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));

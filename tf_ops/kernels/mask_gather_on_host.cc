@@ -51,8 +51,8 @@ absl::Status Gather(const OpenTable& resource, tf::Var& variable, const tf::Tens
   return ToAbsl(gather.MakeRows(pool));
 }
 
-// Returns true if the lookup makes no row for a key that asks for its own and has none, so that
-// only its static row is trained, and this was not reported before.
+// Returns true, once for each table, if the lookup makes no rows and a key asks for an own row that
+// it does not have, so that only its static row is trained.
 bool LeavesUncounted(const OpenTable& resource, const MaskedLookup& lookup,
                      const MaskGatherOptions& options) {
   if (options.make_rows || !options.own_gradient || *resource.reported_uncounted()) return false;
@@ -62,7 +62,7 @@ bool LeavesUncounted(const OpenTable& resource, const MaskedLookup& lookup,
   return false;
 }
 
-// Makes the receipt that takes the gradients of the whole batch, of which own rows get theirs.
+// Makes the receipt that takes the gradients of the whole batch; own rows get their part of them.
 Receipt::Deposit DepositInto(const std::shared_ptr<Table>& table, const tf::Tensor& keys,
                              const tf::Tensor& own, DepositOrder order) {
   return [table, keys, own, order](int64_t number, std::shared_ptr<const void> hold,

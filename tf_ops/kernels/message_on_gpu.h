@@ -10,8 +10,8 @@
 
 namespace sok {
 
-// The rows of each table one behind the other, in memory of its own, as kernels want them aligned.
-// A message of one table may be that memory.
+// The rows of each table one after the other, in memory of their own with the alignment that
+// kernels need. If the message has one table, its own memory may serve.
 class RowsByTable {
  public:
   // `message` may be written to through this.
@@ -32,7 +32,7 @@ class RowsByTable {
     return absl::OkStatus();
   }
 
-  // Copies rows from the message, or to all their places in it, behind the work on a stream.
+  // Copy rows from the message, or to all their places in it, after the earlier work on a stream.
   Status FromMessage(const gpu::GpuStore& store, void* stream) const {
     return Copy(store, stream, /*to_message=*/false);
   }
@@ -43,7 +43,7 @@ class RowsByTable {
   gpu::DeviceAddress address(size_t table) const {
     return AddressOf(is_message_ ? message_ : rows_[table]);
   }
-  // Adds the tensors that keep all of it alive.
+  // Adds the tensors that keep the rows alive.
   void Hold(std::vector<tensorflow::Tensor>* held) const {
     held->push_back(message_);
     held->insert(held->end(), rows_.begin(), rows_.end());

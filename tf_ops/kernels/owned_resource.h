@@ -1,10 +1,10 @@
 // A resource that an object of Python owns.
 //
 // TensorFlow keeps some graphs for as long as the process lives, among them those of training steps
-// whose gradients Keras sums over replicas: it notes the gradient function of that sum in a
-// registry. A graph keeps the handles that it has captured. So what a handle stands for goes when
-// its owner says so, at the latest with the last handle, and a graph that is run after that is
-// told.
+// whose gradients Keras sums over replicas: it keeps the gradient function of that sum in a
+// registry. A graph keeps the handles that it has captured. So the content behind a handle is
+// destroyed when its owner releases it, at the latest with the last handle, and a graph that runs
+// later gets an error.
 #pragma once
 
 #include <memory>
@@ -19,7 +19,7 @@ namespace sok {
 
 class OwnedResource : public tensorflow::ResourceBase {
  public:
-  // Lets go of the content. Ops that run keep what they use.
+  // Releases the content. Ops that are running keep what they use.
   virtual void Release() = 0;
 };
 
@@ -46,7 +46,7 @@ class ResourceOf : public OwnedResource {
   }
 
   void Release() override {
-    std::shared_ptr<Content> gone;  // goes without the lock: it may be large, or flush a storage
+    std::shared_ptr<Content> gone;  // destroyed without the lock: this may take long
     std::lock_guard<std::mutex> guard(mu_);
     gone.swap(content_);
   }
@@ -57,8 +57,8 @@ class ResourceOf : public OwnedResource {
   std::shared_ptr<Content> content_;
 };
 
-// Finds what a handle stands for, for an op that uses it.
-// Error: kFailedPrecondition if its owner has let it go.
+// Finds the content behind a handle, for an op that uses it.
+// Error: kFailedPrecondition if its owner has released it.
 template <typename Content>
 absl::Status GetContent(tensorflow::OpKernelContext* ctx, const tensorflow::ResourceHandle& handle,
                         std::shared_ptr<Content>* content) {

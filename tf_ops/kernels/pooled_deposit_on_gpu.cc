@@ -1,6 +1,6 @@
-// The gradients of SokEmbed>LookupPooledOnGpu. SokEmbed>DepositPooledOnGpu makes gradients of rows
-// of those of vectors and keeps them for a commit, as SokEmbed>DepositOnGpu does;
-// SokEmbed>PooledWeightGradientsOnGpu makes those of weights.
+// The gradients of SokEmbed>LookupPooledOnGpu. SokEmbed>DepositPooledOnGpu computes gradients of
+// rows from gradients of vectors, and keeps them for a commit, as SokEmbed>DepositOnGpu does.
+// SokEmbed>PooledWeightGradientsOnGpu computes gradients of weights.
 #include <string>
 #include <utility>
 

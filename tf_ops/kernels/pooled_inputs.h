@@ -13,11 +13,12 @@ namespace sok {
 struct PooledInputs {
   tensorflow::OpInputList keys, splits, host_splits, checked_keys, weights;
   std::vector<FeatureBags> bags;                 // (features) without keys
-  std::vector<const tensorflow::Tensor*> split;  // (features) null without splits, or weights
+  std::vector<const tensorflow::Tensor*> split;  // (features) null: none; likewise `weights`
   std::vector<const tensorflow::Tensor*> weight;
 
-  // Reads and checks them. kinds: what the bags of each feature are, as of CollectionRequest;
-  // checked, weighted: the features with keys to check, and with weights.
+  // Reads and checks the inputs. `kinds` has the kind of bags of each feature, as in
+  // CollectionRequest. `checked` and `weighted` list the features with keys to check, and with
+  // weights.
   absl::Status Read(tensorflow::OpKernelContext* ctx, const CollectionPlan& plan,
                     const std::vector<int64_t>& kinds, const std::vector<int64_t>& checked,
                     const std::vector<int64_t>& weighted);

@@ -1,7 +1,7 @@
 // SokEmbed>LookupPooledOnGpu pools the rows of bags of many features, in the memory of the GPU that
 // has the rows of their tables. SokEmbed>PooledOutputOnGpu takes the vectors of one feature, so
-// that a feature whose output is not used has no gradient. Where rows have come to lie elsewhere,
-// as in a saved model, the host pools them, and keys and vectors are copied.
+// that a feature whose output is not used has no gradient. If the rows lie elsewhere, as they may
+// in a saved model, the host pools them, and keys and vectors are copied.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -46,7 +46,7 @@ REGISTER_OP("SokEmbed>LookupPooledOnGpu")
     .Attr("dims: list(int)")  // (tables) like the next two
     .Attr("key_limits: list(int)")
     .Attr("trainable: list(bool)")
-    .Attr("weighted: list(int)")  // the features that have weights, and those that are checked
+    .Attr("weighted: list(int)")  // features that have weights, and features that are checked
     .Attr("checked: list(int)")
     .Attr("make_rows: bool")
     .Attr("trains: bool")  // the anchor has a gradient
@@ -171,7 +171,7 @@ class LookupPooledOnGpuOp : public tf::OpKernel {
       planned.name = open.name();
       planned.counts = open.table()->counts_keys();
     }
-    // A lone table is not deposited to beside others.
+    // Without a collection no other table takes part in the deposit.
     plan->marks_unused = token->collection != nullptr;
     call->trained = *token;
     call->plan = std::move(plan);
@@ -252,7 +252,7 @@ class LookupPooledOnGpuOp : public tf::OpKernel {
     return absl::OkStatus();
   }
 
-  // Puts the keys of the features of a table one behind the other.
+  // Puts the keys of the features of a table one after the other.
   absl::Status JoinKeys(tf::OpKernelContext* ctx, const PooledInputs& inputs,
                         const std::vector<size_t>& of_table, size_t n, const PooledCall& call,
                         const Table& table, tf::Tensor* joined) const {
@@ -294,7 +294,7 @@ class LookupPooledOnGpuOp : public tf::OpKernel {
       call->held.push_back(*inputs.weight[feature]);
       bags.weights = AddressOf(call->held.back());
     }
-    // Gradients of weights and of the largest elements need the rows as they were.
+    // Gradients of weights and of maxima need the rows that were pooled.
     if (!has_weights && plan_.combiners[feature] != Combiner::kMax) return absl::OkStatus();
     call->held.emplace_back();
     TF_RETURN_IF_ERROR(ctx->allocate_temp(
@@ -304,7 +304,7 @@ class LookupPooledOnGpuOp : public tf::OpKernel {
     return absl::OkStatus();
   }
 
-  // Makes `host` a copy of a tensor, or the tensor itself where it lies on the host.
+  // Makes `host` a copy of a tensor, or the tensor itself if it lies on the host.
   static absl::Status ToHost(tf::OpKernelContext* ctx, const tf::Tensor& tensor, tf::Tensor* host) {
     if constexpr (kOnGpu) return CopyFromGpu(ctx, tensor, host);
     *host = tensor;

@@ -16,24 +16,26 @@
 
 namespace sok {
 
-// The tables that one commit trains. Handles are on the CPU, and this may go to another device.
+// The tables that one commit trains. Handles of resources stay on the CPU, but this token may go to
+// another device.
 struct TrainedToken : ProcessVariant<TrainedToken> {
   static constexpr char kName[] = "sok_embed::TrainedToken";
   std::vector<std::shared_ptr<OpenTable>> tables;
-  std::shared_ptr<TableCollection> collection;  // null: there is one table, without a collection
+  std::shared_ptr<TableCollection> collection;  // null: one table, without a collection
   std::string name;                             // for messages
-  absl::Status failure;  // of a token that others wait for: there are no tables
+  absl::Status failure;  // the error, in a token for which other workers wait
 };
 
-// The place of the vectors of a feature: in which output, at which element, how far apart.
+// The place of the vectors of a feature: the output, the first element, and the distance between
+// vectors.
 struct VectorPlace {
   size_t output = 0;
   size_t offset = 0;
   size_t stride = 0;
 };
 
-// A lookup, for the gradients of its vectors. It was done on the GPU, or by the host where the rows
-// do not lie in the memory of that GPU.
+// A lookup, kept for the gradients of its vectors. It has run on the GPU or, if the rows do not lie
+// in that GPU's memory, on the host.
 struct PooledCall {
   TrainedToken trained;
   std::shared_ptr<const CollectionPlan> plan;
@@ -47,11 +49,11 @@ struct PooledCall {
   bool on_gpu = false;
   void* stream = nullptr;
   std::vector<gpu::RowBags> bags;        // (features) without vectors
-  std::vector<tensorflow::Tensor> held;  // whose addresses are in `bags`, and the next
-  // (tables) of rows that workers have sent: which row is that of each id
+  std::vector<tensorflow::Tensor> held;  // tensors whose addresses are in `bags` and `numbers`
+  // (tables) For rows that workers have sent: the number of the row of each id.
   std::vector<gpu::DeviceAddress> numbers;
 
-  std::shared_ptr<const CollectionRequest> request;  // of the host, or of rows of workers
+  std::shared_ptr<const CollectionRequest> request;  // for rows on the host or of workers
   std::vector<Pooling> poolings;
   std::vector<float> rows;  // of distinct keys
 
@@ -79,8 +81,8 @@ inline absl::Status GetCall(tensorflow::OpKernelContext* ctx,
   return absl::OkStatus();
 }
 
-// Hands gradients by table to whoever commits them, as CollectionKeys says. Errors: those of copies
-// from a GPU, where norms are asked for.
+// Hands gradients, by table, to the table or collection that commits them. Error: where norms are
+// asked for, a copy from a GPU that fails.
 Status DepositGradients(const TrainedToken& trained, CollectionKeys deposited,
                         std::shared_ptr<const void> hold, const AnchorGradient& anchor,
                         const ParallelFor& parallel_for);

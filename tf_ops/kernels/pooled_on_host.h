@@ -1,4 +1,4 @@
-// Pools rows that a graph expects on a GPU, and that lie elsewhere.
+// Pools rows on the host that a graph expects in the memory of a GPU.
 #pragma once
 
 #include <vector>
@@ -14,8 +14,8 @@ absl::Status PoolOnHost(const std::vector<FeatureBags>& bags, bool make_rows,
                         const std::vector<tensorflow::Tensor>& outputs, PooledCall* call,
                         const ParallelFor& parallel_for);
 
-// Computes the gradients of distinct rows, and of weights (features) where there is a place for
-// them, from those of outputs; one without elements was not used.
+// Computes the gradients of distinct rows, and of weights (features) if there is a place for them,
+// from the gradients of outputs. An output whose gradient has no elements was not used.
 void PoolGradientOnHost(const PooledCall& call, const std::vector<tensorflow::Tensor>& upstream,
                         float* rows, const std::vector<float*>& weights,
                         const ParallelFor& parallel_for);

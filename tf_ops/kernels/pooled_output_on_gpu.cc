@@ -1,6 +1,6 @@
-// SokEmbed>TrainedToken says, on a GPU, which tables SokEmbed>LookupPooledOnGpu looks up in.
+// SokEmbed>TrainedToken stands, on a GPU, for the tables of SokEmbed>LookupPooledOnGpu.
 // SokEmbed>PooledOutputOnGpu takes the vectors of one output, so that a feature whose vectors are
-// not used has no gradient, where an op with many outputs would be given zeros.
+// not used has no gradient; a single op with many outputs would receive zeros for it.
 #include <utility>
 
 #include "kernels/host_variant.h"
@@ -87,7 +87,7 @@ Status DepositGradients(const TrainedToken& trained, CollectionKeys deposited,
   const float* gradients = deposited.gradients[0];
   const BFloat16* none = nullptr;
   keys.order = deposited.order;
-  // The host measures gradients whose norm is asked for.
+  // Norms are computed on the host.
   if (keys.on_gpu && anchor.gradient != nullptr && anchor.measures) {
     Status status = table.BringToHost(&keys, &hold, &gradients, &none);
     if (!status.ok()) return status.Within("table '" + trained.name + "': ");
@@ -108,7 +108,7 @@ REGISTER_OP("SokEmbed>PooledOutputOnGpu")
 SOK_REGISTER_CPU_KERNEL("PooledOutputOnGpu", OutputOp);
 SOK_REGISTER_GPU_KERNEL("PooledOutputOnGpu", OutputOp, "vectors", "receipt");
 
-// The receipt is there so that TensorFlow makes no constant of it where the gradient is one.
+// The receipt is an input so that TensorFlow does not fold the op if the gradient is constant.
 REGISTER_OP("SokEmbed>PooledOutputGradientOnGpu")
     .Input("gradient: dtype")
     .Input("receipt: variant")

@@ -8,8 +8,8 @@
 
 namespace sok {
 
-// The gradients of the outputs of a call, in the memory where its rows were pooled; those of
-// outputs that were not used have no elements.
+// Reads the gradients of the outputs of a call, in the memory where its rows were pooled. The
+// gradient of an output that was not used has no elements.
 template <bool kOnGpu>
 absl::Status GetUpstream(tensorflow::OpKernelContext* ctx, const PooledCall& call,
                          std::vector<tensorflow::Tensor>* upstream) {
@@ -40,7 +40,7 @@ absl::Status GetUpstream(tensorflow::OpKernelContext* ctx, const PooledCall& cal
   return absl::OkStatus();
 }
 
-// The bags of a feature with the gradients of their vectors.
+// Returns the bags of a feature with the gradients of their vectors.
 inline gpu::RowBags WithUpstream(const PooledCall& call, size_t feature,
                                  const tensorflow::Tensor& upstream) {
   gpu::RowBags bags = call.bags[feature];

@@ -21,16 +21,16 @@ struct Receipt {
   std::string table_name;
   size_t n = 0;  // rows of the gradients
   int dim = 0;
-  // Hands gradients (n, dim) over; exactly one of the pointers is set, and `hold` keeps it alive.
-  // `number` is DepositOrder's gradient, and the anchor's gradient is as Table::Deposit has it.
+  // Deposits gradients (n, dim); exactly one of the pointers is set, and `hold` keeps it alive.
+  // `number` is DepositOrder::gradient; see Table::Deposit for the anchor's gradient.
   using Deposit =
       std::function<Status(int64_t number, std::shared_ptr<const void> hold, const float* gradients,
                            const BFloat16* gradients_bf16, const AnchorGradient& anchor,
                            const ParallelFor& parallel_for)>;
   Deposit deposit;
-  // The error of a lookup that other workers wait for; it takes no gradients.
+  // The error of a lookup for which other workers wait; such a receipt takes no gradients.
   Status failure = {};
-  bool on_gpu = false;  // gradients are addresses of the memory of a GPU
+  bool on_gpu = false;  // the gradients lie in the memory of a GPU
 
   // A receipt has no meaning outside of its process.
   std::string TypeName() const { return "sok_embed::Receipt"; }

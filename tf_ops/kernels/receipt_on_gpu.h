@@ -11,8 +11,8 @@
 namespace sok {
 
 // Makes the receipt of a lookup of n embeddings, which takes the gradients of `keys` there.
-// leave_out, unless it is empty: takes keys that get no gradient out of those that have been
-// brought to the host.
+// `leave_out`, unless it is empty, removes keys that get no gradient, after keys were copied to the
+// host.
 inline Receipt ReceiptOnGpu(const OpenTable& resource, size_t n, LookupKeys keys,
                             std::function<Status(LookupKeys*)> leave_out = nullptr) {
   const std::shared_ptr<Table>& table = resource.table();
@@ -24,7 +24,7 @@ inline Receipt ReceiptOnGpu(const OpenTable& resource, size_t n, LookupKeys keys
                         const ParallelFor& parallel_for) {
     LookupKeys deposited = keys;
     deposited.order.gradient = number;
-    // The host measures gradients whose norm is asked for.
+    // Norms are computed on the host.
     if (leave_out != nullptr || (anchor.gradient != nullptr && anchor.measures)) {
       Status status = table->BringToHost(&deposited, &hold, &gradients, &gradients_bf16);
       if (status.ok() && leave_out != nullptr) status = leave_out(&deposited);

@@ -5,9 +5,10 @@
 // the host's memory. TensorFlow copies between the two memories as it does for its own ops of that
 // kind. Thus a model that is placed on a GPU runs also where soft placement is off.
 //
-// The second kernel is one for DEVICE_DEFAULT and not for DEVICE_GPU: TensorFlow takes it for every
-// device whose type has none of its own, which is how its own ops that need nothing of a device are
-// registered. It serves GPUs of all makers, and XLA, which cannot compile the ops, does not see it.
+// The second kernel is registered for DEVICE_DEFAULT, not for DEVICE_GPU: TensorFlow uses it on
+// every device whose type has no kernel of its own. TensorFlow registers its own host-only ops in
+// the same way. It serves GPUs of all makers, and XLA, which cannot compile the ops, does not see
+// it.
 //
 // The kernel for the CPU has the higher priority: an op without a device runs there, where
 // the tables are, and not on the first of several GPUs. In a function TensorFlow prefers the device
@@ -46,7 +47,7 @@ bool RegisterCpuKernel(const char* op, const char* kernel, MakeKernel make);
 // are read from there. Ends the process if it was not. Returns true.
 bool RegisterKernel(const char* op, const char* kernel, MakeKernel make);
 
-// Registers a kernel of an op for GPUs, whose tensors are in the GPU's memory but for those that
+// Registers a kernel of an op for GPUs. Its tensors are in the GPU's memory, except those that
 // `on_host` names. Returns true.
 bool RegisterGpuKernel(const char* op, const char* kernel, MakeKernel make,
                        std::initializer_list<const char*> on_host);
@@ -58,22 +59,22 @@ bool RegisterGpuKernel(const char* op, const char* kernel, MakeKernel make,
       ::sok::Register("SokEmbed>" name, kernel, ::sok::NewKernel<__VA_ARGS__>)
 #define SOK_REGISTER_WITH_ID(id, ...) SOK_REGISTER_WITH_ID_2(id, __VA_ARGS__)
 
-// Registers a kernel. `name` is that of the op, without "SokEmbed>". What the kernel throws becomes
-// an error of the op.
+// Registers a kernel. `name` is the name of the op without "SokEmbed>". An exception of the kernel
+// becomes an error of the op.
 #define SOK_REGISTER_KERNEL(name, kernel) \
   SOK_REGISTER_WITH_ID(__COUNTER__, RegisterKernel, name, #kernel, ::sok::Guarded<kernel>)
 
-// Registers an AsyncOpKernel, which must catch what it throws.
+// Registers an AsyncOpKernel, which must catch its own exceptions.
 #define SOK_REGISTER_ASYNC_KERNEL(name, kernel) \
   SOK_REGISTER_WITH_ID(__COUNTER__, RegisterKernel, name, #kernel, kernel)
 
-// Registers a kernel that reads the value of a variable where it lies, which on a GPU is memory
-// that the host cannot read. TensorFlow keeps a variable that it may place with an op that reads it
-// so on the CPU, and refuses to run the op on one that lies on another device.
+// Registers a kernel, for the CPU alone, that reads the value of a variable in place: the host
+// cannot read a variable in the memory of a GPU. TensorFlow places such a variable on the CPU if it
+// is free to, and refuses to run the op on a variable of another device.
 #define SOK_REGISTER_CPU_KERNEL(name, kernel) \
   SOK_REGISTER_WITH_ID(__COUNTER__, RegisterCpuKernel, name, #kernel, ::sok::Guarded<kernel>)
 
-// Registers a kernel for GPUs. What follows names the tensors that are in the host's memory.
+// Registers a kernel for GPUs. The last arguments name the tensors that are in the host's memory.
 #define SOK_REGISTER_GPU_KERNEL_2(id, name, kernel, ...)                         \
   [[maybe_unused]] static const bool sok_kernel_##id = ::sok::RegisterGpuKernel( \
       "SokEmbed>" name, #kernel, ::sok::NewKernel<::sok::Guarded<kernel>>, {__VA_ARGS__})

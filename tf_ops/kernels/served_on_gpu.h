@@ -17,12 +17,12 @@ struct AskedKeysVariant : ProcessVariant<AskedKeysVariant> {
   std::vector<bool> on_all;  // (tables) whether each lies on all workers
 };
 
-// A lookup of theirs on the GPU, for the gradients of the rows.
+// A lookup of these keys on the GPU, kept for the gradients of the rows.
 struct ServedCall {
   TrainedToken trained;
   std::shared_ptr<const AskedKeys> asked;
   std::vector<LookupKeys> keys;  // (tables) of the deposit; n is 0 where the table is not trained
-  std::vector<std::vector<gpu::RowBags>> bags;  // (tables) without vectors, of what it pools
+  std::vector<std::vector<gpu::RowBags>> bags;  // (tables) the bags that it pools, without vectors
   std::vector<tensorflow::Tensor> held;         // whose addresses are in `bags`
   std::vector<double> shares;                   // (tables) as of CollectionKeys
   DepositOrder order = {};

@@ -94,7 +94,7 @@ absl::Status Put(tf::OpKernelContext* ctx, int first, const std::string& table,
   auto* to = static_cast<char*>(out[9]->data());
   for (std::string& part : counts) {
     to = std::copy(part.begin(), part.end(), to);
-    std::string().swap(part);  // so that there is no second copy in the end
+    std::string().swap(part);  // frees each part at once, so that there is no second copy
   }
   return absl::OkStatus();
 }

@@ -1,4 +1,5 @@
-// Puts the contents of a table out of an op, and takes them back into one.
+// Writes the contents of a table to the outputs of an op, and reads them from the inputs of
+// another.
 #pragma once
 
 #include <string>
@@ -33,8 +34,8 @@ absl::Status ExpectEmbeddings(const std::string& table, const tensorflow::Tensor
 // Sets the shapes of the outputs from `first` on.
 void SetSnapshotShapes(tensorflow::shape_inference::InferenceContext* c, int first, int64_t dim);
 
-// Fills the outputs from `first` on with the rows [begin, end) and all else, but for what an
-// admission has counted.
+// Fills the outputs from `first` on with the rows [begin, end) and everything else, except the
+// counts of an admission.
 absl::Status PutPiece(tensorflow::OpKernelContext* ctx, int first, const std::string& table,
                       const Table::Snapshot& snapshot, int dim, int64_t begin, int64_t end,
                       bool with_admission);
@@ -48,7 +49,7 @@ absl::Status PutSnapshot(tensorflow::OpKernelContext* ctx, int first, const std:
 absl::Status ReadContents(tensorflow::OpKernelContext* ctx, int first, const std::string& table,
                           int dim, TableContents* contents);
 
-// Logs a warning of what a restore has left out.
+// Logs a warning of the parts that a restore has left out.
 absl::Status LogDropped(const Result<RestoreOutcome>& outcome, const std::string& table);
 
 }  // namespace sok

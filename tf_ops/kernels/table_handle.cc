@@ -1,6 +1,6 @@
-// SokEmbed>TableHandle returns the table of a name, made at the first call. SokEmbed>AnonymousTable
-// makes a new table at every call, which goes when SokEmbed>Release releases it, at the
-// latest with the last copy of its handle.
+// SokEmbed>TableHandle returns the table of a name, and makes it at the first call.
+// SokEmbed>AnonymousTable makes a new table at every call. SokEmbed>Release destroys it, or at the
+// latest the end of the last copy of its handle.
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
@@ -58,7 +58,7 @@ class TablePlace {
   absl::Status Read(tf::OpKernelConstruction* ctx);
   int dim() const { return config_.dim; }
   const RowForm& form() const { return config_.form; }
-  // Makes a new table, or opens its group, under that name.
+  // Makes a new table of that name, or opens its group.
   Result<std::shared_ptr<OpenTable>> Open(const std::string& name) const;
 
  private:
@@ -189,7 +189,7 @@ Result<std::shared_ptr<Storage>> TablePlace::OpenStorage() const {
     }
     return open;
   }
-  // Nothing is trained here, where a saved model is served.
+  // A process that serves a saved model does not train.
   StorageOptions options;
   options.path = storage_;
   options.read_only = true;
@@ -232,7 +232,7 @@ class TableHandleOp : public tf::OpKernel {
                               return absl::OkStatus();
                             }));
     tf::core::ScopedUnref unref(found);
-    const int dim = found->content()->table()->dim();  // a table of a name has no owner
+    const int dim = found->content()->table()->dim();  // a named table is not released
     OP_REQUIRES(ctx, dim == place_.dim(),
                 absl::InvalidArgumentError(
                     "table '" + name + "' exists with dim " + std::to_string(dim) + ", dim " +
@@ -291,7 +291,7 @@ REGISTER_OP("SokEmbed>Release")
     .SetIsStateful()
     .SetShapeFn(tf::shape_inference::NoOutputs);
 
-// Lets what an anonymous handle stands for go, though there are copies of the handle.
+// Destroys the content behind an anonymous handle, even if copies of the handle live.
 absl::Status Release(tf::OpKernelContext* ctx) {
   TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(0), "owned"));
   const tf::ResourceHandle& handle = tf::HandleFromInput(ctx, 0);

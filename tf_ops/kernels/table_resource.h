@@ -19,15 +19,15 @@
 
 namespace sok {
 
-// Optimizer slots of a static variable, in the order of the rule's.
+// Optimizer slots of a static variable, in the order of the rule's slots.
 using SlotSources = std::vector<tensorflow::core::RefCountPtr<tensorflow::Var>>;
 
-// A table, and what its ops keep beside it.
+// A table, with the objects that its ops keep.
 class OpenTable {
  public:
   static constexpr char kKind[] = "table";
 
-  // `storage` is that of the table, if it lies in one; else it is null.
+  // `storage` is the storage that the table lies in, or null.
   OpenTable(std::string name, std::shared_ptr<Storage> storage, std::shared_ptr<Table> table)
       : name_(std::move(name)), storage_(std::move(storage)), table_(std::move(table)) {}
 
@@ -35,14 +35,15 @@ class OpenTable {
 
   const std::string& name() const { return name_; }
   const std::shared_ptr<Table>& table() const { return table_; }
-  // Returns whether the rows lie in a storage, whose lookups wait for more than locks of shards.
+  // Returns true if the rows lie in a storage: its lookups may wait for other locks than those of
+  // shards.
   bool stored() const { return storage_ != nullptr; }
   // Returns FailedPrecondition in a process that was forked from the one that has the storage open:
   // calls would wait for threads that this process does not have.
   absl::Status CheckProcess() const;
 
-  // Returns the variables that rows which start as static rows copy their slots from; null before
-  // the first commit that knew them.
+  // Returns the variables from which new rows that start as static rows copy their slots; null
+  // before the first commit that has set them.
   std::shared_ptr<const SlotSources> slot_sources() const {
     std::lock_guard<std::mutex> guard(mu_);
     return slot_sources_;
@@ -52,15 +53,16 @@ class OpenTable {
     slot_sources_.swap(sources);
   }
 
-  // Returns the flag that is set once keys that were not counted for a row have been reported.
+  // Returns a flag that is true once it was reported that keys were not counted for a row.
   const std::shared_ptr<std::atomic<bool>>& reported_uncounted() const {
     return reported_uncounted_;
   }
 
-  // Returns true at the first call alone, before lookups whose keys a GPU has and whose rows not.
+  // Returns true in the first call only. Lookups with keys on a GPU and rows elsewhere call it
+  // before they log that.
   bool BeginsCopies() { return !copies_.exchange(true); }
 
-  // Returns whether step number `step` is a multiple of `every` that this has not said yes to
+  // Returns true if step number `step` is a multiple of `every` for which it has not returned true
   // before.
   bool BeginsStep(int64_t step, int64_t every) {
     std::lock_guard<std::mutex> guard(mu_);
@@ -76,7 +78,7 @@ class OpenTable {
   const std::shared_ptr<std::atomic<bool>> reported_uncounted_ =
       std::make_shared<std::atomic<bool>>(false);
   std::atomic<bool> copies_{false};
-  mutable std::mutex mu_;  // guards the two below
+  mutable std::mutex mu_;  // guards the two fields below
   int64_t begun_ = 0;
   std::shared_ptr<const SlotSources> slot_sources_;
 };
@@ -101,16 +103,16 @@ absl::Status OnTable(tensorflow::OpKernelContext* ctx) {
 // the others are not copied.
 LookupKeys KeysOf(const tensorflow::Tensor& keys);
 
-// Points to the counts of keys, int64 of their shape, if the op has such an input behind the
+// Points to the counts of keys, int64 of their shape, if the op has an input of counts after the
 // `inputs` that it always has.
 absl::Status CountsOf(tensorflow::OpKernelContext* ctx, int inputs, const tensorflow::Tensor& keys,
                       const int64_t** counts);
 
-// Tells of a saved table whose rows lie in the host's memory, since the GPU that it was saved with
-// is not here.
+// Logs that the rows of a saved table lie in the host's memory, since the GPU that it was saved
+// with is missing.
 void LogOnHost(const std::string& table_name, int gpu, const Status& reason);
 
-// Tells, once for a table, of keys whose gradients a commit has dropped.
+// Logs, once for each table, that a commit has dropped gradients of keys.
 void LogLeftOut(const CommitOutcome& outcome, const std::string& table_name);
 
 // Owns `tensor`'s buffer for as long as the pointer lives.

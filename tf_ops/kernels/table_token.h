@@ -1,5 +1,5 @@
-// The table of a token. Handles of tables are on the CPU, and TensorFlow runs whatever takes one
-// there. A variant may go to another device.
+// A token stands for a table on a GPU. Handles of tables are on the CPU, and TensorFlow runs every
+// op that takes one there, but a variant may go to another device.
 #pragma once
 
 #include <memory>
@@ -20,7 +20,7 @@ struct TableToken {
   std::string DebugString() const { return "token of a table"; }
 };
 
-// Finds the table of a token, which must be that of this process.
+// Finds the table of a token, which must come from this process.
 inline absl::Status GetTableOfToken(tensorflow::OpKernelContext* ctx, int input,
                                     std::shared_ptr<OpenTable>* table) {
   TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(input), "token"));

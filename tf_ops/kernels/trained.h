@@ -1,4 +1,4 @@
-// The tables that one commit trains: a table, an adaptive table, or those of a collection.
+// The tables that one commit trains: a table, an adaptive table, or the tables of a collection.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
-// The inputs and attributes of an op on such tables, which come first. A collection has a queue,
-// which knows its tables.
+// The first inputs and attributes of an op on such tables. A collection is given by its queue,
+// which knows the tables.
 #define SOK_TRAINED                           \
   Input("queue: num_queues * resource")       \
       .Input("tables: num_tables * resource") \
@@ -24,18 +24,18 @@ namespace sok {
 struct Trained {
   // The prefix of error messages. Empty for a collection, whose errors name the table.
   std::string name;
-  std::vector<std::string> names;  // of each table
+  std::vector<std::string> names;  // the name of each table
   // The table that keeps slot sources; null if there is none.
   std::shared_ptr<OpenTable> keeps_slot_sources;
-  // Commits, by what the options of all tables have in common, and those of each; null: the table
-  // is not trained.
+  // Commits, by the common options of all tables and the options of each one; null: the table is
+  // not trained.
   std::function<Result<std::vector<CommitOutcome>>(
       const CommitOptions&, const std::vector<const CommitOptions*>&, const ParallelFor&)>
       commit;
   std::function<uint64_t()> drop_deposits;
 };
 
-// Finds what the inputs "queue" and "tables" of an op name.
+// Finds the tables of the inputs "queue" and "tables" of an op.
 absl::Status GetTrained(tensorflow::OpKernelContext* ctx, Trained* trained);
 
 }  // namespace sok

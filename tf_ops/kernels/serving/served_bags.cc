@@ -1,4 +1,5 @@
-// SokEmbed>PoolServedRows makes a vector a bag of rows that have been looked up, as training does.
+// SokEmbed>PoolServedRows pools rows that were looked up into one vector for each bag, as training
+// does.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -14,8 +15,8 @@ namespace sok {
 
 namespace tf = tensorflow;
 
-// rows: (n, dim), those of the keys. splits: (bags + 1); with length > 0 all bags have that length,
-// and splits are not read. weights: (n), if there are any. max_length: the most keys of a bag; 0:
+// rows: (n, dim), a row for each key. splits: (bags + 1); with length > 0 all bags have that
+// length, and splits are not read. weights: (n), or none. max_length: the most keys of a bag; 0:
 // any number.
 REGISTER_OP("SokEmbed>PoolServedRows")
     .Input("rows: float")
@@ -84,7 +85,7 @@ class PoolServedRowsOp : public tf::OpKernel {
                                       ", got " + received);
   }
 
-  // Sets the bags of the keys, whose number is set.
+  // Sets the bags of `bags`, whose number of keys is set already.
   absl::Status SetBags(const tf::Tensor& splits, FeatureBags* bags) const {
     if (length_ > 0) {
       bags->length = static_cast<size_t>(length_);

@@ -1,6 +1,6 @@
 // SokEmbed>ServedRows makes a place for a file of rows, SokEmbed>OpenServedRows opens one there,
-// and SokEmbed>ServedLookup returns rows of it. SokEmbed>LayServedRows opens newer files over that
-// of another place.
+// and SokEmbed>ServedLookup returns rows of it. SokEmbed>LayServedRows opens newer files on top of
+// the file of another place.
 //
 // A SavedModel knows where its files lie only while it is loaded: C++ loaders feed the paths of
 // assets to the initializers of resources, and to nothing else.
@@ -26,8 +26,8 @@ namespace tf = tensorflow;
 
 namespace {
 
-// The file that lookups read. Another one may take its place: lookups that go on keep the one that
-// they began with.
+// The file that lookups read. Another file may replace it; a lookup that is running goes on with
+// the file that it began with.
 class ServedRowsResource : public tf::ResourceBase {
  public:
   std::string DebugString() const override {
@@ -135,7 +135,7 @@ class OpenServedRowsOp : public tf::OpKernel {
 
 SOK_REGISTER_KERNEL("OpenServedRows", OpenServedRowsOp);
 
-// Serves the file of another place with newer rows over it, the lowest first. A path that is empty
+// Serves the file of another place with files of newer rows on top, the oldest first. An empty path
 // stands for no file.
 REGISTER_OP("SokEmbed>LayServedRows")
     .Input("served: resource")
@@ -178,7 +178,8 @@ class LayServedRowsOp : public tf::OpKernel {
 
 SOK_REGISTER_KERNEL("LayServedRows", LayServedRowsOp);
 
-// It is not stateful: graphs may leave out a lookup whose rows nobody uses, or that is there twice.
+// It is not stateful: TensorFlow may drop a lookup whose rows are not used, and merge equal
+// lookups.
 REGISTER_OP("SokEmbed>ServedLookup")
     .Input("served: resource")
     .Input("keys: Tkeys")
@@ -221,7 +222,7 @@ class ServedLookupOp : public tf::OpKernel {
 
 SOK_REGISTER_KERNEL("ServedLookup", ServedLookupOp);
 
-// Says which keys have a row in the file.
+// Returns which keys have a row in the file.
 REGISTER_OP("SokEmbed>ServedContains")
     .Input("served: resource")
     .Input("keys: Tkeys")
