@@ -5,7 +5,8 @@
 //   counting_bloom  a counting Bloom filter: memory that is fixed beforehand, never a key missed,
 //                   and a few admitted too early (false_positive_rate)
 //
-// Every method of Admission may be called from several threads at once; of saves, one at a time.
+// Every method of Admission may be called from several threads at once, but there must be one save
+// at a time.
 #pragma once
 
 #include <cstddef>
@@ -30,36 +31,36 @@ struct AdmissionConfig {
   // Default: 2
   uint32_t min_count = 2;
 
-  // The rest is read by counting_bloom only.
+  // Only counting_bloom reads the fields below.
 
-  // Distinct keys that the filter is made for. Beyond them it admits more and more keys too early.
-  // Default: 1 000 000
+  // The number of distinct keys that the filter is made for. With more keys it admits more and more
+  // of them too early. Default: 1 000 000
   uint64_t capacity = 1000000;
 
-  // Share of the keys seen fewer than min_count times that is admitted nevertheless, once
-  // `capacity` distinct keys have been seen min_count times. In (0, 1).
+  // The share of keys that are admitted before they were seen min_count times, once `capacity`
+  // distinct keys have been seen min_count times. In (0, 1).
   // Default: 0.01
   double false_positive_rate = 0.01;
 
-  // Width of a counter: 2, 4, 8 or 16. min_count is at most 2^counter_bits - 1.
+  // The bits of a counter: 2, 4, 8 or 16. min_count is at most 2^counter_bits - 1.
   // Default: 4
   int counter_bits = 4;
 };
 
-// Returns true if counters of one config mean the same under the other: values that the kind does
-// not read do not count.
+// Returns true if counters of one config mean the same under the other. It compares only the fields
+// that the kind reads.
 bool SameAdmission(const AdmissionConfig& a, const AdmissionConfig& b);
 
-// Bytes that Admission::Dump gave, by the number of the chunk. The caller owns them.
+// The results of Admission::Dump, by the number of the chunk. The caller owns the bytes.
 using AdmissionChunks = std::map<uint32_t, std::string_view>;
 
 class Admission {
  public:
   virtual ~Admission() = default;
 
-  // Counts each of keys[0, n) as seen counts[i] times more, in order; once more where `counts` is
-  // null. admitted[i] becomes 1 where the key has by then been seen min_count times or more, else
-  // 0. A key that many threads observe is counted as if they had come one after the other. Errors:
+  // Counts each of keys[0, n) counts[i] times, in order; once if `counts` is null. admitted[i]
+  // becomes 1 if the key has been seen min_count times or more by then, and otherwise 0. Threads
+  // that observe a key at the same time count it as if they came one after the other. Errors:
   // kResourceExhausted if there is no memory for a counter (frequency). The keys before the one
   // that failed have been counted then.
   virtual Status Observe(const Key* keys, const int64_t* counts, size_t n,
@@ -68,18 +69,18 @@ class Admission {
   // Sets admitted to 1 for each key that has been seen min_count times. Counts nothing.
   virtual void Admitted(const Key* keys, size_t n, uint8_t* admitted) const = 0;  // (n,), (n,)
 
-  // For keys that have got their rows, which say from now on that they were admitted. frequency
-  // gives their counters up: should such a key come again without a row, it starts from 0.
-  // counting_bloom does nothing, because a counter belongs to many keys.
+  // Forgets keys that have got rows; a row itself shows that its key was admitted. frequency
+  // removes their counters: a key that comes again without a row starts from 0. counting_bloom does
+  // nothing, because a counter belongs to many keys.
   virtual void Forget(const Key* keys, size_t n) = 0;  // (n,)
 
-  // Memory held, in bytes.
+  // Returns the memory that is held, in bytes.
   virtual uint64_t bytes() const = 0;
 
   virtual AdmissionConfig config() const = 0;
 
-  // Saving. The state is chunks [0, chunks()), each a string of bytes under its number. One that
-  // was never changed is empty and need not be stored. A save is:
+  // Saving. The state consists of chunks [0, chunks()), each a string of bytes with a number. A
+  // chunk that was never changed is empty and need not be stored. A save is:
   //
   //   for (uint32_t chunk : admission.ChangedChunks()) Put(chunk, admission.Dump(chunk).value());
   //   if (Commit()) admission.MarkSaved();
@@ -87,43 +88,44 @@ class Admission {
   // and opening is Load of every chunk that the store has, into a new filter of the same config.
   // The counters of one key are all in one chunk, so a chunk never holds half an observation.
 
-  // The same for every filter of one config. A chunk of counting_bloom has at most 256 KiB;
-  // frequency has 1024 chunks of 12 bytes a counter: 1 MiB each at 89 million counters.
+  // Returns the number of chunks, the same for every filter of one config. A chunk of
+  // counting_bloom has at most 256 KiB; frequency has 1024 chunks of 12 bytes a counter: 1 MiB each
+  // at 89 million counters.
   virtual uint32_t chunks() const = 0;
 
-  // The chunks that have changed since the last save that was marked, in ascending order. What
-  // changes from here on counts for the next save, whether or not Dump has it already. After a save
-  // that failed, just call this again: the chunks of that save are listed too.
+  // Returns the chunks that have changed since the last save that MarkSaved has confirmed, in
+  // ascending order. Later changes count for the next save, whether or not Dump has them already.
+  // After a save that failed, call this again: the chunks of that save are listed too.
   virtual std::vector<uint32_t> ChangedChunks() = 0;
 
-  // The bytes of a chunk as it is now, for machines of either byte order.
+  // Returns the bytes of a chunk as it is now, for machines of either byte order.
   // Errors: kInvalidArgument for a chunk that is not in [0, chunks()).
   virtual Result<std::string> Dump(uint32_t chunk) const = 0;
 
-  // Says that the chunks of the last ChangedChunks are stored for good.
+  // Confirms that the chunks of the last ChangedChunks are stored for good.
   virtual void MarkSaved() = 0;
 
-  // Replaces a chunk by what Dump gave. It counts as saved then. On an error nothing has changed.
-  // Errors: kInvalidArgument for a chunk of another number or config, kDataLoss for bytes that were
-  // cut short or damaged, kResourceExhausted.
+  // Replaces a chunk by the result of Dump. It counts as saved then. After an error nothing has
+  // changed. Errors: kInvalidArgument for a chunk of another number or config, kDataLoss for bytes
+  // that were cut short or damaged, kResourceExhausted.
   virtual Status Load(uint32_t chunk, std::string_view bytes) = 0;
 
-  // A copy of all counters that goes somewhere else than saves do: into a file of the whole table.
-  // It does not concern ChangedChunks.
+  // The functions below copy all counters into a file of the whole table, and back. They do not
+  // affect ChangedChunks.
 
-  // The chunks that are not as they were made, in ascending order.
+  // Returns the chunks that were ever changed, in ascending order.
   virtual std::vector<uint32_t> UsedChunks() const = 0;
 
   // Returns the errors of Restore: the errors of Load, for any of the chunks.
   virtual Status CheckChunks(const AdmissionChunks& chunks) const = 0;
 
-  // Replaces all counters. Chunks that are not given become as they were made. Those that change
-  // count as changed for the next save. On an error nothing has changed, unless memory ended.
+  // Replaces all counters. Chunks that are not given become empty. Chunks that change are part of
+  // the next save. After an error nothing has changed, unless memory ended.
   virtual Status Restore(const AdmissionChunks& chunks) = 0;
 };
 
-// Errors: kInvalidArgument for an unknown kind and for a value out of its range,
-// kResourceExhausted for a filter that does not fit into this machine's memory.
+// Makes an admission. Errors: kInvalidArgument for an unknown kind and for a value out of its
+// range, kResourceExhausted for a filter that does not fit into this machine's memory.
 Result<std::unique_ptr<Admission>> MakeAdmission(const AdmissionConfig& config);
 
 }  // namespace sok

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::string_view kMagic = "SOKN";
 constexpr uint32_t kVersion = 1;
-constexpr size_t kFixedBytes = 40;  // of the head, before the kind
+constexpr size_t kFixedBytes = 40;  // bytes of the head before the kind
 constexpr size_t kChecksumBytes = 8;
 
 uint64_t BitsOf(double value) {
@@ -33,7 +33,7 @@ Status Damaged(const std::string& expected, const std::string& got) {
                                      got + "; load the table from another copy");
 }
 
-// Numbers and bytes, from the first on. Reads zeros beyond the end, and remembers it.
+// Reads numbers and bytes, from the first on. Beyond the end it reads zeros, and remembers that.
 class Reader {
  public:
   explicit Reader(std::string_view bytes) : left_(bytes) {}

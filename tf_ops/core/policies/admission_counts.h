@@ -1,5 +1,5 @@
-// Everything that an admission has counted, with the config that the counts belong to: what is
-// saved of it along with a table in memory.
+// The counts of an admission, with the config that they belong to, as they are saved with a table
+// in memory.
 //
 //   offset  bytes  field
 //        0      4  "SOKN"
@@ -27,22 +27,22 @@
 
 namespace sok {
 
-// The counts as they are now, in pieces that stand one after the other: the head, then the chunks.
-// Keys that are observed meanwhile are in it or not, each as a whole.
+// Returns the present counts in pieces that stand one after the other: the head, then the chunks. A
+// key that is observed meanwhile is counted completely or not at all.
 Result<std::vector<std::string>> DumpCounts(const Admission& admission);
 
 // The result of DumpCounts, in one piece.
 struct AdmissionCounts {
   AdmissionConfig config;
-  AdmissionChunks chunks;  // in the bytes that were read
+  AdmissionChunks chunks;  // views of the bytes that were read
 };
 
-// Checks the head; Admission::CheckChunks does so for the chunks.
-// Errors: kDataLoss for bytes that were cut short or damaged, or are something else;
+// Reads counts and checks the head; Admission::CheckChunks checks the chunks.
+// Errors: kDataLoss for bytes that were cut short or damaged, or have another format;
 // kInvalidArgument for another version.
 Result<AdmissionCounts> ReadCounts(std::string_view bytes);
 
-// As a message names it: "frequency with min_count 2".
+// Returns a text for messages, such as "frequency with min_count 2".
 std::string Described(const AdmissionConfig& config);
 
 }  // namespace sok

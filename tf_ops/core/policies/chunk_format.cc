@@ -72,7 +72,7 @@ Result<std::string_view> DecodeChunk(const ChunkIdentity& expected, std::string_
                            std::to_string(version) +
                            ". Open it with the release that saved it, or a later one.");
   }
-  // Before the checksum is right no field is to be trusted, and nothing is read beyond the end.
+  // No field is trusted before the checksum was checked, and nothing is read beyond the end.
   const std::string_view payload = bytes.substr(kPayloadAt);
   const uint64_t payload_bytes = ReadLittleEndian(bytes.data() + kPayloadBytesAt, 8);
   if (payload_bytes != payload.size()) {

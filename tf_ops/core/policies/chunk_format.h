@@ -18,11 +18,11 @@
 
 namespace sok {
 
-// The lowest `bytes` bytes of the value, at most 8.
+// Appends the lowest `bytes` bytes of the value, at most 8.
 void AppendLittleEndian(std::string* out, uint64_t value, int bytes);
 uint64_t ReadLittleEndian(const char* from, int bytes);
 
-// The checksum of a chunk: of its first 28 bytes, and of its payload.
+// Returns the checksum of a chunk, over its first 28 bytes and its payload.
 uint64_t ChunkChecksum(std::string_view header, std::string_view payload);
 
 struct ChunkIdentity {
@@ -32,7 +32,7 @@ struct ChunkIdentity {
 
 std::string EncodeChunk(const ChunkIdentity& identity, std::string_view payload);
 
-// The payload, which lies in `bytes`.
+// Returns the payload, a view of `bytes`.
 // Errors: kInvalidArgument for a chunk of another identity or version, kDataLoss for one that was
 // cut short or damaged.
 Result<std::string_view> DecodeChunk(const ChunkIdentity& expected, std::string_view bytes);

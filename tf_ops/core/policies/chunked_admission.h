@@ -13,8 +13,8 @@
 
 namespace sok {
 
-// Returns a count that stands at `before`, at most `most`, after its key was seen so many times
-// more.
+// Returns the count of a key that stood at `before` after the key was seen `times` more, at most
+// `most`.
 inline uint32_t SeenAfter(uint32_t before, int64_t times, uint32_t most) {
   return before + static_cast<uint32_t>(std::clamp<int64_t>(times, 0, most - before));
 }
@@ -32,8 +32,8 @@ class ChunkedAdmission : public Admission {
   Status Restore(const AdmissionChunks& chunks) final;
 
  protected:
-  // `settings` are the values of the config that its kind reads; with the kind they tell whether a
-  // saved chunk is of the same config.
+  // `settings` are the values of the config that the kind reads. A saved chunk belongs to the same
+  // config if kind and settings are equal.
   ChunkedAdmission(const AdmissionConfig& config, std::initializer_list<uint64_t> settings,
                    uint32_t chunks);
 
@@ -46,23 +46,23 @@ class ChunkedAdmission : public Admission {
  private:
   // Called with the chunk's mutex held.
   virtual std::string Payload(uint32_t chunk) const = 0;
-  // As Payload, of bytes that are as they were saved. On an error nothing has changed.
+  // Sets a chunk to the bytes that Payload has returned. After an error nothing has changed.
   virtual Status LoadPayload(uint32_t chunk, std::string_view payload) = 0;
   // Returns the errors of LoadPayload. Called without the mutex.
   virtual Status CheckPayload(uint32_t chunk, std::string_view payload) const = 0;
-  // Makes the chunk as it was made. Called with the chunk's mutex held.
+  // Makes the chunk empty. Called with the chunk's mutex held.
   virtual void ClearChunk(uint32_t chunk) = 0;
 
   // A cache line each, so that threads with different chunks do not meet.
   struct alignas(64) Chunk {
     mutable std::mutex mu;
     bool changed = false;  // since the last ChangedChunks
-    bool in_save = false;  // listed by it, and not known to be stored yet
+    bool in_save = false;  // listed by ChangedChunks, and not confirmed as stored yet
     bool used = false;     // not as it was made
   };
 
   Status CheckNumber(uint32_t chunk) const;
-  // The payload of bytes that Dump gave for the chunk.
+  // Returns the payload in the bytes that Dump has returned for the chunk.
   Result<std::string_view> PayloadOf(uint32_t chunk, std::string_view bytes) const;
 
   const AdmissionConfig config_;

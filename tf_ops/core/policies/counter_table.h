@@ -1,4 +1,4 @@
-// From any 64-bit key to its counter: open addressing with linear probing.
+// Finds the counter of any 64-bit key, by open addressing with linear probing.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,8 @@ class CounterTable {
  public:
   static uint64_t Hash(Key key) { return Mix64(key + 0x9e3779b97f4a7c15ull); }
 
-  // The key's counter, or null. Valid until the next Reserve, Insert or Erase. Not to be set to 0.
+  // Returns the key's counter, or null. It is valid until the next Reserve, Insert or Erase, and
+  // must not be set to 0.
   uint32_t* Find(Key key, uint64_t hash) {
     Entry* entry = FindEntry(key, hash);
     return entry == nullptr ? nullptr : &entry->count;
@@ -30,10 +31,10 @@ class CounterTable {
   // Errors: kResourceExhausted; nothing has changed then.
   Status Reserve(uint64_t more);
 
-  // The key must be absent, the count above 0 and room for it reserved.
+  // Inserts a key. It must be absent, the count above 0, and room for it reserved.
   void Insert(Key key, uint64_t hash, uint32_t count);
 
-  // Does nothing if the key is absent. Returns whether it was there.
+  // Erases a key. Returns false if it is absent.
   bool Erase(Key key, uint64_t hash);
 
   uint64_t size() const { return size_; }

@@ -26,8 +26,8 @@ std::string Text(double value) {
   return text;
 }
 
-// `random` as a number below `bound`: Lemire 2019, "Fast random integer generation in an interval",
-// without its rejection, whose bias is bound / 2^32.
+// Maps `random` to a number below `bound`: Lemire 2019, "Fast random integer generation in an
+// interval", without its rejection, whose bias is bound / 2^32.
 uint32_t Below(uint32_t random, uint32_t bound) {
   return static_cast<uint32_t>(uint64_t{random} * bound >> 32);
 }
@@ -120,9 +120,9 @@ void CountingBloomAdmission::FindPlace(Key key, Place* place) const {
   const uint64_t hash = Mix64(key + kGolden);
   place->chunk = Below(static_cast<uint32_t>(hash >> 32), shape_.chunks);
   const char* const data = ChunkData(place->chunk);
-  // Independent functions, not multiples of one hash (Kirsch, Mitzenmacher 2006): those collide as
-  // pairs, which in a small filter shows in the rate. The outputs of SplitMix64 from `hash` on give
-  // two each.
+  // The functions are independent, not multiples of one hash (Kirsch, Mitzenmacher 2006): multiples
+  // collide in pairs, which raises the rate of a small filter. Each output of SplitMix64, from
+  // `hash` on, gives two of them.
   uint64_t random = 0;
   for (uint32_t i = 0; i < shape_.hashes; ++i) {
     random = i % 2 == 0 ? Mix64(hash + (i / 2 + 1) * kGolden) : random >> 32;

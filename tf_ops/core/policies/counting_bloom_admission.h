@@ -27,11 +27,11 @@
 
 namespace sok {
 
-// A counter stops at min_count, which its width can hold: beyond, it would change no answer, only
-// chunks that are to be saved.
+// A counter stops at min_count, which fits its width: a higher count would change no answer, but
+// more chunks would have to be saved.
 class CountingBloomAdmission final : public ChunkedAdmission {
  public:
-  // min_count must be at least 1.
+  // Makes an admission; min_count must be at least 1.
   // Errors: see MakeAdmission.
   static Result<std::unique_ptr<Admission>> Make(const AdmissionConfig& config);
 
@@ -58,7 +58,7 @@ class CountingBloomAdmission final : public ChunkedAdmission {
   CountingBloomAdmission(const AdmissionConfig& config, const Shape& shape, PageBuffer memory);
   static Result<Shape> ShapeOf(const AdmissionConfig& config);
 
-  // Calls fn(i, place) for the i-th key, with the memory of the next keys on its way.
+  // Calls fn(i, place) for the i-th key. It prefetches the counters of the next keys.
   template <typename Fn>
   void ForEachPlace(const Key* keys, size_t n, const Fn& fn) const;
   void FindPlace(Key key, Place* place) const;
@@ -72,7 +72,7 @@ class CountingBloomAdmission final : public ChunkedAdmission {
   uint32_t Smallest(const Place& place) const;
   void Raise(const Place& place, uint32_t to);
 
-  // The counters as they stand in memory: the lowest bits of a byte first.
+  // Returns the counters as they lie in memory: the lowest bits of a byte first.
   std::string Payload(uint32_t chunk) const override;
   Status LoadPayload(uint32_t chunk, std::string_view payload) override;
   Status CheckPayload(uint32_t chunk, std::string_view payload) const override;

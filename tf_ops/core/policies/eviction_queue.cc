@@ -3,9 +3,10 @@
 namespace sok {
 namespace {
 
-// Entries beyond twice what it was filled with are those of rows that have gone otherwise.
+// If the queue has more than twice the entries that it was filled with, the others are of rows that
+// were removed in other ways.
 constexpr size_t kSlack = 1024;
-// Ranks that are asked for at a time, at most.
+// The most ranks that are asked for at a time.
 constexpr size_t kMostAsked = 8192;
 
 }  // namespace
@@ -25,7 +26,7 @@ void EvictionQueue::Begin(size_t most) {
 void EvictionQueue::Offer(RankedKey row) {
   if (!Covers(row)) return;
   heap_.push_back(row);
-  // Twice as many, so that each row takes part in few cuts.
+  // The heap may hold twice as many, so that each row takes part in few cuts.
   if (heap_.size() >= 2 * most_) Cut();
 }
 
@@ -47,7 +48,7 @@ void EvictionQueue::End() {
 void EvictionQueue::Add(RankedKey row) {
   if (!filled_ || !ranks_rise_ || !Covers(row)) return;
   if (heap_.size() >= 2 * most_ + kSlack) {
-    // Rows that went in other ways have left entries behind, or the table has grown.
+    // Rows that were removed in other ways have left entries, or the table has grown.
     Clear();
     return;
   }
@@ -75,7 +76,7 @@ std::vector<RankedKey> EvictionQueue::PopSome(size_t n, uint64_t limit, const Ke
     if (staying.Contains(row.key)) {
       kept->push_back(row);
     } else if (!taken.Contains(row.key) && met.Insert(row.key)) {
-      rows.push_back(row);  // a key that went and came back may have several entries
+      rows.push_back(row);  // a key that was removed and came back may have several entries
     }
   }
   return rows;
@@ -88,7 +89,7 @@ Result<std::vector<RankedKey>> EvictionQueue::Take(size_t n, uint64_t limit,
   Status status;
   std::vector<Key> keys;
   std::vector<std::optional<uint64_t>> ranks;
-  // One that is out of date makes room for another: more are asked for from one turn to the next.
+  // Entries may be out of date, so each round asks for twice as many as the round before.
   for (size_t ask = n; filled_ && out.size() < n && status.ok(); ask *= 2) {
     std::vector<RankedKey> met =
         PopSome(std::clamp<size_t>(ask, 1, kMostAsked), limit, staying, taken, &kept);
@@ -108,7 +109,7 @@ Result<std::vector<RankedKey>> EvictionQueue::Take(size_t n, uint64_t limit,
       if (ranks_rise_ || *ranks[i] < limit) now.push_back(row);
     }
     std::sort(now.begin(), now.end());
-    // Entries that were not asked about are those of rows of at least their ranks.
+    // The other entries belong to rows whose ranks are at least as high.
     for (const RankedKey& row : now) {
       const bool lowest = row.rank < limit && (heap_.empty() || !(row > heap_.front()));
       if (out.size() < n && lowest && Covers(row)) {
@@ -124,7 +125,7 @@ Result<std::vector<RankedKey>> EvictionQueue::Take(size_t n, uint64_t limit,
     for (const RankedKey& row : out) Push(row);
     return status;
   }
-  // Of those that it has left out, some may be the lowest by now; or of all, where ranks may fall.
+  // Rows that were left out may have the lowest ranks by now; or any rows, if ranks may fall.
   const bool ran_out = out.size() < n && (heap_.empty() || heap_.front().rank < limit);
   if (ran_out && (!ranks_rise_ || (beyond_.has_value() && beyond_->rank < limit))) filled_ = false;
   return out;

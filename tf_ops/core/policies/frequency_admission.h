@@ -11,8 +11,8 @@
 
 namespace sok {
 
-// A counter stops at min_count: beyond, it would change no answer, only chunks that are to be
-// saved.
+// A counter stops at min_count: a higher count would change no answer, but more chunks would have
+// to be saved.
 class FrequencyAdmission final : public ChunkedAdmission {
  public:
   // min_count must be at least 1.
@@ -33,15 +33,15 @@ class FrequencyAdmission final : public ChunkedAdmission {
   static uint32_t ChunkOf(uint64_t hash) {
     return static_cast<uint32_t>(hash >> (64 - kChunkBits));
   }
-  // As Observe, of one key; the chunk's mutex is held.
+  // Does what Observe does, for one key. Called with the chunk's mutex held.
   Status Count(Key key, uint64_t hash, int64_t times, uint8_t* admitted);
 
-  // Per counter: the key in 8 bytes, the count in 4.
+  // Returns for each counter the key in 8 bytes and the count in 4.
   std::string Payload(uint32_t chunk) const override;
   Status LoadPayload(uint32_t chunk, std::string_view payload) override;
   Status CheckPayload(uint32_t chunk, std::string_view payload) const override;
   void ClearChunk(uint32_t chunk) override;
-  // The counters of a payload.
+  // Returns the counters of a payload.
   Result<CounterTable> Parse(uint32_t chunk, std::string_view payload) const;
 
   const uint32_t min_count_;

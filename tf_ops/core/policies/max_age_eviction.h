@@ -1,4 +1,4 @@
-// Eviction of rows that were not updated for so long, the oldest first.
+// Eviction of rows that were not updated for max_age ticks, the oldest first.
 #pragma once
 
 #include <algorithm>
@@ -27,8 +27,8 @@ class MaxAgeEviction final : public Eviction {
     return now < config().max_age ? 0 : uint64_t{now} - config().max_age + 1;
   }
 
-  // At most 16 times in max_age, so a row may stay a sixteenth longer; and at the first step, since
-  // it is not known how long ago the process before this one has looked.
+  // Rows are checked at most 16 times in max_age, so a row may stay a sixteenth longer. They are
+  // checked at the first step too, since it is not known when an earlier process has checked them.
   bool Due(int64_t, uint32_t now) override {
     const bool knows = passed_ > 0 && passed_ <= now;
     return !knows || now - passed_ >= std::max<uint32_t>(1, config().max_age / 16);
@@ -36,7 +36,7 @@ class MaxAgeEviction final : public Eviction {
   void Passed(uint32_t now) override { passed_ = now; }
 
  private:
-  uint32_t passed_ = 0;  // when rows were last looked through; 0: never
+  uint32_t passed_ = 0;  // when rows were last checked; 0: never
 };
 
 }  // namespace sok

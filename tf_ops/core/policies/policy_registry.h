@@ -1,4 +1,4 @@
-// The registry of the policies of one kind of decision: which names there are, and what makes each.
+// The registry of policies, admissions or evictions: their names, and the functions that make them.
 // Internal to this room.
 #pragma once
 
@@ -16,7 +16,8 @@ struct PolicyKind {
   Result<std::unique_ptr<Policy>> (*make)(const Config& config);
 };
 
-// The policy that config.kind names. what: "an admission", for the error.
+// Makes the policy that config.kind names. `what` is a word for the message, such as "an
+// admission".
 // Errors: kInvalidArgument for a name that is not in `kinds`, and those of the policy.
 template <typename Policy, typename Config, size_t n>
 Result<std::unique_ptr<Policy>> MakePolicy(const char* what,

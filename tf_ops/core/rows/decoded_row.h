@@ -1,4 +1,4 @@
-// Rows of one shard as floats, one at a time, whatever they lie in memory as.
+// Gives access to rows of one shard as floats, one at a time, whatever their types in memory.
 #pragma once
 
 #include <algorithm>
@@ -10,13 +10,13 @@
 
 namespace sok {
 
-// Hands out the row itself where the layout has no coding, and else floats of its own, which Write
-// encodes. The shard's lock must be held; a RowRef is good until the next call. Rows is RowSlabs or
-// CacheRows.
+// Returns the row itself if the layout has no coding, and otherwise floats of its own, which Write
+// encodes. The shard's lock must be held; a RowRef is valid until the next call. Rows is RowSlabs
+// or CacheRows.
 template <typename Rows>
 class DecodedRow {
  public:
-  // This alone takes memory.
+  // Only the constructor takes memory.
   explicit DecodedRow(const Rows& rows) : rows_(rows), coding_(rows.layout().coding()) {
     if (coding_ != nullptr) floats_.resize(coding_->floats());
   }
@@ -35,7 +35,8 @@ class DecodedRow {
     return {floats, rows_.meta(row)};
   }
 
-  // Keeps what the last RowRef was changed to, rounded to nearest. Must be of the same row.
+  // Stores the changed floats of the last RowRef, which must be of the same row, rounded to
+  // nearest.
   void Write(uint32_t row) {
     if (coding_ != nullptr) coding_->EncodeNearest(floats_.data(), rows_.place(row));
   }

@@ -1,4 +1,5 @@
-// Leads from a key of a known range to the number of its row, by position: no hash and no probing.
+// Finds the number of a row by its key, in a known range of keys. A key's position is its place,
+// without hash and probing.
 #pragma once
 
 #include <algorithm>

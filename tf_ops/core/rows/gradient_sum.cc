@@ -24,7 +24,7 @@ const float* GradientOf(const GradientBatch& batch, uint32_t position, int dim) 
   return batch.gradients == nullptr ? nullptr : batch.gradients + size_t{position} * dim;
 }
 
-// Returns true if a batch has one gradient for each of its keys, float32 and as the rule takes it.
+// Returns true if a batch has one gradient for each of its keys, float32 and with a factor of 1.
 bool HasOneAKey(const GradientBatch& batch) {
   const bool summed = batch.summed != nullptr || (batch.distinct && batch.gradients != nullptr);
   return summed && batch.factor == 1.0f;

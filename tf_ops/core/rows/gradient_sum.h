@@ -16,7 +16,7 @@ class GradientSum {
  public:
   // Computes the sums. row_numbers[i] is the row of entries[i], or UINT32_MAX to leave the entry
   // out. A float32 gradient that is the only one of its row, with a factor of 1, is not
-  // copied: gradients() points to where it lies. So are those of a batch that is summed already, or
+  // copied: gradients() points to where it lies. This is so for batches that are summed already, or
   // whose keys are distinct.
   void Build(const ShardEntry* entries, const uint32_t* row_numbers, size_t n,
              const std::vector<GradientBatch>& batches, int dim);
@@ -27,13 +27,13 @@ class GradientSum {
 
  private:
   uint32_t Unique(uint32_t row);
-  // Takes gradients of which each key has one.
+  // Takes gradients of distinct keys.
   void Take(const ShardEntry* entries, const uint32_t* row_numbers, size_t n,
             const GradientBatch& batch, int dim);
 
   DistinctIndex index_;           // of rows_
   std::vector<uint32_t> unique_;  // (n) position in rows_, UINT32_MAX if the entry is left out
-  // Of each distinct row, first how many entries it has, then whether its gradient lies in sums_.
+  // For each distinct row: first its number of entries, later 1 if its gradient lies in sums_.
   std::vector<uint32_t> counts_;
   std::vector<uint32_t> rows_;
   std::vector<const float*> gradients_;

@@ -14,18 +14,19 @@ namespace sok {
 
 inline uint64_t HashOfKey(Key key) { return Mix64(key + 0x9e3779b97f4a7c15ull); }
 
-// HashIndex is made of these: of one array, or of two while keys move from one to the other. Not
-// thread-safe. It takes a cache line, so that one of two is found by a shift.
+// HashIndex consists of one such array, or of two while keys move from one to the other. Not
+// thread-safe. The object fills a cache line, so that one of two is found by a shift.
 class alignas(64) HashCells {
  public:
   static constexpr uint32_t kNone = UINT32_MAX;
-  // Stands for the cell of a key that is not in its first bin, which has no empty cell, and may
-  // be in another one. Numbers of cells are below half of this.
+  // Candidate returns this for a key that is not in its first bin, but may be in another one, since
+  // the first has no empty cell. Numbers of cells are below half of it.
   static constexpr uint32_t kElsewhere = kNone - 1;
 
-  // Makes an array of one bin, always empty, which all such arrays share.
+  // Makes an array of one bin, which is always empty. All such arrays share it.
   HashCells() = default;
-  // Makes an array of `bins` bins of 16 cells. Without memory it is as above.
+  // Makes an array of `bins` bins of 16 cells. If there is no memory, makes the array above
+  // instead.
   explicit HashCells(uint64_t bins);
   HashCells(HashCells&& other) noexcept { *this = std::move(other); }
   HashCells& operator=(HashCells&& other) noexcept;
@@ -35,8 +36,8 @@ class alignas(64) HashCells {
   static size_t BytesFor(uint64_t bins) { return bins * kBinBytes; }
 
   // Returns the bin in which the search for a hash begins. It is in proportion to 32 bits of the
-  // hash, so that keys come in the same order in arrays of any two numbers of bins: those of the
-  // first bins of one are those of the first bins of the other.
+  // hash. So in any two arrays, of whatever sizes, the keys have the same order: the first bins of
+  // both have the same keys.
   uint64_t FirstBin(uint64_t hash) const {
     return (static_cast<uint32_t>(hash >> 16) * bins_) >> 32;
   }
@@ -134,7 +135,7 @@ class alignas(64) HashCells {
     for (size_t at = 0; at < kBinWidth * kEntryBytes; at += 64) __builtin_prefetch(entries + at);
   }
 
-  // Without memory this is never written to: there is no room.
+  // Without memory this is never written to, since the array has no room for keys.
   uint8_t* control_ = const_cast<uint8_t*>(kEmptyBin);
   char* entries_ = nullptr;
   uint64_t bins_ = 1;

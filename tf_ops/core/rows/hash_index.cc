@@ -9,21 +9,22 @@ namespace {
 
 // Loads are in sixteenths of an array's cells. Growth begins when so many are used …
 constexpr uint64_t kGrowAt = 12;
-// … and ends before so many are: a sixteenth is one cell of each bin, so that half a bin has to
-// move for each key that comes.
+// … and ends before so many are. A sixteenth is one cell of each bin, so about half a bin must move
+// for each new key.
 constexpr uint64_t kMostUsed = 14;
-// An array whose keys fill less than kShrinkBelow gives way to a smaller one, which they then fill
-// up to this.
+// An array whose keys fill less than kShrinkBelow is replaced by a smaller one, which they fill up
+// to kShrunk.
 constexpr uint64_t kShrinkBelow = 3, kShrunk = 6;
-// If the keys fill less than this, erased cells are what fills the array: another one of the same
-// size will do.
+// If the keys fill less than this, the array is full of erased cells, and another array of the same
+// size is enough.
 constexpr uint64_t kStayBelow = 10;
 
 // Bins; numbers of cells are below 2^31.
 constexpr uint64_t kSmallest = 4, kLargest = uint64_t{3} << 25;
 constexpr uint64_t kLeastShrunk = 256;  // smaller arrays stay
 constexpr uint64_t kGroupsAKeyErased = 4;
-// Trim moves no more bins at a time: one of a shard of millions of keys held a step up for 0.2 s.
+// The most bins that Trim moves at a time: without a limit it delayed a step by 0.2 s in a shard of
+// millions of keys.
 constexpr uint64_t kMostMoved = 4096;
 
 // Returns so many sixteenths of the cells of a number of bins; a bin has 16 cells.
@@ -50,13 +51,13 @@ uint64_t HashIndex::BinsFor(uint64_t keys, uint64_t sixteenths, uint64_t least) 
 
 bool HashIndex::Holds(uint32_t more) const {
   if (!moving()) return cells().used() + more <= Part(cells().bins(), kGrowAt);
-  // Any of the keys to come may go to either array.
+  // Each of the next keys may go to either array.
   return leaving().used() + more <= Part(leaving().bins(), kMostUsed) &&
          cells().used() + leaving().size() + more <= Part(cells().bins(), kMostUsed);
 }
 
 Status HashIndex::Reserve(uint32_t more) {
-  // Two arrays of one size are twice the memory, so that is soon over.
+  // Two arrays of one size take twice the memory, so the move is fast.
   if (moving()) Move(leaving().bins() < cells().bins() ? more / 2 + 1 : 2 * uint64_t{more} + 1);
   if (Holds(more)) return Status();
   const uint64_t wanted = uint64_t{size()} + more;
@@ -67,8 +68,8 @@ Status HashIndex::Reserve(uint32_t more) {
   }
   Move(leaving().bins());
   if (Holds(more)) return Status();
-  // Where erased cells are what fills the array, one of the same size may do; it gets some air, so
-  // that erasing and inserting in turn does not move all keys each time.
+  // If the array is full of erased cells, one of the same size may be enough. It keeps a reserve,
+  // so that erasing and inserting in turn does not move all keys each time.
   if (bins <= cells().bins() && wanted > Part(bins, kStayBelow)) {
     bins = BinsFor(Part(bins, kGrowAt) + 1, kGrowAt, kSmallest);
   }

@@ -1,4 +1,4 @@
-// Leads from any 64-bit key to the number of its row: one shard's open-addressing index.
+// Finds the number of a row by any 64-bit key: the open-addressing index of one shard.
 #pragma once
 
 #include <cstddef>
@@ -14,13 +14,13 @@ namespace sok {
 
 // Not thread-safe: the shard that owns it holds the lock.
 //
-// A lookup is three steps apart, so that a batch can run each step over many keys and the memory
-// reads of one key overlap with those of the others: Hash and Place, then Candidate, then Resolve.
+// A lookup consists of three steps: Hash and Place, then Candidate, then Resolve. A batch runs each
+// step over many keys, so that their memory reads overlap.
 //
-// It grows and shrinks piece by piece: Reserve and Trim move some bins of keys from an array to
-// one of another size, a number that is in proportion to their argument. In between a key's hash
-// says in which of the two arrays it is. The shards of a table have different sizes to choose from,
-// so that they do not all grow at once.
+// It grows and shrinks piece by piece: Reserve and Trim move some bins of keys from an array to one
+// of another size, as many as their argument asks for. Meanwhile a key's hash shows in which of the
+// two arrays it is. The shards of a table have different series of sizes, so that they do not all
+// grow at once.
 class HashIndex {
  public:
   static constexpr uint32_t kNone = HashCells::kNone;
@@ -28,8 +28,8 @@ class HashIndex {
   HashIndex() = default;
   HashIndex(const IndexConfig& config, uint32_t shard)
       : phase_(static_cast<uint32_t>((uint64_t{shard} << kPhaseBits) >> config.shard_bits)) {}
-  // Returns an index that keeps to kBytesAKey for each of so many keys, if it never has more, while
-  // they come and go.
+  // Returns an index that takes at most kBytesAKey for each of `keys` keys, if it never has more
+  // keys than that, while keys come and go.
   static HashIndex ForAtMost(uint64_t keys);
   static constexpr uint64_t kBytesAKey = 21;
 
@@ -69,8 +69,8 @@ class HashIndex {
     return cell == kNone ? kNone : array.RowAt(cell);
   }
 
-  // Calls fn(i) for all i below n in turn, while the memory that a search for key_of(i) reads is
-  // fetched ahead. fn may erase keys, and insert those that have room reserved.
+  // Calls fn(i) for all i below n in turn, and prefetches the memory that a search for key_of(i)
+  // reads. fn may erase keys, and insert those that have room reserved.
   template <typename KeyOf, typename Fn>
   void ForEachAhead(size_t n, const KeyOf& key_of, const Fn& fn) const {
     constexpr size_t kKeysAhead = 16;  // between one step of a search and the next
@@ -92,8 +92,9 @@ class HashIndex {
   // Erases a key. Returns the row that it had, or kNone if it was absent.
   uint32_t Erase(Key key, uint64_t hash);
 
-  // Gives memory back, a piece at a time, where the index has become far too large for its keys.
-  // `erased` says how many keys went since the last call. What was reserved is reserved no more.
+  // Gives memory back, a piece at a time, if the index has become far too large for its keys.
+  // `erased` is the number of keys erased since the last call. Room that Reserve has made is not
+  // reserved any more.
   void Trim(uint32_t erased);
 
   uint32_t size() const { return cells().size() + leaving().size(); }
@@ -120,8 +121,8 @@ class HashIndex {
   HashCells& Of(uint64_t hash) { return arrays_[WhichOf(hash)]; }
 
   bool Holds(uint32_t more) const;
-  // Returns the least number of bins to choose from in which so many keys fill at most so many
-  // sixteenths of the cells.
+  // Returns the smallest allowed number of bins, at least `least`, in which `keys` keys fill at
+  // most that many sixteenths of the cells.
   uint64_t BinsFor(uint64_t keys, uint64_t sixteenths, uint64_t least) const;
   bool StartMoving(uint64_t bins);
   void Move(uint64_t bins);
@@ -132,7 +133,8 @@ class HashIndex {
   const HashCells& leaving() const { return arrays_[1]; }
 
   HashCells arrays_[2];  // the array that stays, and the one that keys move from, if they do
-  // Keys whose first bin in the array that is left is below this are in the one that stays.
+  // Keys whose first bin in the array that they leave is below this have moved to the array that
+  // stays.
   uint64_t moved_ = kAll;
   uint32_t phase_ = 0;  // sizes are powers of two times 1 + phase / 2^kPhaseBits
 };

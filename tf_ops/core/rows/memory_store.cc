@@ -24,8 +24,8 @@ constexpr int kMostShardBits = 10;
 
 constexpr size_t kMostRemoved = 4096;  // of a shard, beside twice its rows
 
-// There are four shards a core, so that threads seldom wait for each other's last one; not more,
-// since a large shard's index gets huge pages.
+// There are four shards for each core, so that threads seldom wait for the last shard of another.
+// There are not more, since only the index of a large shard gets huge pages.
 int ShardBits(uint32_t wanted = 0) {
   if (wanted == 0) {
     wanted = std::clamp(4 * std::thread::hardware_concurrency(), 8u, 256u);
@@ -35,8 +35,8 @@ int ShardBits(uint32_t wanted = 0) {
   return bits;
 }
 
-// Returns true for a commit of keys that are distinct, and so few that one thread updates them all
-// before several had begun.
+// Returns true for a commit of distinct keys that are so few that one thread updates them faster
+// than several could start.
 bool IsFew(const std::vector<GradientBatch>& batches) {
   constexpr size_t kFew = 2048;
   return batches.size() == 1 && batches[0].distinct && batches[0].summed == nullptr &&
@@ -270,7 +270,7 @@ Result<uint64_t> MemoryStore<Index>::Erase(const Key* keys, size_t n,
       shard.index.Trim(gone);
       size_.fetch_sub(gone, std::memory_order_relaxed);
       erased += gone;
-      // Where rows come and go for long, a list of those that went would outgrow the table.
+      // If rows come and go for long, a list of the removed keys would outgrow the table.
       if (shard.marks != nullptr &&
           shard.marks->removed() > kMostRemoved + 2 * shard.index.size()) {
         for (auto& mark : marks_) mark = 0;

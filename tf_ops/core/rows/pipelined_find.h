@@ -18,9 +18,9 @@ void ForEachBit(uint64_t bits, const Fn& fn) {
 }
 
 // Finds keys block by block. The blocks pass through four stages, each one block after the other,
-// so that reads of control bytes, of entries and of rows are under way all the time. Which keys are
-// there goes on as bits: a branch on each could not be predicted where many are absent. It is made
-// once for batches of which some rows are given, and once for others, which is faster.
+// so that reads of control bytes, of entries and of rows are under way all the time. Stages pass on
+// as bits which keys exist: if many are absent, a branch on each key would be mispredicted. kGiven
+// is true for batches in which some rows are given; without them the code is faster.
 template <bool kGiven, typename Index, typename Shard, typename HashOf, typename ShardOf>
 class PipelinedFind {
  public:

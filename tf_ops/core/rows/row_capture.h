@@ -21,7 +21,8 @@ namespace sok {
 struct CaptureOptions {
   static constexpr int kReaders = 2;
 
-  // The number of the state that is captured, from which later captures may start; 0: none will.
+  // A number for the state that is captured, by which a later capture may name it in `since`. 0: no
+  // later capture will.
   uint64_t mark = 0;
   // Only rows that were made or changed, and keys that went, since the state of this number, which
   // must be the reader's last one that has a number; 0: all rows.
@@ -29,7 +30,7 @@ struct CaptureOptions {
   int reader = 0;  // whose numbers these are
 };
 
-// A capture writes rows into these. All have room for so many as the call says.
+// The columns into which a capture writes rows, with room for as many rows as the call says.
 struct CapturedColumns {
   Key* keys;
   uint32_t* update_nums;
@@ -47,8 +48,8 @@ class RowCapture {
   RowCapture() = default;
   RowCapture(const RowCapture&) = delete;
   RowCapture& operator=(const RowCapture&) = delete;
-  // Ends it. Without Keep, the store forgets the number of the state, and a capture that starts
-  // from the one before has all changes since then.
+  // Ends the capture. Unless Keep was called, the store forgets the number of the state, and a
+  // later capture that starts from the state before has all changes since that one.
   virtual ~RowCapture() = default;
 
   // Returns the number of rows in the capture.
@@ -63,12 +64,13 @@ class RowCapture {
   // these were the last. kResourceExhausted: memory for copies has ended, and some rows are lost to
   // the capture.
   virtual Result<size_t> Next(const CapturedColumns& to, size_t room) = 0;
-  // The same of rows alone of which copies are kept; less than `room` says that none are left now.
+  // Does the same, but only for rows of which copies are kept. Less than `room` means that no
+  // copies are left now.
   virtual Result<size_t> NextKept(const CapturedColumns& to, size_t room) = 0;
   // Returns the bytes of the copies that are kept.
   virtual uint64_t kept_bytes() const = 0;
 
-  // Nothing more is copied out, so that no more copies are kept, and another capture may begin.
+  // Ends the copying: no more copies are kept, and another capture may begin.
   virtual void Release() = 0;
   // Confirms that the captured rows are safe: the store remembers the number of its state.
   virtual void Keep() = 0;

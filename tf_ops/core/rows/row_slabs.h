@@ -20,7 +20,8 @@ struct RowMeta {
   static constexpr uint32_t kMostUpdates = UINT32_MAX;
 
   uint32_t update_num;  // commits that touched the row; it stays at the most that there is
-  // When that was, or when the row was made: in seconds since 1970, or in steps of the table.
+  // The time of the last commit, or when the row was made: in seconds since 1970, or in steps of
+  // the table.
   uint32_t update_time;
 
   uint32_t next_update() const { return update_num + (update_num != kMostUpdates); }
@@ -41,12 +42,12 @@ class RowLayout {
   size_t value_bytes() const { return embedding_bytes() + slot_bytes_.size(); }
   size_t embedding_bytes() const { return CodedBytes(form_.row, dim_); }
   const RowForm& form() const { return form_; }
-  // Returns the way to the floats of a row and back; null: the row is the floats.
+  // Returns the coding between the bytes and the floats of a row; null: a row consists of floats.
   const RowCoding* coding() const { return coding_ ? &*coding_ : nullptr; }
   const std::vector<Slot>& slots() const { return slots_; }
-  // Returns what the slots of a new row hold, rounded as they are.
+  // Returns the start values of the slots of a new row, as they are after rounding.
   const std::vector<float>& slot_start() const { return slot_start_; }
-  // Returns the same as the bytes that lie behind a row's embedding.
+  // Returns the same values as the bytes that follow a row's embedding.
   const std::vector<char>& slot_bytes() const { return slot_bytes_; }
   bool SameShape(const RowLayout& other) const;
 
@@ -81,8 +82,7 @@ class RowSlabs {
   // Makes sure that `more` calls of Allocate succeed. On an error nothing has changed.
   Status Reserve(uint32_t more);
 
-  // Returns the lowest number of an unused row. What it and its meta hold is not
-  // known.
+  // Returns the lowest number of an unused row. Its floats and its meta are not set.
   uint32_t Allocate();
   // Frees a row. A slab whose last row goes is given back.
   void Free(uint32_t row);
@@ -90,7 +90,7 @@ class RowSlabs {
   char* place(uint32_t row) const {
     return slabs_[row >> kShift] + static_cast<size_t>(row & kMask) * row_bytes_;
   }
-  // Returns where the row lies; what is there are floats only if the layout has no coding.
+  // Returns the address of the row. It has floats only if the layout has no coding.
   float* row(uint32_t row) const { return reinterpret_cast<float*>(place(row)); }
   // Counters lie beside the rows of the slab and not inside of them, so that embeddings of 16, 32,
   // … floats keep to whole cache lines.
@@ -124,7 +124,7 @@ class RowSlabs {
   static constexpr uint32_t kRows = 1u << kShift;
   static constexpr uint32_t kMask = kRows - 1;
 
-  // Says which rows of a slab are in use.
+  // The rows of a slab that are in use.
   struct Use {
     uint64_t taken[kRows / 64] = {};  // a bit a row
     uint16_t rows = 0;                // how many

@@ -27,8 +27,8 @@ namespace gpu {
 class GpuStore;
 }
 
-// Says where a lookup has found the rows of its keys, so that the commit of their gradients need
-// not search for them again.
+// The places where a lookup has found the rows of its keys, so that the commit of their gradients
+// need not search for them again.
 struct RowNumbers {
   std::vector<uint32_t> numbers;  // (n) of the rows in their shards; UINT32_MAX: not found
   uint64_t erasures = 0;          // RowStore::erasures() before the search
@@ -40,7 +40,7 @@ struct GradientBatch {
   const float* gradients;          // (n, dim), or null if they are bfloat16
   const BFloat16* gradients_bf16;  // (n, dim), or null
   size_t n;
-  // (n) which row of the gradients is that of keys[i]; null: row i.
+  // (n) The row of the gradients that belongs to keys[i]; null: row i.
   const uint32_t* positions = nullptr;
   // The same gradients, summed by key, by the shards of the store. Null: they are not summed yet.
   const SummedGradients* summed = nullptr;
@@ -51,7 +51,7 @@ struct GradientBatch {
   // by work on a stream of the GPU.
   bool on_gpu = false;
   void* stream = nullptr;
-  bool may_rest = false;  // there: gradients that begin with kUnusedBits are none
+  bool may_rest = false;  // on a GPU: keys whose gradients begin with kUnusedBits get none
 };
 
 // A row as an exporter or an importer sees it.
@@ -62,7 +62,7 @@ struct RowRef {
 
 // Everything about a table's training that is not in its rows.
 struct TableState {
-  // t of bias correction is a float64, which counts no further.
+  // t of bias correction is a float64, in which larger integers are not exact.
   static constexpr int64_t kMostSteps = int64_t{1} << 53;
 
   std::string rule;  // empty before the first commit
@@ -76,25 +76,25 @@ struct TableState {
 struct CommitStep {
   int64_t number = 0;  // t of bias correction; 0: each row counts its own updates
   float scale = 1.0f;  // gradients are multiplied by it
-  // The sum of a row's gradients, times the scale, is brought into [-clip_value, clip_value]; 0: it
-  // is not.
+  // The bound of clipping: each element of the sum of a row's gradients, times the scale, is
+  // clipped to [-clip_value, clip_value]. 0: no clipping.
   float clip_value = 0.0f;
   uint32_t now = 0;         // the update_time of the rows it touches
   bool sequential = false;  // equal keys one step after another, not summed; float32 gradients only
   TableState state;         // the table's state after it; a store on disk keeps it with the rows
-  // Set once the rows have changed, also if an error follows: they may not be durable then. Null:
-  // the caller does not ask.
+  // Set to true once the rows have changed, even if an error follows because the change could not
+  // be made durable. Null: not needed.
   bool* applied = nullptr;
 };
 
 // Exceptions to "the row of keys[i] goes to out[i]".
 struct GatherOptions {
-  // (n) where in the output each embedding goes. Null: key i's goes to i.
+  // (n) The place of each embedding in the output. Null: the embedding of key i goes to place i.
   const uint32_t* places = nullptr;
-  // (n) where not null, the row that is copied instead of the key's own. Such a key is not
+  // (n) If given[i] is not null, this row is copied instead of the key's own. Such a key is not
   // looked up: it is never missing, and may be out of range. Null: every key is looked up.
   const float* const* given = nullptr;
-  // (n) gets what RowNumbers says of each key. Null: nobody asks.
+  // (n) Gets the number of each key's row, as in RowNumbers. Null: not needed.
   uint32_t* numbers = nullptr;
 
   // Returns how many of n keys are looked up.
@@ -104,12 +104,12 @@ struct GatherOptions {
   }
 };
 
-// A store of rows. Thread-safe, except where a method says otherwise. Lookups run beside lookups;
-// whatever writes excludes others from one shard at a time, never from the whole store, but for
-// commits of so few keys that they are done at once. Shards are locked inside of what runs on
-// `parallel_for` and never around it. Otherwise a thread pool could lock itself up: callers may
-// wait for the pool's threads without helping them, and these threads for the shards. Other locks
-// may be held around it, so no thread of the pool may call a store of a storage.
+// A store of rows. Thread-safe, unless a method says otherwise. Lookups run at the same time. A
+// call that writes locks one shard at a time, never the whole store, except commits of so few keys
+// that they take no time. Shards are locked inside of functions that run on `parallel_for`, never
+// around it. Otherwise a thread pool could lock itself up: callers may wait for the pool's threads
+// without helping them, and these threads for the shards. Other locks may be held around it, so no
+// thread of the pool may call a store of a storage.
 class RowStore {
  public:
   virtual ~RowStore() = default;
@@ -143,7 +143,8 @@ class RowStore {
   virtual Status Upsert(const Key* keys, size_t n, uint64_t max_rows, uint32_t now,
                         const WriteRow& write, const ParallelFor& parallel_for) = 0;
 
-  // Does what Upsert does as a whole or not at all, and as durable as the store makes a call.
+  // Does what Upsert does, for all keys or for none, and makes the result durable if the store
+  // makes calls durable.
   virtual Status Set(const Key* keys, size_t n, uint64_t max_rows, uint32_t now,
                      const WriteRow& write, const ParallelFor& parallel_for) {
     return Upsert(keys, n, max_rows, now, write, parallel_for);
@@ -163,11 +164,11 @@ class RowStore {
   // Erases rows. Returns how many there were.
   virtual Result<uint64_t> Erase(const Key* keys, size_t n, const ParallelFor& parallel_for) = 0;
 
-  // Returns how often rows may have gone, so that their numbers are those of other rows since.
-  // UINT64_MAX: this store does not number rows.
+  // Returns how often rows may have been erased, after which their numbers may belong to other
+  // rows. UINT64_MAX: this store does not number rows.
   virtual uint64_t erasures() const { return UINT64_MAX; }
-  // Returns how often rows were replaced other than by the table: a storage that took in a
-  // dump.
+  // Returns how often all rows were replaced by others than the table: by a dump that was loaded
+  // into its storage.
   virtual uint64_t replacements() const { return 0; }
   // Erases rows for a caller that has looked at them since replacements() was `seen`. Returns
   // nothing if rows were replaced meanwhile, and nothing has changed then.
@@ -178,24 +179,25 @@ class RowStore {
     if (!erased.ok()) return erased.status();
     return std::optional<uint64_t>(erased.value());
   }
-  // The same for a call under way that makes room. In a store whose calls are durable this is so
-  // only once the next one is: a process that dies in the midst of a call leaves all of it or
-  // nothing.
+  // Does the same to make room for another call. In a store whose calls are durable, this becomes
+  // durable only together with that call: a process that dies in the middle leaves both or neither.
   virtual Result<std::optional<uint64_t>> EraseForNewcomers(uint64_t seen, const Key* keys,
                                                             size_t n,
                                                             const ParallelFor& parallel_for) {
     return EraseUnlessReplaced(seen, keys, n, parallel_for);
   }
 
-  // Replaces all rows by new ones with distinct keys, the layout and the state, in one step for
-  // whoever looks from outside. write(i, row, true) fills each. Errors: see Upsert. The layout then
-  // tells whether the old rows are there or the new ones, of which some may be missing.
+  // Replaces all rows, the layout and the state; other threads see this as one step. The new rows
+  // have distinct keys, and write(i, row, true) fills each. Errors: see Upsert. After an error
+  // layout() shows whether the store has the old rows or the new ones, some of which may be
+  // missing.
   virtual Status Replace(std::shared_ptr<const RowLayout> layout, const TableState& state,
                          const Key* keys, size_t n, uint32_t now, const WriteRow& write,
                          const ParallelFor& parallel_for) = 0;
   // Gives every row the slots of `layout`, whose dim must be the same, and the table the state,
-  // which has these slots, in one step for whoever looks from outside. If the shape differs, slots
-  // start anew and true comes back. Until a row is changed, a later layout may start them instead.
+  // which has these slots; other threads see this as one step. If the shape differs, slots start
+  // anew and it returns true. Until a row is changed, a later layout may give its slots other start
+  // values.
   virtual Result<bool> Relayout(std::shared_ptr<const RowLayout> layout, const TableState& state,
                                 const ParallelFor& parallel_for) = 0;
   // Returns true if a Relayout to these slots, with the state as it is, would do nothing.
@@ -203,11 +205,11 @@ class RowStore {
   virtual std::shared_ptr<const RowLayout> layout() const = 0;
 
   virtual uint64_t size() const = 0;
-  // Takes rows that have expired out of size(), if there may be any, and it is time to look.
+  // Counts size() anew without expired rows, if there may be any and the last count is old enough.
   virtual Status LeaveOutExpired(uint32_t /*now*/) { return Status(); }
   // Returns this store if its rows lie in the memory of a GPU, else null.
   virtual gpu::GpuStore* on_gpu() { return nullptr; }
-  // Returns the number of rows that were made since the store was.
+  // Returns the number of rows that were made since the store was made.
   virtual uint64_t made() const = 0;
   // Returns the number of keys of Gather whose row was in the cache of a storage.
   virtual uint64_t cache_hits() const { return 0; }
@@ -220,8 +222,8 @@ class RowStore {
     virtual ~Frozen() = default;
     virtual uint64_t size() const = 0;
     virtual Status ForEach(const std::function<void(Key key, RowRef row)>& fn) const = 0;
-    // The same of rows [begin, end) in the order of ForEach, which is the same for all views
-    // between which the store does not change. A store that must read all rows for that does so.
+    // Does the same for rows [begin, end) in the order of ForEach, which is the same for all views
+    // between which the store does not change. Some stores must read all rows for that.
     virtual Status ForEachIn(uint64_t begin, uint64_t end,
                              const std::function<void(Key key, RowRef row)>& fn) const {
       uint64_t i = 0;

@@ -195,7 +195,8 @@ ShardMarks::Changes ShardMarks::StartNoting(int reader, const RowSlabs& rows) {
   const size_t listed = changes_.listed.size();
   Changes before =
       Joined(std::exchange(notes_[reader].earlier, {}), std::exchange(changes_, {}), rows);
-  // As many are likely to come again; growing while training waits costs more than noting.
+  // As many changes are likely to come again, and growing the list while training waits costs more
+  // than noting a change.
   changes_.listed.reserve(listed);
   return before;
 }
@@ -220,15 +221,15 @@ void ShardMarks::PutBack(int reader, Changes earlier, const RowSlabs& rows) {
 
 ShardMarks::Changes ShardMarks::Joined(Changes earlier, Changes later, const RowSlabs& rows) {
   if (earlier.rows.words().empty() && earlier.removed.empty()) return later;
-  // A row that was changed and has gone since then is noted as removed. Its number may be that of
-  // another row now, which was noted when it was made, or may become that of one yet to be made.
+  // A row that was changed and then removed is noted as removed. Its number may belong to another
+  // row now, which was noted when it was made, or to a later one.
   RowBits taken;
   taken.words() = rows.taken();
   earlier.rows.KeepThoseOf(taken);
   later.removed.insert(later.removed.begin(), earlier.removed.begin(), earlier.removed.end());
   std::vector<NumberedKey> listed;
   if (later.is_listed && earlier.is_listed) {
-    // Rows that are listed since then have their last entries there.
+    // Rows that were listed again since then have their last entries there.
     for (const NumberedKey& each : earlier.listed) {
       if (earlier.rows.Has(each.row) && !later.rows.Has(each.row)) listed.push_back(each);
     }
@@ -291,7 +292,7 @@ size_t ShardMarks::CopyListed(const std::vector<NumberedKey>& listed, const RowS
                               const CapturedColumns& to, size_t begin, size_t end, uint32_t* from) {
   const RowColumns columns(to, rows.layout());
   size_t at = begin, done = *from;
-  // Backwards, so that the first entry of a row that is met is its last.
+  // The walk goes backwards, so that it meets the last entry of a row first.
   for (; done < listed.size() && at < end; ++done) {
     const size_t left = listed.size() - done;
     if (left > kAhead) {

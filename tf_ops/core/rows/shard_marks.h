@@ -108,8 +108,8 @@ class ShardMarks {
     void List(Key key, uint32_t row, uint32_t end);
   };
 
-  // From now on changes are noted for a reader, beginning with none. Returns those that were noted
-  // for it before. A change is noted once, and is handed to the other reader when this one starts.
+  // Starts noting changes for a reader anew, and returns the changes that were noted for it before.
+  // A change is noted once, and is handed to the other reader when this one starts.
   Changes StartNoting(int reader, const RowSlabs& rows);
   // Ends the notes of all readers.
   void StopNoting();
@@ -122,17 +122,17 @@ class ShardMarks {
   // Adds changes that were noted for a reader before its start.
   void PutBack(int reader, Changes earlier, const RowSlabs& rows);
 
-  // From now on rows of which a bit is set wait to be copied out.
+  // Starts a capture: rows whose bit is set wait to be copied out.
   void StartCapture(RowBits waiting, std::shared_ptr<const RowLayout> layout);
   void EndCapture();
   bool capturing() const { return kept_ != nullptr; }
 
-  // A row is about to change; what is new may have been noted as changed afterwards.
+  // Called before a row changes. A new row may be noted as changed after it was made.
   void Changing(Key key, uint32_t row, const RowSlabs& rows) {
     if (waiting_.Has(row)) KeepCopy(key, row, rows);
     if (noting_) changes_.Note(key, row, rows.end());
   }
-  // The same of many rows: numbers[i] is that of key_of(i), or UINT32_MAX, which is left out.
+  // Does the same for many rows: numbers[i] is the row of key_of(i), or UINT32_MAX to leave it out.
   template <typename KeyOf>
   void ChangingMany(const uint32_t* numbers, size_t n, const KeyOf& key_of, const RowSlabs& rows) {
     // This runs in every step, so it does not branch on what a row is.
@@ -151,7 +151,7 @@ class ShardMarks {
                          });
     }
   }
-  // A row is about to go.
+  // Called before a row is erased.
   void BeforeErase(Key key, uint32_t row, const RowSlabs& rows) {
     if (waiting_.Has(row)) KeepCopy(key, row, rows);
     if (!noting_) return;
@@ -164,7 +164,8 @@ class ShardMarks {
     for (const Notes& each : notes_) most = std::max(most, each.earlier.removed.size());
     return most + changes_.removed.size();
   }
-  // All rows are about to change or to go: has copies kept of all that wait. index is the shard's.
+  // Called before all rows change or are erased: keeps copies of all rows that wait. `index` is the
+  // shard's index.
   template <typename Index>
   void ChangingAll(const Index& index, const RowSlabs& rows) {
     if (!capturing()) return;
@@ -187,7 +188,8 @@ class ShardMarks {
   bool lost() const { return lost_; }
 
  private:
-  // A reader has these beside `changes_`: the changes from its start to the last start of any.
+  // The earlier changes of a reader: from its start to the last start of any reader. Later ones are
+  // in `changes_`.
   struct Notes {
     bool on = false;
     Changes earlier;

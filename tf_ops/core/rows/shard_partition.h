@@ -23,7 +23,8 @@ class ShardPartition {
   struct Source {
     const Key* keys;
     size_t n;
-    const uint32_t* positions = nullptr;  // (n) what entries say of each key; null: its index
+    const uint32_t* positions =
+        nullptr;  // (n) the position that entries have for each key; null: its index
   };
 
   // Sorts the sources. shard_of(key) must be below shards. Each source holds fewer than 2^32 keys.
@@ -73,8 +74,8 @@ class ShardPartition {
     });
   }
 
-  // Takes the entries of several partitions over the same shards. In each shard those of a part
-  // come after those of the part before, and their batch is the number of the part.
+  // Takes the entries of several partitions over the same shards. In each shard the entries of a
+  // part come after those of the part before, and their batch is the number of the part.
   void Join(const std::vector<const ShardPartition*>& parts, const ParallelFor& parallel_for) {
     const uint32_t shards = parts.front()->shards();
     starts_.resize(shards);
@@ -108,7 +109,7 @@ class ShardPartition {
     return entries;
   }
 
-  // These are for callers that keep fewer entries of a shard, the first n of them.
+  // These two are for callers that keep only the first n entries of a shard.
   ShardEntry* entries(uint32_t shard) { return entries_.data() + starts_[shard]; }
   void Shorten(uint32_t shard, size_t n) { ends_[shard] = starts_[shard] + n; }
   // Returns the number of a shard's first entry among those that Build has made.

@@ -62,7 +62,7 @@ class MemoryStore<Index>::StoreCapture final : public RowCapture {
         }
       }
       if (n == room) break;
-      // None waits any more, so that no more copies come.
+      // No row waits any more, so no more copies are made.
       if (Status status = TakeKept(shard); !status.ok()) return status;
       ++shard_;
       from_ = 0;
@@ -138,8 +138,8 @@ class MemoryStore<Index>::StoreCapture final : public RowCapture {
     return status;
   }
 
-  // Gives back what this capture has taken of the changes that were noted before it, unless they
-  // were forgotten meanwhile.
+  // Gives back the noted changes that this capture has taken, unless the store has forgotten them
+  // meanwhile.
   void PutBack() {
     if (options_.mark == 0 || mark() != options_.mark) return;
     for (size_t s = 0; s < store_.shards_.size(); ++s) {

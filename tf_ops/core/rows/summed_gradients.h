@@ -17,8 +17,8 @@ namespace sok {
 // over all keys, with a norm and with products.
 class SummedGradients {
  public:
-  // Sums the gradients of equal keys of a batch, in order, by the shards of the store. Gradients
-  // that nobody shares are not copied: they stay where the batch has them.
+  // Sums the gradients of equal keys of a batch, in order, by the shards of the store. A gradient
+  // that is the only one of its key is not copied: it stays where the batch has it.
   void Build(const RowStore& store, const GradientBatch& batch, int dim,
              const ParallelFor& parallel_for);
 
@@ -38,10 +38,11 @@ class SummedGradients {
 
   int dim_ = 0;
   ShardPartition partition_;
-  // (keys of the batch) by position; null where no distinct key has its gradient.
+  // (keys of the batch) The gradient of the distinct key at each position; null at other positions.
   std::vector<const float*> gradients_;
   std::vector<std::vector<float>> sums_;  // a vector for each shard
-  // For each row of the batch's gradients, whether it is not among those that stay where they are.
+  // For each row of the batch's gradients: 1 if its gradient is part of a sum, and is not used
+  // where it lies.
   std::vector<uint8_t> summed_;
   // The squares of the sums of each shard, and of each block of other rows.
   std::vector<double> squares_;
@@ -50,7 +51,7 @@ class SummedGradients {
   std::vector<DistinctIndex> indexes_;
 };
 
-// Keeps the memory of objects that are done, for those to come. Thread-safe.
+// Keeps the memory of objects that are not used any more, for later ones. Thread-safe.
 class SummedGradientsPool : public std::enable_shared_from_this<SummedGradientsPool> {
  public:
   // Returns an object, with the memory that an earlier one left behind.

@@ -1,11 +1,11 @@
-// Describes what the header of a rule provides, and has what such headers share.
+// The contract of a rule's header, and the functions that such headers share.
 //
 // A rule is a struct of numbers, bound from its parameters:
 //
 //   static std::vector<Parameter> Parameters();     by Keras' names, with Keras' defaults; in
 //                                                   torch/ by those of sok_embed.kv
 //   explicit Rule(const Values& values);
-//   static constexpr int kSlots;                    how many follow the embedding
+//   static constexpr int kSlots;                    the number of slots of dim elements
 //   std::vector<Slot> Slots(int dim) const;         a function of the rule, but for `initial`; a
 //                                                   slot of sums or means of squares ends with
 //                                                   kSumsSquares

@@ -14,8 +14,8 @@
 namespace sok {
 namespace {
 
-// A checkpoint grows in the folder of its storage under this name. RocksDB writes to the name with
-// ".tmp" behind it first.
+// A checkpoint is built in the folder of its storage under this name. RocksDB first writes to this
+// name with ".tmp" appended.
 constexpr char kStaging[] = "/sok-checkpoint";
 
 std::string ParentOf(std::string path) {
@@ -29,21 +29,22 @@ bool Same(const struct stat& a, const struct stat& b) {
   return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
-// Removes what is at `path` and all that is in it. Follows no links, since files beyond a link are
-// none of ours.
+// Removes the file or folder at `path`, with everything in it. It follows no links, since files
+// behind a link do not belong to the storage.
 void RemoveFolder(const std::string& path) {
   std::error_code ignored;
   std::filesystem::remove_all(path, ignored);
 }
 
-// Returns the folder in which a checkpoint for `path` grows if that of the storage cannot be it.
+// Returns the folder in which a checkpoint for `path` is built if the storage's folder cannot be
+// used.
 std::string UnfinishedOf(std::string path) {
   while (path.size() > 1 && path.back() == '/') path.pop_back();
   return path + ".tmp";
 }
 
-// Makes the folder that a checkpoint is written to. A folder of that name may be in use, so mkdir
-// must create it.
+// Makes the folder that a checkpoint is written to. An existing folder of that name may be in use,
+// which is an error.
 Status CreateStagingFolder(const std::string& unfinished) {
   if (mkdir(unfinished.c_str(), 0777) == 0) return Status();
   if (errno != EEXIST) return SystemError(errno, "make the folder", unfinished);
@@ -54,8 +55,8 @@ Status CreateStagingFolder(const std::string& unfinished) {
       "which can be removed)");
 }
 
-// Gives a checkpoint that is whole its name, where nothing is. On an error nothing has the name.
-// Returns errno of the move in `move_error`, 0 if that was possible.
+// Moves a complete checkpoint to its path, where nothing may be. After an error nothing is there.
+// `move_error` becomes the errno of the move, or 0.
 Status MoveTo(const std::string& from, const std::string& path, int* move_error) {
   *move_error = std::rename(from.c_str(), path.c_str()) == 0 ? 0 : errno;
   if (*move_error != 0) return SystemError(*move_error, "move the finished checkpoint to", path);
@@ -64,7 +65,7 @@ Status MoveTo(const std::string& from, const std::string& path, int* move_error)
   return status;
 }
 
-// Puts a file into another folder too: as a link, or as a copy on another file system.
+// Puts a file into another folder: as a hard link, or as a copy on another file system.
 Status LinkOrCopy(const std::string& name, const std::string& from, const std::string& to) {
   const std::string source = from + "/" + name, target = to + "/" + name;
   if (link(source.c_str(), target.c_str()) != 0) {
@@ -75,8 +76,8 @@ Status LinkOrCopy(const std::string& name, const std::string& from, const std::s
   return SyncFile(target);
 }
 
-// Makes the checkpoint in "<path>.tmp", with files of `folder` that go along. RocksDB's part
-// becomes a folder in there, so that no reader finds it without them.
+// Builds the checkpoint in "<path>.tmp", together with some files of `folder`. RocksDB's part is
+// built in a folder inside of it, so that no reader finds it without these files.
 Status CheckpointInPlace(const Database& database, const std::string& folder,
                          const std::string& path, const std::vector<std::string>& files) {
   const std::string unfinished = UnfinishedOf(path), inner = unfinished + "/checkpoint";

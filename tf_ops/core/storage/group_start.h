@@ -1,4 +1,4 @@
-// Says what new rows of a group start from, and when a caller may have them start otherwise.
+// Compares the initializer and the types of rows of a group with those that a caller asks for.
 // Included by the sources of Storage only.
 #pragma once
 
@@ -10,21 +10,21 @@
 
 namespace sok {
 
-// Returns whether two configs start rows alike. Layers round numbers to float32 and seeds to 63
-// bits, so that no more is compared.
+// Returns true if two configs start rows alike. Numbers are compared as float32 and seeds by 63
+// bits, since layers round them so.
 bool SameStart(const TableConfig& a, const TableConfig& b);
 
 // Returns the initializer of a config for messages, such as "uniform (-0.05, 0.05), seed 7".
 std::string StartText(const TableConfig& config);
 
-// Has `config` start rows as the group `meta` does, where a group has an initializer and the
-// config's is the same. `group` names the group in messages, `number` is its number. Errors:
+// Makes `config` start rows exactly as the group `meta` does, if the group has an initializer and
+// the config's is the same. `group` names the group in messages, `number` is its number. Errors:
 // kInvalidArgument, naming both initializers, for another one, unless `may_reset`.
 Status AgreeOnStart(const std::string& group, int number, const GroupMeta& meta, bool may_reset,
                     TableConfig* config);
 
-// Checks that a group that is there has rows of the types that it is opened with. `group` names it.
-// Error: kInvalidArgument, naming both.
+// Checks that an existing group has rows of the types that it is opened with. `group` names the
+// group in the message. Error: kInvalidArgument, which names both types.
 Status AgreeOnTypes(const std::string& group, const RowForm& own, const RowForm& given);
 
 }  // namespace sok

@@ -1,4 +1,4 @@
-// Closing a storage, checkpoints of it, and resetting what it keeps of rows.
+// Closes storages, makes checkpoints of them, and drops the slots of groups.
 #include "core/storage/storage.h"
 
 #include <cstdio>
@@ -15,7 +15,8 @@ namespace sok {
 
 Storage::~Storage() {
   if (ForkedFromBackgroundThreads()) {
-    // Its files and their lock are the parent's. Nothing is written, and the database never freed.
+    // The files and their lock belong to the parent process. So nothing is written, and the
+    // database is never freed.
     new std::shared_ptr<StorageCore>(core_);
     return;
   }
@@ -53,7 +54,7 @@ Status Storage::Ready() {
 
 Status Storage::ResetSlots(int group, const GroupMeta& meta) {
   const auto gate = core_->TakeAlone();
-  // Nothing is pending from here on, so that what is published below is all there is.
+  // From here on nothing is pending, so the rows that are published below are all rows.
   SOK_RETURN_IF_ERROR(FlushAtRest());
   const uint64_t in_doubt = core_->database->writes_in_doubt();
   Resolution resolution = ResolutionOf([] {});  // the group is not in memory
@@ -68,7 +69,7 @@ Status Storage::PublishWithoutSlots(int group, const GroupMeta& meta) {
   SOK_RETURN_IF_ERROR(core_->database->ForEach(group, [&](int, Key key, std::string_view bytes) {
     RowValue value;
     if (!value.Parse(bytes, layout)) return DamagedRow(group, key, path());
-    // Rules that count the updates of each row begin at its first.
+    // The update count starts anew, since some rules use it for bias correction.
     value.header.meta.update_num = 0;
     return publication->Add(RowKey(group, key), value.header,
                             value.values.substr(0, layout.embedding_bytes()));
@@ -83,7 +84,7 @@ Status Storage::SettleAtRest() {
 
 Status Storage::Checkpoint(const std::string& path) {
   std::lock_guard<std::mutex> guard(mu_);
-  // The rows of this moment, while other calls go on.
+  // The database has all rows of this moment; other calls go on.
   flusher_.Settle();
   SOK_ASSIGN_OR_RETURN(const auto gate, FlushBeside());
   return core_->read_only
@@ -99,12 +100,12 @@ Status Storage::Compact() {
     status = FlushAtRest();
     if (status.ok()) status = ReadyToWrite();
     if (status.ok()) {
-      // The spill may have rows that were removed; all others can be read from the database by now.
+      // All rows of the spill that still exist can be read from the database now.
       for (auto& [number, group] : groups_) group.store->DropSpilled();
       status = core_->WriteAtRest([this] { return core_->database->DropLog(); });
     }
   }
-  // Not under the gate, where lookups would wait behind the next flush; mu_ keeps it open.
+  // The gate is not held, or lookups would wait behind the next flush. mu_ keeps the storage open.
   if (status.ok() && core_->spill != nullptr) core_->spill->GiveBack();
   if (status.ok()) status = core_->database->Compact();
   return status.ok() && ttl() > 0 ? CountRows() : status;

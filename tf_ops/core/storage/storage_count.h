@@ -17,7 +17,7 @@ Status CountLive(const Database& database, int group, const Expiry& expiry, Grou
 // Returns the descriptions of all groups that the database has.
 Result<std::map<int, GroupMeta>> ReadGroups(const Database& database);
 
-// Returns them as the database stores them, with their rows counted anew.
+// Returns the descriptions in the database's format, with their rows counted anew.
 Result<NamedValues> CountAllGroups(const Database& database, const Expiry& expiry);
 
 }  // namespace sok

@@ -16,9 +16,9 @@
 namespace sok {
 namespace {
 
-// Rows that have become dirty meanwhile are written so often before the gate is taken alone.
+// The most passes over rows that have become dirty meanwhile, before the gate is taken exclusively.
 constexpr int kMostPasses = 8;
-// So few are left for then.
+// So few dirty rows may be left for then.
 constexpr uint64_t kFewRows = 1 << 15;
 
 }  // namespace
@@ -88,8 +88,8 @@ Result<Storage::Description> Storage::DescribeAtRest() {
   }
   Journal* const journal = core_->journal.get();
   if (journal == nullptr || (journal->empty() && !journal->broken())) return description;
-  // Later records go to another segment: the database may have this number also if the flush fails,
-  // and be opened again with it.
+  // Later records go to another segment: even if the flush fails, the database may have this
+  // number, and be opened again with it.
   description.segment = journal->EndSegment();
   description.meta[kJournalName] = std::to_string(*description.segment);
   return description;
@@ -97,7 +97,7 @@ Result<Storage::Description> Storage::DescribeAtRest() {
 
 Status Storage::Flush(bool wait) {
   const std::lock_guard<std::mutex> guard(mu_);
-  // A caller that never waits must learn of a thread that has failed.
+  // A caller that never waits must see the error of the thread.
   if (!wait && !core_->read_only && failed_flushes_ == 0) {
     if (flusher_.AskIfBusy()) return Status();
     bool is_long = false;
@@ -153,7 +153,7 @@ bool Storage::MayFlushBeside(const OpenGroupMap& groups) const {
     return group.second.store->can_spill();
   });
   const bool broken = core_->journal != nullptr && core_->journal->broken();
-  // Rows that an earlier attempt has set apart go with a flush at rest, and a short one needs no
+  // Rows that an earlier attempt has set apart need a flush at rest, and a short flush needs no
   // thread.
   return can_spill && !broken && !core_->database->has_set_apart() &&
          (core_->database->has_pending() || DirtyBytes(groups) > batch_bytes_);
@@ -168,13 +168,14 @@ Status Storage::SpillBeside(const OpenGroupMap& groups) {
     }
     uint64_t rows = 0;
     for (const auto& [number, group] : groups) {
-      // A lookup takes the locks of all parts in ascending order. In that order it would follow
-      // this thread from lock to lock, and wait for each.
+      // A lookup takes the locks of all parts in ascending order. If this thread used the same
+      // order, the lookup would follow it from lock to lock, and wait for each.
       for (uint32_t part = group.store->parts(); part-- > 0;) {
-        // The gate is let go in between, so that a call that wants it alone need not wait long.
+        // The gate is released in between, so that a call that needs it exclusively does not wait
+        // long.
         SOK_ASSIGN_OR_RETURN(const auto entrance, core_->Enter(/*to_write=*/true));
         const auto spilled = group.store->SpillDirty(part);
-        if (!spilled.ok()) return Status();  // the flush sees to that
+        if (!spilled.ok()) return Status();  // the flush will return the error
         rows += spilled.value();
       }
     }
@@ -195,7 +196,7 @@ Status Storage::SpillDirty(const OpenGroupMap& groups) {
 }
 
 Status Storage::FreezeAndPublish(StorageCore::Alone* gate) {
-  if (core_->database->has_set_apart()) return FlushOnce();  // by an attempt that failed
+  if (core_->database->has_set_apart()) return FlushOnce();  // an earlier attempt has failed
   SOK_RETURN_IF_ERROR(core_->database->CheckFolder());
   for (auto& [number, group] : groups_) {
     // Later records must not remove rows that this flush publishes.
@@ -230,7 +231,7 @@ Status Storage::FreezeAndPublish(StorageCore::Alone* gate) {
     for (const Frozen& one : frozen) {
       if (one.group.admission != nullptr) one.group.admission->MarkSaved();
     }
-    // A journal that has broken since then is mended by another flush alone.
+    // If the journal has broken meanwhile, only another flush repairs it.
     const bool whole = core_->journal != nullptr && !core_->journal->broken();
     if (whole && description.segment.has_value()) core_->journal->DropThrough(*description.segment);
   };

@@ -1,4 +1,4 @@
-// Says what the folder of a storage tells without being opened.
+// Finds out about the folder of a storage without opening it.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace sok {
 
-// Returns whether there is a storage in the folder. Whether it can be opened is another question.
+// Returns true if there is a storage in the folder, even one that cannot be opened.
 bool HoldsStorage(const std::string& path);
 
 // Returns the bytes of the files with rows: those of the database, its log, and the journal. A

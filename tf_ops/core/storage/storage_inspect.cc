@@ -1,4 +1,4 @@
-// Says what a storage holds, for people and tools.
+// Describes the contents of a storage, for people and tools.
 #include <cstdlib>
 #include <cstring>
 #include <shared_mutex>

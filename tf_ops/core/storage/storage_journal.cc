@@ -18,8 +18,8 @@ namespace {
 
 constexpr size_t kReadTogether = 1024;
 
-// Counts how many rows more each group has with the journal than in the database. Rows that had
-// expired when the database's rows were counted are not among those.
+// Counts how many more rows each group has with the journal than in the database alone. The
+// database's count has no rows that had expired at that time.
 Status CountAdded(const Database& database, const JournalReader& journal, const Expiry& expiry,
                   const std::map<int, GroupMeta>& groups, std::map<int, int64_t>* added) {
   const std::vector<JournalReader::Place>& places = journal.places();
@@ -105,7 +105,7 @@ Result<uint64_t> ReplayJournal(Database* database, const Expiry& expiry, uint64_
     database->ShowJournal(std::move(journal), std::move(meta));
     return last + 1;
   }
-  // This holds also without a record: segments follow each other without a gap.
+  // Even without a record the number is kept: segments have consecutive numbers.
   if (last > applied) {
     SOK_ASSIGN_OR_RETURN(auto meta, Describe(*database, *journal, expiry));
     meta[kJournalName] = std::to_string(last);

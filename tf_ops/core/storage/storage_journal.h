@@ -10,12 +10,12 @@
 
 namespace sok {
 
-// Names the value that says up to which segment of the journal the database has everything.
+// The name of the value with the number of the last segment whose records the database has.
 constexpr char kJournalName[] = "journal";
 
-// Publishes what the journal of the storage with that id holds and the database does not, and
-// removes its files. A database that is read-only shows it instead. Returns the number for the next
-// segment.
+// Publishes the records of the journal that the database does not have, and removes the journal's
+// files; `storage` is the id of the storage. A read-only database shows the records instead.
+// Returns the number for the next segment.
 Result<uint64_t> ReplayJournal(Database* database, const Expiry& expiry, uint64_t storage,
                                bool read_only);
 

@@ -17,11 +17,11 @@ namespace {
 
 // Rows of this layout have no slots, whatever the group's own is.
 constexpr uint32_t kNoLayout = UINT32_MAX;
-// A dump says how far it is after so many rows each.
+// A dump reports its progress after so many rows.
 constexpr uint64_t kReportRows = 16384;
 constexpr size_t kBatchBytes = size_t{4} << 20;
 
-// When a row of a file was updated. Rows of a file that has no counts and times are new.
+// Returns the time when a row of a file was updated: `now` if the file has no counts and times.
 uint32_t TimeOf(const RowColumns& rows, size_t i, uint32_t now) {
   return rows.update_times ? static_cast<uint32_t>(rows.update_times[i]) : now;
 }
@@ -142,7 +142,7 @@ Result<std::map<int, GroupMeta>> Storage::Reconcile(const std::vector<Arrival>& 
                         {{"group", here}, {"file", path}, {"there", RuleName{theirs.rule}}});
         }
         meta.state = theirs;
-        ++meta.layout;  // the rows that are here have no slots
+        ++meta.layout;  // the present rows lose their slots
       }
       // The table of a group that is open counts its steps by itself.
       if (groups_.count(arrival.group) == 0) {
@@ -155,7 +155,7 @@ Result<std::map<int, GroupMeta>> Storage::Reconcile(const std::vector<Arrival>& 
 }
 
 Status Storage::TakeIn(std::map<int, GroupMeta> groups, const AddRows& add) {
-  // From here on nothing is pending but the rows that arrive, so that it can be dropped again.
+  // From here on only rows of the load are pending, so that they can be dropped again.
   SOK_RETURN_IF_ERROR(FlushAtRest());
   Database& database = *core_->database;
   const uint64_t in_doubt = database.writes_in_doubt();
@@ -228,8 +228,8 @@ Result<uint64_t> Storage::RowLimitAfterArrival(int group, const GroupMeta& meta)
   const auto open = groups_.find(group);
   if (open == groups_.end() || open->second.eviction.has_value()) return meta.rows;
   const uint64_t most = open->second.config.max_rows;
-  // A table that was opened with a smaller limit than before may hold more, but rows that have
-  // expired are none of those.
+  // A table that was opened with a smaller limit than before may hold more rows. Expired rows do
+  // not count.
   if (most == 0 || meta.rows <= most || ttl() == 0) return std::max(most, meta.rows);
   GroupMeta live = meta;
   SOK_RETURN_IF_ERROR(CountLive(*core_->database, group, *core_->expiry, &live));
@@ -238,7 +238,7 @@ Result<uint64_t> Storage::RowLimitAfterArrival(int group, const GroupMeta& meta)
 
 Status Storage::CheckTakes(int group, uint64_t allowed, uint64_t after) const {
   const auto open = groups_.find(group);
-  // With an eviction the next newcomers have the others go.
+  // With an eviction the next new rows make the table evict others.
   if (open == groups_.end() || open->second.eviction.has_value()) return Status();
   const uint64_t most = open->second.config.max_rows;
   if (most == 0 || after <= allowed) return Status();
@@ -276,7 +276,7 @@ Result<uint64_t> Storage::Load(const std::string& path, const DumpProgress& prog
     }
     arrivals.push_back({group.group, group.dim, std::move(meta.value())});
   }
-  // Half of the work is to check the file, before anything changes.
+  // The first half of the work is to check the file, before anything changes.
   const auto half = [&](uint64_t offset) -> DumpProgress {
     if (!progress) return nullptr;
     return [&progress, offset](uint64_t done, uint64_t total) {
@@ -312,7 +312,8 @@ Result<uint64_t> Storage::TakeInPieces(const std::vector<Arrival>& arrivals,
           std::vector<char> values(layout.value_bytes());
           const size_t bytes = has_slots ? values.size() : layout.embedding_bytes();
           for (size_t i = 0; i < piece.n; ++i) {
-            // As Table::Restore does, a row is at most as young as now: clocks of machines differ.
+            // A time that lies in the future becomes `now`, as in Table::Restore: clocks of
+            // machines differ.
             const auto num = rows.update_nums ? static_cast<uint32_t>(rows.update_nums[i]) : 0;
             const uint32_t time = TimeOf(rows, i, now);
             if (core_->expiry->Expired(time, now)) continue;
@@ -347,7 +348,7 @@ void Storage::ForgetWaiting(const std::map<int, GroupMeta>& targets, uint32_t no
                    [&](const auto& target) { return admission_of(target.first) != nullptr; })) {
     return;
   }
-  // The rows are there. A count that stays costs memory, and no row.
+  // The rows are loaded. A count that is not forgotten only costs memory.
   const Status ignored = OrNoMemory([&] {
     return walk(
         [&](int number, const TableContents& piece) {

@@ -36,7 +36,8 @@ std::map<FolderIdentity, std::weak_ptr<Storage>>& Registry() {
   return *registry;
 }
 
-// The id of a storage goes with its rows, into checkpoints too, and says which journal is its own.
+// The id of a storage stays with its rows, in checkpoints too, and shows which journal belongs to
+// it.
 uint64_t NewId() {
   std::random_device random;
   uint64_t id = 0;
@@ -50,7 +51,7 @@ std::string IdText(uint64_t id) {
   return text;
 }
 
-// 0 of a description that has none.
+// Returns the id in a description; 0 if it has none.
 uint64_t IdIn(const std::string& description) {
   const auto json = FlatJson::Parse(description);
   std::string id;
@@ -58,8 +59,8 @@ uint64_t IdIn(const std::string& description) {
   return std::strtoull(id.c_str(), nullptr, 16);
 }
 
-// Writes down what the storage is, unless it stands there already. Rows that had expired may live
-// under another TTL, and the other way round, so they are counted anew.
+// Writes the description of the storage, unless the folder has it. Under another TTL other rows
+// have expired, so rows are counted anew.
 std::string TextOf(const Expiry& expiry, uint64_t id) {
   return "{\"format\":" + std::to_string(kFormat) + ",\"ttl\":" + std::to_string(expiry.ttl()) +
          ",\"id\":\"" + IdText(id) + "\"}";
@@ -94,8 +95,8 @@ Status CheckOnDisk(const TableConfig& config) {
   return Status();
 }
 
-// The error of a group whose rows have the slots of another rule than the one that it is opened
-// with.
+// Returns the error for a group whose rows have the slots of another rule than the one that it is
+// opened with.
 Status OtherRule(const std::string& group, int number, const std::string& trained,
                  const std::string& rule, bool is_open) {
   if (is_open) {
@@ -115,9 +116,8 @@ Status OtherRule(const std::string& group, int number, const std::string& traine
        {"number", std::to_string(number)}});
 }
 
-// Has the description of a group say what new rows start from, which keys get one, and what goes
-// when it is full. Counts of an admission stay, and its config with them, while the group is open
-// without one.
+// Sets initializer, admission and eviction in the description of a group. If the group is opened
+// without an admission, the counts and the config of an earlier one stay.
 void DescribeAs(const TableConfig& config, const std::optional<AdmissionConfig>& admission,
                 const std::optional<EvictionConfig>& eviction, GroupMeta* meta) {
   meta->dim = config.dim;
@@ -130,24 +130,24 @@ void DescribeAs(const TableConfig& config, const std::optional<AdmissionConfig>&
   meta->eviction = eviction;
 }
 
-// Has it say by which rule its rows are trained, unless it says so already.
+// Sets the rule in the description, unless it has this rule.
 void DescribeRule(const std::string& rule, const RowOptimizer& optimizer, bool other_rule,
                   GroupMeta* meta) {
   if (!meta->state.rule.empty() && !other_rule) return;
   meta->state = {rule, optimizer.slots(meta->dim), 0};
-  // The rows that are there have no slots. Also where none counts: those that have expired may live
-  // again, by a longer TTL or an earlier clock.
+  // The present rows have no slots under the new layout. This is needed even if no row counts: with
+  // a longer TTL, or an earlier clock, expired rows may count again.
   ++meta->layout;
 }
 
-// Null without a config.
+// Makes an eviction; null without a config.
 Result<std::shared_ptr<Eviction>> EvictionOf(const std::optional<EvictionConfig>& config) {
   if (!config.has_value()) return std::shared_ptr<Eviction>();
   SOK_ASSIGN_OR_RETURN(auto made, MakeEviction(*config));
   return std::shared_ptr<Eviction>(std::move(made));
 }
 
-// A folder's database, and what the folder says of itself.
+// A folder's database, and the description of the storage in the folder.
 struct OpenedFolder {
   std::shared_ptr<StorageCore> core;
   std::string description;  // empty for a new folder
@@ -183,7 +183,7 @@ Result<OpenedFolder> OpenFolder(const StorageOptions& options, uint32_t ttl) {
   return opened;
 }
 
-// The folder with the TTL of the options, or with its own.
+// Opens the folder with the TTL of the options, or with the folder's own.
 Result<OpenedFolder> OpenFolder(const StorageOptions& options) {
   uint32_t ttl = options.ttl.value_or(0);
   for (;;) {
@@ -195,8 +195,8 @@ Result<OpenedFolder> OpenFolder(const StorageOptions& options) {
       return opened;
     }
     if (stated == ttl) return opened;
-    // The TTL must be known before rows can expire, so the folder is opened anew with its own.
-    // Another process may have changed that by then, and it is the folder's that counts.
+    // The TTL must be known before rows can expire, so the folder is opened anew with its own TTL.
+    // Another process may have changed it meanwhile; then the folder's new TTL counts.
     opened.value().core->database.reset();
     ttl = stated;
   }
@@ -392,22 +392,24 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& given, cons
 
   const bool may_restart = core_->read_only || reset_initializer || this->reset_initializer();
   SOK_RETURN_IF_ERROR(AgreeOnStart(group, config.group, meta, may_restart, &config));
-  // A storage that is read-only goes on saying what the folder does, whatever rows start from here.
+  // A read-only storage keeps the description of the folder, even if its rows start from another
+  // initializer here.
   if (!core_->read_only) DescribeAs(config, admission, eviction, &meta);
   if (!rule.empty()) {
     SOK_ASSIGN_OR_RETURN(auto optimizer, MakeRowOptimizer(rule, hypers));
     if (!core_->read_only) DescribeRule(rule, *optimizer, other_rule, &meta);
   }
   SOK_ASSIGN_OR_RETURN(auto made, MakeGroup(config, rule, admission, eviction, meta));
-  // From here on nothing can be wrong with the arguments. mu_ keeps the storage open, and the group
-  // closed, without the gate.
+  // The arguments are checked by now. mu_ keeps the storage open, and the group closed, without the
+  // gate.
   if (other_rule) {
     gate.value().unlock();
-    // ResetSlots publishes the description too: a record of it could fail after that.
+    // ResetSlots publishes the description too, so no record of it is written, which could fail
+    // afterwards.
     SOK_RETURN_IF_ERROR(ResetSlots(config.group, meta));
     gate.value().lock();
   } else if (core_->journal != nullptr) {
-    if (core_->journal->broken()) {  // by an earlier call; a flush mends it
+    if (core_->journal->broken()) {  // an earlier call has broken it; a flush repairs it
       gate.value().unlock();
       gate = core_->Enter(/*to_write=*/true);
       if (!gate.ok()) return gate.status();

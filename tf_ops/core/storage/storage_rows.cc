@@ -12,7 +12,7 @@
 namespace sok {
 namespace {
 
-// Positions of keys in the order of the keys.
+// Returns the positions of keys in the order of the keys.
 std::vector<size_t> Sorted(const Key* keys, size_t n) {
   std::vector<size_t> order(n);
   std::iota(order.begin(), order.end(), 0);
@@ -20,7 +20,7 @@ std::vector<size_t> Sorted(const Key* keys, size_t n) {
   return order;
 }
 
-// Makes the initializer of a group's rows; zeros where none is set.
+// Makes the initializer of a group's rows; zeros if the group has none.
 Result<Initializer> StartOf(const GroupMeta& meta, int group) {
   const bool said = !meta.initializer.empty();
   return Initializer::Make(said ? meta.initializer : "constant", meta.initializer_a,
@@ -35,7 +35,7 @@ auto Storage::OfRows(int group, bool to_write, const Opened& opened, const Close
   std::unique_lock<std::mutex> guard(mu_);
   if (const auto open = groups_.find(group); open != groups_.end()) {
     const OpenGroup found = open->second;
-    guard.unlock();  // the table's own locks do, and a flush need not wait
+    guard.unlock();  // the table's own locks are enough, and a flush need not wait
     return opened(*found.table, found.admission.get());
   }
   SOK_ASSIGN_OR_RETURN(auto gate, core_->Enter(to_write));
@@ -57,7 +57,7 @@ Status Storage::ReadClosed(
     const std::function<void(size_t i, const RowValue& value)>& found) const {
   const std::vector<size_t> order = Sorted(keys, n);
   std::vector<RowKey> wanted;
-  std::vector<size_t> begins;  // where each of them begins in `order`
+  std::vector<size_t> begins;  // where each page begins in `order`
   for (size_t i = 0; i < n; ++i) {
     if (i > 0 && keys[order[i]] == keys[order[i - 1]]) continue;
     wanted.emplace_back(group, keys[order[i]]);
@@ -146,7 +146,7 @@ Result<uint64_t> Storage::RemoveRows(int group, const Key* keys, size_t n,
       group, /*to_write=*/true,
       [&](Table& table, Admission* admission) {
         auto removed = table.Remove(keys, n, parallel_for);
-        // Those of keys that wait for a row, too.
+        // This forgets keys that wait for a row, too.
         if (removed.ok() && admission != nullptr) admission->Forget(keys, n);
         return removed;
       },
@@ -205,7 +205,7 @@ Result<RowPage> Storage::ReadPage(int group, Key from, size_t most) {
     if (core_->expiry->Expired(value.header.meta.update_time, now)) return Status();
     if (page.keys.size() == most) {
       page.last = false;
-      return Status(Code::kFailedPrecondition, "the page is full");  // which ends the walk
+      return Status(Code::kFailedPrecondition, "the page is full");  // this ends the walk
     }
     page.keys.push_back(key);
     const size_t end = page.embeddings.size();
