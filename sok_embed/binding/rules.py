@@ -1,4 +1,4 @@
-"""The rules of the core that compute what a Keras optimizer computes: one row a rule and class.
+"""The rules of the core that are twins of Keras optimizers: one row for each rule and class.
 
 Nothing here imports Keras, so that plans can be made without it.
 """

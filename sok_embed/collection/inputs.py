@@ -39,11 +39,11 @@ class FeatureInput(NamedTuple):
     shape: tf.TensorShape
 
     def of_keys(self) -> FeatureInput:
-        """Returns the input of which each key is a bag."""
+        """Returns the same input with a bag for each key."""
         return self._replace(bags=tf_ops.BAG_A_KEY, splits=None, weights=None)
 
     def pooled(self, vectors: tf.Tensor, combiner: str) -> tf.Tensor:
-        """Returns vectors of bags, float32 `[bags, dim]`, of vectors of keys, `[n, dim]`."""
+        """Pools vectors of keys, `[n, dim]`, to vectors of bags, float32 `[bags, dim]`."""
         if self.bags == tf_ops.BAG_A_KEY and self.weights is None:
             return vectors
         keys = self.keys
@@ -56,17 +56,17 @@ class FeatureInput(NamedTuple):
 def feature_input(
     what: str, feature: FeatureConfig, given: Any, weights: Any, mask: tf.Tensor | None = None
 ) -> FeatureInput:
-    """Takes an input apart.
+    """Converts an input of a layer to a `FeatureInput`.
 
     Args:
         what: The beginning of messages.
         feature: The config of the feature.
         given: Dense `[B]` or `[B, L]`, ragged `[B, None]` or sparse `[B, L]`, of int32, int64 or
             uint64.
-        weights: `None`; or floats as the input: dense of its shape, ragged of its row splits,
-            sparse of its indices; for ragged and sparse inputs also flat ones.
-        mask: Bool, of the shape of a dense input: which of its keys are there. The others are left
-            out of what is combined. `None`: all.
+        weights: `None`, or floats in the form of the input: dense of its shape, ragged with its row
+            splits, sparse with its indices; beside ragged and sparse inputs also flat.
+        mask: Bool, of the shape of a dense input: true for keys that are there. Other keys are left
+            out of bags. `None`: all keys are there.
 
     Raises:
         ValueError: For anything else.
@@ -105,7 +105,7 @@ def feature_input(
 
 
 def _stays(given: Any, padding: int | None, mask: tf.Tensor | None) -> tf.Tensor | None:
-    """Returns which keys are combined, bool, one a key; `None`: all of them."""
+    """Returns bool, true for each key that is combined; `None`: all are."""
     keys = None if padding is None else is_key(flat_values(given), padding)
     if keys is None or mask is None:
         return mask if keys is None else keys
@@ -113,7 +113,7 @@ def _stays(given: Any, padding: int | None, mask: tf.Tensor | None) -> tf.Tensor
 
 
 def absent_input() -> FeatureInput:
-    """Returns the input of a feature that a call does not have: no keys, and no bags."""
+    """Returns an input without keys and bags, for a feature that a call does not have."""
     keys = tf.zeros([0], tf.int64)
     return FeatureInput(keys, tf_ops.BAG_A_KEY, None, None, None, keys.shape)
 
@@ -125,7 +125,7 @@ def shape_of(feature: FeatureConfig, shape: Any) -> tuple[Any, ...]:
 
 
 def as_tensor(what: str, given: Any) -> Any:
-    """Returns the input as a tensor; tensors and symbolic tensors of Keras as they are.
+    """Returns the input as a tensor. Tensors, and symbolic ones of Keras, are returned as they are.
 
     Raises:
         ValueError: For values that are not integers, as in `as_keys`.
@@ -139,7 +139,7 @@ def as_tensor(what: str, given: Any) -> Any:
 
 
 def _as_keys(what: str, given: Any) -> Any:
-    """Returns a tensor as one of keys."""
+    """Returns a tensor of keys: integers, or fingerprints of strings."""
     given = keys_of_strings(given)
     if given.dtype in _KEY_TYPES:
         return given

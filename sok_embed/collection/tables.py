@@ -30,9 +30,9 @@ from sok_embed.tables.table import Table
 from sok_embed.training.commit import Commit, TrainedTable
 
 _INT64 = 2**63
-# Examples of a step of all workers, for a plan that is not given their number.
+# The number of examples in a step of all workers, for a plan that does not know it.
 _BATCH_SIZE = 8192
-# From so many tables on, each is in fewer parts: threads work on several tables at a time.
+# With so many tables or more, each has fewer shards: threads work on several tables at a time.
 _MANY_TABLES = 32
 _LEAST_SHARDS = 4
 
@@ -40,12 +40,12 @@ _LEAST_SHARDS = 4
 class CollectionQueue(OwnedResource):
     """The queue in which the gradients of a collection wait for its commit.
 
-    Ops take it for all tables together: of a thousand handles TensorFlow would check each in every
-    step.
+    Ops take its handle in place of the handles of all tables: TensorFlow would check each of a
+    thousand handles in every step.
 
     Args:
         name: The name of the layer.
-        tables: The tables, which the queue keeps for as long as it is there.
+        tables: The tables, which the queue keeps alive.
     """
 
     def __init__(self, name: str, tables: Sequence[Table]) -> None:
@@ -59,13 +59,13 @@ class CollectionQueue(OwnedResource):
         return tf_ops.anonymous_collection_queue(self._name, handles)
 
     def _deserialization_dependencies(self, children: Any) -> dict[str, Any]:
-        """Has a SavedModel make the tables first."""
+        """Makes a SavedModel load the tables first."""
         return {f"table_{number}": table for number, table in enumerate(self._tables)}
 
     def _export_to_saved_model_graph(
         self, object_map: Any, tensor_map: Any, **unused: Any
     ) -> list[tf.Tensor]:
-        """Makes the queue of the tables of the graph that is saved."""
+        """Makes a queue for the tables of the graph that is saved."""
         saved = copy.copy(self)
         saved._tables = tuple(object_map[table] for table in self._tables)
         saved._resource_handle = saved._create_resource()
@@ -87,7 +87,7 @@ class Placed(NamedTuple):
 
 
 def _placed(table: PlannedTable, workers: int) -> Placed:
-    """Returns the place of a table. One worker has everything, whatever the plan says."""
+    """Returns the place of a table. With one worker it is that worker, whatever the plan says."""
     if workers == 1 or table.placement == KEY:
         return Placed(tf_ops.BY_KEY)
     if table.placement == REPLICATED:
@@ -104,7 +104,7 @@ def _owner_rule(table: str, placed: Placed) -> OwnerRule:
 
 
 class TableCollection(Mapping[str, Table]):
-    """Tables by name, in the order of their configs. What one anchor stands for.
+    """The tables of a layer by name, in the order of their configs. One anchor stands for them.
 
     Args:
         name: The name of the layer.
@@ -125,7 +125,7 @@ class TableCollection(Mapping[str, Table]):
         self.placements = {
             table.name: _placed(table, self.owners) for table in self.sharding.tables
         }
-        self.seeded: dict[str, TableConfig] = {}  # the configs with the seeds that were chosen
+        self.seeded: dict[str, TableConfig] = {}  # the configs, with the seeds that tables have
         self._tables = {config.name: self._make(config) for config in self.configs}
         self.queue = CollectionQueue(name, list(self._tables.values()))
 
@@ -135,8 +135,8 @@ class TableCollection(Mapping[str, Table]):
         initializer = row_initializer(config.initializer, config.embedding_dim)
         seed = self._seed_of(config, initializer)
         placed = self.placements[config.name]
-        # Positions need no hash. Of keys that are spread over workers, a part of the positions
-        # would be empty; a worker that holds no rows has no use for any.
+        # Keys that are positions need no hash. But if keys are spread over workers, most positions
+        # on a worker would be empty, and a worker without rows needs none.
         plain = config.storage is None and config.max_rows is None and config.eviction is None
         holds_all = placed.kind == tf_ops.ON_ALL or placed == (tf_ops.ON_WORKER, self.owner)
         whole = self.owners == 1 or holds_all
@@ -172,7 +172,7 @@ class TableCollection(Mapping[str, Table]):
         )
         table.constraint = config.constraint
         if config.vocabulary_size is not None and plain:
-            # Also of a worker whose part has a hash: an export has all keys that are positions.
+            # This is set even if the part of this worker has a hash: an export has all keys.
             table.key_limit = config.vocabulary_size
         self.seeded[config.name] = replace(config, seed=seed)
         if config.storage is not None:
@@ -180,7 +180,7 @@ class TableCollection(Mapping[str, Table]):
         return table
 
     def _shards(self) -> int:
-        """Returns how many parts the rows of each table are in; 0: as by itself."""
+        """Returns the number of shards of each table; 0: as many as a table by itself has."""
         if len(self.configs) < _MANY_TABLES:
             return 0
         return max(_LEAST_SHARDS, len(os.sched_getaffinity(0)))
@@ -220,7 +220,7 @@ class TableCollection(Mapping[str, Table]):
 
     @property
     def trainable(self) -> list[bool]:
-        """True for each table that training changes."""
+        """The tables that training changes: True for each of these."""
         return [config.trainable for config in self.configs]
 
     @property
@@ -242,8 +242,8 @@ class TableCollection(Mapping[str, Table]):
     @functools.cached_property
     def sharding(self) -> Plan:
         """The plan of the places of rows, with its costs; the same on every worker."""
-        # The size of batches is not known. What depends on it is which of the tables with long
-        # bags lie on one worker.
+        # The size of batches is not known. It only decides which tables with long bags lie on one
+        # worker.
         batch_size = max(1, _BATCH_SIZE // self.owners)
         return planning.plan(
             self._features,
@@ -284,7 +284,7 @@ class TableCollection(Mapping[str, Table]):
     def commit(
         self, anchor: tf.Tensor, steps: tf_ops.RuleSteps, redemption: tf_ops.Redemption
     ) -> tf.Tensor:
-        """Applies deposited gradients to all tables, and then what changes rows after that."""
+        """Applies deposited gradients to all tables, then formulas and constraints."""
         changing = [table.changing_rows(number) for number, table in enumerate(self.values())]
         return commit_and_change(self.handles, anchor, steps, redemption, changing)
 
@@ -293,7 +293,7 @@ class TableCollection(Mapping[str, Table]):
         raise TypeError("A collection has no number of steps. Ask its tables.")
 
     def drop_gradients(self) -> int:
-        """Forgets gradients that were taken and not applied. Returns how many there were."""
+        """Drops gradients that were deposited and not applied. Returns how many there were."""
         return int(tf_ops.drop_deposits(self.handles))
 
 
@@ -313,14 +313,14 @@ class CollectionCommit(Commit):
         if applying is not None and applying is not self._checked:
             check_own_configs(self._tables, self._tables.configs, applying)
             self._checked = applying
-        made: dict[tuple[int, str | None], tf_ops.RuleStep] = {}  # by what steps depend on
+        made: dict[tuple[int, str | None], tf_ops.RuleStep] = {}  # steps, by what they depend on
         steps: list[tf_ops.RuleStep | None] = []
         for config in self._tables.configs:
             if not config.trainable:
                 steps.append(None)
                 continue
             own = config.optimizer
-            # A schedule of the table's own goes by the steps of that table.
+            # A schedule of a table's own optimizer follows the steps of that table.
             by = (id(own), config.name if has_schedule(own) else None)
             if by not in made:
                 table: TrainedTable = self._tables[config.name]

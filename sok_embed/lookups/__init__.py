@@ -1,1 +1,1 @@
-"""Lookups: from the keys of an input to vectors, with the gradient that goes back."""
+"""Lookups: they turn the keys of an input into vectors, and send gradients back."""

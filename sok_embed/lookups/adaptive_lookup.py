@@ -1,4 +1,4 @@
-"""Looks keys up in an adaptive table: own rows, else static rows; a mask may choose."""
+"""Looks keys up in an adaptive table: reads own rows or static rows, as a route may choose."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sok_embed.lookups.exchange import look_up
 from sok_embed.lookups.lookup import Call, TableLookup
 from sok_embed.tables.adaptive_table import AdaptiveTable
 
-AUTOMATIC = -1  # the route of a key that goes where its count says
+AUTOMATIC = -1  # the route of a key whose count decides
 _STATIC = 0
 
 
@@ -42,7 +42,8 @@ class AdaptiveLookup(TableLookup):
     def routed(self, call: Call, keys: tf.Tensor, route: Any, dtype: tf.DType) -> tf.Tensor:
         """Looks keys up. Collective, if there are several workers.
 
-        All workers must give a number, or none of them: the exchange differs.
+        If one worker gives one number for all keys, all must: messages then differ from those with
+        a route for each key.
 
         Args:
             call: The rights of the lookup, from `begin`.
@@ -63,8 +64,8 @@ class AdaptiveLookup(TableLookup):
         flat, flat_keys = tf.reshape(route, [-1]), tf.reshape(keys, [-1])
         with tf.control_dependencies(_assertions(flat)):
             is_static = tf.equal(flat, _STATIC)
-        # A forced key has its row everywhere among keys that are not static. A key may
-        # be looked up in both ways, and then has two rows.
+        # If one position of a key has route 1, its other positions without route 0 read the own row
+        # too. A key may also be looked up with route 0, and then has two rows in the batch.
         places = [tf.cast(tf.where(at)[:, 0], tf.int32) for at in (~is_static, is_static)]
         ways = [
             self.asked(call, *(tf.gather(each, at) for each in (flat_keys, flat))) for at in places
@@ -74,7 +75,7 @@ class AdaptiveLookup(TableLookup):
 
 
 def _assertions(route: tf.Tensor) -> list[Any]:
-    """Returns the check of routes; a lookup would check the greatest of equal keys alone."""
+    """Returns the check of all routes: a lookup checks only the greatest of equal keys."""
     check = tf.debugging.Assert(
         tf.reduce_all((route >= -1) & (route <= 1)),
         ["Expected a mask of -1, 0 and 1. Received:", route],

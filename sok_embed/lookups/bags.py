@@ -15,7 +15,7 @@ class Bags(NamedTuple):
 
     Attributes:
         keys: Integers `[bags, L]`; with splits `[n]`.
-        splits: int64 `[bags + 1]`, where each bag begins and ends. `None`: a bag is a row of keys.
+        splits: int64 `[bags + 1]`, the row splits of the bags. `None`: a bag is a row of `keys`.
         weights: float32, one a key, in the order of the keys. `None`: there are none.
     """
 
@@ -27,7 +27,7 @@ class Bags(NamedTuple):
         """Returns the same bags with some of their keys.
 
         Args:
-            stays: bool, one a key, in the order of the keys: which of them stay.
+            stays: bool, one a key, in the order of the keys: true for the keys that stay.
         """
         stays, splits = tf.reshape(stays, [-1]), self.splits
         if splits is None:
@@ -41,7 +41,7 @@ class Bags(NamedTuple):
         return Bags(keys, tf.gather(before, splits), weights)
 
     def pooled(self, vectors: tf.Tensor, combiner: str) -> tf.Tensor:
-        """Returns a vector of each bag: what `tf_ops.collection_pool` computes of rows by key.
+        """Pools vectors of keys to vectors of bags, by the formulas of `tf_ops.collection_pool`.
 
         Args:
             vectors: float32, of the shape of the keys and `[dim]`.
@@ -52,7 +52,7 @@ class Bags(NamedTuple):
         """
         if combiner == "max":
             largest = self._reduced(vectors, tf.reduce_max, tf.math.unsorted_segment_max)
-            # The largest of nothing is the least float.
+            # The maximum of an empty bag would be the least float.
             return tf.where(self._summed(tf.ones_like(vectors[..., :1])) > 0, largest, 0)
         if self.weights is None:
             weights = tf.ones_like(vectors[..., :1])
@@ -73,7 +73,7 @@ class Bags(NamedTuple):
         return self._reduced(values, tf.reduce_sum, tf.math.unsorted_segment_sum)
 
     def _reduced(self, values: tf.Tensor, of_rows: Any, of_segments: Any) -> tf.Tensor:
-        """Reduces values of keys, `keys.shape + [d]`, to those of bags, `[bags, d]`."""
+        """Reduces values of keys, `keys.shape + [d]`, to values of bags, `[bags, d]`."""
         if self.splits is None:
             return of_rows(values, -2)
         entries = self.splits[1:] - self.splits[:-1]
@@ -91,8 +91,8 @@ def check_weights(what: str, combiner: str | None, ids: Any, weights: Any) -> No
         weights: Tensors.
 
     Raises:
-        ValueError: For weights that nothing multiplies by, that are not floats, or that lie
-            otherwise than the ids.
+        ValueError: For weights that the combiner does not use, that are not floats, or that have
+            another form than the ids.
     """
     if combiner is None or combiner == "max":
         way = "without a combiner" if combiner is None else "with combiner='max'"
@@ -109,12 +109,12 @@ def check_weights(what: str, combiner: str | None, ids: Any, weights: Any) -> No
 
 
 def bags_of(ids: Any, weights: Any) -> Bags:
-    """Takes an input apart.
+    """Converts the input of a layer to `Bags`.
 
     Args:
         ids: int64: dense `[..., L]`, ragged, or sparse `[B, L]`.
-        weights: Floats that lie as the ids, or, beside ragged and sparse ones, flat. `None`: there
-            are none.
+        weights: Floats in the form of the ids; beside ragged and sparse ids they may be flat.
+            `None`: there are none.
     """
     keys, splits = flat_values(ids), rows_of(ids)
     if weights is not None:
@@ -147,7 +147,7 @@ def shaped(vectors: tf.Tensor, ids: Any) -> Any:
 
 
 def rows_of(ids: Any) -> tf.Tensor | None:
-    """Returns where the innermost rows of ragged and sparse ids begin and end, or `None`.
+    """Returns the row splits of the innermost rows of ragged and sparse ids; `None` for dense ones.
 
     Raises:
         tf.errors.InvalidArgumentError: For a sparse tensor whose rows are in no order.
@@ -160,7 +160,10 @@ def rows_of(ids: Any) -> tf.Tensor | None:
 
 
 def _of_shape(weights: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
-    """Returns the weights. Raises unless they have the shape of the ids, in a graph as it runs."""
+    """Returns the weights.
+
+    Raises, in a graph when it runs, unless their shape is that of the ids.
+    """
     if weights.shape.is_fully_defined() and ids.shape.is_fully_defined():
         return weights
     equal = tf.debugging.assert_equal(

@@ -1,4 +1,4 @@
-"""The way from keys of many features to pooled vectors: on the host, on GPUs, over workers."""
+"""Looks keys of many features up and pools vectors: on the host, on GPUs, over workers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from sok_embed.training.commit import Commit
 
 
 class CollectionLookup(AnchoredLookup):
-    """Pools the vectors of many features, in three messages whatever the number of tables.
+    """Pools the vectors of many features, in three messages for any number of tables.
 
     Args:
         plan: The plan of all calls.
         tables: The part of this worker.
         host: The owner of the tables, as a message begins: `"Layer 'fields'"`.
         name: The name of its exchanges; the same on every worker.
-        owner: This worker.
+        owner: The number of this worker.
         exchange_dtype: The dtype of rows between workers, `tf.float32` or `tf.bfloat16`.
     """
 
@@ -49,7 +49,7 @@ class CollectionLookup(AnchoredLookup):
         Args:
             make: The `add_weight` of a Keras layer.
             commit: The constraint of the anchor.
-            **arguments: More of `make`, its name among them.
+            **arguments: Further arguments of `make`, such as the name.
 
         Returns:
             The result of `make`.
@@ -100,7 +100,7 @@ class CollectionLookup(AnchoredLookup):
         return self._pooled_on_host(call, self._plan, batch, concat=concat, dtype=dtype)
 
     def _on_gpu(self, call: Call) -> OnGpu | None:
-        """Returns the tables for an exchange whose rows lie on a GPU; `None`: on the host."""
+        """Returns the tables, if their rows lie on a GPU and are exchanged there; else `None`."""
         devices = self._tables.exchange_devices
         used = {devices[table] for table in self._plan.feature_tables}
         device = used.pop()
@@ -118,7 +118,7 @@ class CollectionLookup(AnchoredLookup):
         concat: bool,
         dtype: tf.DType,
     ) -> list[tf.Tensor]:
-        """Pools the rows of each feature where they lie; `devices` are those of the tables."""
+        """Pools the rows of each feature where they lie; `devices` has each table's device."""
         splits = iter(batch.splits)
         features = [
             tf_ops.PooledFeature(
@@ -214,13 +214,13 @@ class CollectedTables(Protocol):
 
     @property
     def exchange_devices(self) -> Sequence[str | None]:
-        """The same of one of several workers."""
+        """TensorFlow's name of the GPU on which one of several workers looks each table up."""
 
 
 def _part_of(
     plan: tf_ops.CollectionPlan, features: Sequence[tf_ops.PooledFeature]
 ) -> tuple[tf_ops.CollectionPlan, PooledBatch]:
-    """Returns the plan of some features of one worker's, and their batch."""
+    """Returns the plan and the batch of some of the features, for one worker."""
     numbers = [each.number for each in features]
     part = dataclasses.replace(
         plan,

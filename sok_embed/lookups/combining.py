@@ -40,7 +40,7 @@ def check_ids(layer: str, combiner: str | None, ids: Form) -> None:
 
 
 def refuse_padding_mask(layer: str, ids: Any) -> None:
-    """Raises ValueError for ids that Keras has attached a mask to, in a layer with a combiner."""
+    """Raises ValueError for ids with a Keras mask, in a layer with a combiner."""
     if mask_of(ids) is not None:
         raise ValueError(
             f"Layer '{layer}': expected inputs without a Keras mask, with a combiner. "

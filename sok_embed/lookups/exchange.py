@@ -1,6 +1,7 @@
 """The one exchange of lookups: keys go to their owners, and rows come back, for all tables at once.
 
-With one worker nothing travels. A worker that fails says so in its message, and all of them raise.
+With one worker nothing is sent. A worker that fails sends its error in the message, and all workers
+raise it.
 """
 
 from __future__ import annotations
@@ -38,16 +39,16 @@ class PooledBatch(NamedTuple):
     said: Sequence[tf.Tensor] = ()
 
 
-# Reads the rows that all workers have asked this one for, by the `pools` of the request, and the
-# message that has arrived and its splits.
+# Reads the rows that all workers have asked this one for. Its arguments are the `pools` of the
+# request, the message that has arrived, and its splits.
 Serve = Callable[[Sequence[bool], tf.Tensor, tf.Tensor], tf_ops.CollectionRows]
 
 
 class OnGpu(NamedTuple):
-    """Tables that this worker reads, and whose rows it pools, in the memory of its GPU.
+    """Tables in the memory of this worker's GPU, which reads and pools their rows.
 
     Attributes:
-        tables: The handle of one table, or those of a collection.
+        tables: The handle of one table, or the handles of a collection.
         device: The name of the GPU, as TensorFlow has it.
         make_rows: True if a key without a row gets one.
         trainable: True for each table that is trained.
@@ -61,7 +62,8 @@ class OnGpu(NamedTuple):
     anchor: tf.Tensor | None
 
 
-# Tells plans of rows that travel between GPUs from those of rows that go by way of the host.
+# Changes the fingerprint of plans whose rows are sent between GPUs: other workers would wait for
+# another exchange.
 _BETWEEN_GPUS = 1
 
 
@@ -81,8 +83,8 @@ def pooled_rows(
     Args:
         plan: The plan of the tables and features.
         batch: The keys of all features.
-        serve: A function that reads rows on this worker, or what it reads on its GPU. Workers may
-            differ in it unless `communicator.exchanges_on_gpu`.
+        serve: A function that reads rows on this worker, or the tables on its GPU. Workers may give
+            different kinds unless `communicator.exchanges_on_gpu`.
         name: A name that tells the exchange from others; the same on every worker.
         trains: True if rows get gradients, as for `tf_ops.collection_request`.
         concat: True for one vector an example, as for `tf_ops.collection_pool`.
@@ -97,7 +99,7 @@ def pooled_rows(
     """
     communicator = communicators.current()
     if isinstance(serve, OnGpu) and communicator.exchanges_on_gpu:
-        # A worker whose rows lie on the host would wait for another exchange than the others.
+        # A worker whose rows lie on the host would wait for another exchange.
         plan = dataclasses.replace(plan, fingerprint=plan.fingerprint ^ _BETWEEN_GPUS)
     pools = plan.pools(batch.bags, batch.weights)
     request = tf_ops.collection_request(
@@ -129,7 +131,7 @@ def pooled_rows(
     else:
         rows, row_splits = serve(pools, message, splits)
     if communicator.size > 1:
-        # Gradients go another way than rows came where a table lies on every worker.
+        # If a table lies on every worker, its gradients go to all of them, unlike its rows.
         rows, row_splits = communicator.exchange(rows, row_splits, request.gradient_splits, name)
     # The ops have no float16.
     of_ops = tf.float32 if dtype == tf.float16 else dtype
@@ -162,7 +164,7 @@ def pooled_rows(
 
 
 class SharedTable(TrainedTable, Protocol):
-    """One worker's part of a table: a `Table`, an `AdaptiveTable`, or what has these."""
+    """One worker's part of a table: a `Table`, an `AdaptiveTable` or a similar object."""
 
     dim: int
     owners: int
@@ -184,11 +186,12 @@ class Asked(NamedTuple):
         table: The table.
         read: A function that reads the rows of keys that workers ask this one for.
         keys: The keys of this worker, as for `tf_ops.collection_request`.
-        said: Integers, the number that owners are told of each key. `None`: they are told none;
-            the same on every worker, as the next two are.
+        said: Integers, a number for each key that is sent to its owner: for an adaptive table, the
+            route. `None`: there are none. Workers must agree on whether there are, and on the next
+            two.
         buckets: The number of `adaptive_buckets` by which keys are spread. 0: keys are spread by
             themselves.
-        key_limit: The limit that keys are below; 0: any key.
+        key_limit: The number that keys must be below; 0: any key is allowed.
         bags: The kind of bags, as for `tf_ops.collection_request`.
         splits: The row splits of `BAG_BY_SPLITS`.
         weights: The weights of the keys, as for `tf_ops.collection_pool`.
@@ -216,7 +219,7 @@ def look_up(
         asked: The bags of each table; the same tables in the same order on every worker.
         name: A name that tells the exchange from others; the same on every worker.
         dtype: The dtype of the result, `tf.float32`, `tf.bfloat16` or `tf.float16`.
-        on_gpu: The one table, where it is read on a GPU.
+        on_gpu: The table, if it is the only one and is read on a GPU.
 
     Returns:
         `[bags, dim]` for each table.

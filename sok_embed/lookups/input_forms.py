@@ -1,4 +1,4 @@
-"""Inputs as layers get them: dense, ragged or sparse, with or without values."""
+"""The forms of inputs of layers: dense, ragged or sparse, symbolic or not."""
 
 from __future__ import annotations
 
@@ -34,14 +34,16 @@ class Form(NamedTuple):
 
 
 def flat_values(ids: Any) -> tf.Tensor:
-    """Returns the ids as a dense tensor; those of ragged and sparse ones in row order."""
+    """Returns the ids as a dense tensor; ids of ragged and sparse tensors come in row order."""
     if isinstance(ids, tf.RaggedTensor):
         return ids.flat_values
     return ids.values if isinstance(ids, tf.SparseTensor) else ids
 
 
 def values_beside(name: str, tensor: Any, ids: tf.RaggedTensor | tf.SparseTensor) -> Any:
-    """Returns the flat values of a tensor that lie where the ids do; a flat tensor as it is.
+    """Returns the flat values of a tensor that must lie as the ids do.
+
+    A flat tensor is returned as it is.
 
     Args:
         name: The name of the tensor in the message.
@@ -50,7 +52,7 @@ def values_beside(name: str, tensor: Any, ids: tf.RaggedTensor | tf.SparseTensor
 
     Raises:
         ValueError: For ragged values of another ragged rank.
-        tf.errors.InvalidArgumentError: If the values lie elsewhere.
+        tf.errors.InvalidArgumentError: If row splits or indices differ.
     """
     if not isinstance(tensor, (tf.RaggedTensor, tf.SparseTensor)):
         return tensor
@@ -82,7 +84,7 @@ def values_beside(name: str, tensor: Any, ids: tf.RaggedTensor | tf.SparseTensor
 
 
 def check_beside(what: str, name: str, values: Any, ids: Any) -> None:
-    """Checks that values lie as ids do; those of ragged and sparse ids may be flat.
+    """Checks that values have the form of ids. Values of ragged and sparse ids may be flat.
 
     Args:
         what: The beginning of the message.

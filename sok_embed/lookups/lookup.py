@@ -1,8 +1,8 @@
-"""The one way from keys to vectors: a table, the anchor that trains it, and the exchange.
+"""Looks keys up in a table, over all workers, with the anchor that trains the table.
 
 With one worker a lookup reads its table. With several, each worker sends the distinct keys of its
-batch to their owners, these look them up, and the rows come back: see `exchange.py`. Tables differ
-in how their owner looks keys up, and in what it is told beside the keys.
+batch to their owners, these look them up, and the rows come back: see `exchange.py`. Kinds of
+tables differ in how their owner looks keys up, and in the numbers that are sent with the keys.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ class Call(NamedTuple):
 
     Attributes:
         anchor: The anchor, which gets the gradient of the vectors. `None`: there is no gradient.
-        trains: True if keys get rows, and are counted.
+        trains: True if keys without a row get one, and keys are counted.
     """
 
     anchor: tf.Tensor | None
     trains: bool
 
 
-# Looks up keys whose rows lie on this worker, with the rights of the lookup, from `begin`, and the
-# dtype of the vectors, `tf.float32` or `tf.bfloat16`.
+# A function that looks up keys whose rows lie on this worker. Its arguments are the rights of the
+# lookup, from `begin`, the dtype of the vectors, `tf.float32` or `tf.bfloat16`, and the keys.
 Read = Callable[[Call, tf.DType, tf_ops.TableKeys], tf_ops.Lookup]
 
 
 class AnchoredLookup:
-    """A lookup of keys by way of an anchor, on one worker or several.
+    """The base of lookups: the anchor, and the checks that all of them make.
 
     Args:
         host: The owner of the tables, as a message begins: `"Layer 'items'"`.
-        owner: The worker that they were made for.
-        owners: The number of workers that there were.
+        owner: The number of the worker for which the tables were made.
+        owners: The number of workers at that time.
     """
 
     anchor: Any
@@ -73,8 +73,9 @@ class AnchoredLookup:
         """Returns the rights of a call.
 
         Args:
-            trainable: True if the host is. A frozen host takes no gradient and makes no rows.
-            training: True if the call is one of training.
+            trainable: True if the host is trainable. A frozen host takes no gradient and makes no
+                rows.
+            training: True if the call is part of training.
 
         Raises:
             ValueError: If the strategy in scope sums gradients over workers, and the anchor was
@@ -153,7 +154,7 @@ class TableLookup(AnchoredLookup):
             make: The `add_weight` of a Keras layer, or `tf.compat.v1.get_variable`.
             optimizer: The optimizer of the rows, as for `Commit`.
             static: The variable of static rows, as for `Commit`.
-            **arguments: More of `make`, its name among them.
+            **arguments: Further arguments of `make`, such as the name.
 
         Returns:
             The result of `make`.
@@ -173,7 +174,8 @@ class TableLookup(AnchoredLookup):
         Args:
             call: The rights of the lookup, from `begin`.
             keys: int64 of any shape.
-            said: Integers of the shape of the keys, the number that owners are told of each.
+            said: Integers of the shape of the keys, the number that is sent with each key to its
+                owner.
             dtype: The dtype of the result, `tf.float32`, `tf.bfloat16` or `tf.float16`.
 
         Returns:
@@ -187,7 +189,7 @@ class TableLookup(AnchoredLookup):
         return self.shaped(rows, keys)
 
     def _on_gpu(self, call: Call, said: tf.Tensor | None = None) -> OnGpu | None:
-        """Returns the table for an exchange whose rows lie on a GPU; `None`: on the host."""
+        """Returns the table, if its rows lie on a GPU and are exchanged there; else `None`."""
         device = getattr(self.table, "exchange_device", None)
         if device is None or self.read is not self._plain_read or said is not None:
             return None
@@ -252,7 +254,7 @@ class TableLookup(AnchoredLookup):
 
 
 def type_of_ops(dtype: tf.DType) -> tf.DType:
-    """Returns the dtype in which ops make vectors: they have no float16."""
+    """Returns the dtype in which ops make vectors: they make float32 in place of float16."""
     return tf.float32 if dtype == tf.float16 else dtype
 
 
@@ -262,7 +264,7 @@ def _zeros(shape: Any, dtype: Any = None) -> tf.Tensor:
 
 
 def read_rows(table: SharedTable, default: str | int | None = None) -> Read:
-    """Returns the lookup of keys that have a row each.
+    """Returns a function that looks up keys in a table in which each key has a row of its own.
 
     Args:
         table: The part of this worker.
@@ -274,7 +276,7 @@ def read_rows(table: SharedTable, default: str | int | None = None) -> Read:
     def read(call: Call, dtype: tf.DType, asked: tf_ops.TableKeys) -> tf_ops.Lookup:
         handle, keys = table.resource_handle, asked.keys
         if default == "zeros" and isinstance(handle, ServedRows):
-            # These rows need not know what training would start from.
+            # Zeros need no start vectors.
             return tf_ops.Lookup(tf.cast(handle.find(keys)[0], dtype), None)
         by_host = asked.counts is not None or asked.reports
         found = tf_ops.lookup(

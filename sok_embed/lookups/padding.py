@@ -1,4 +1,4 @@
-"""Padding among the keys of an input: the key that stands where there is none."""
+"""Padding: the key that stands in an input where there is no key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sok_embed.lookups.input_forms import Form
 
 
 def padding_key(mask_zero: Any, padding_value: Any) -> int | None:
-    """Returns the key that is padding, as int64, or `None` if all keys are keys.
+    """Returns the key that is padding, as int64; `None` if there is no padding.
 
     Args:
         mask_zero: True if 0 is padding, as Keras has it.
@@ -21,7 +21,7 @@ def padding_key(mask_zero: Any, padding_value: Any) -> int | None:
             its `fingerprint`; or `None`.
 
     Raises:
-        ValueError: For other values, and for `mask_zero` beside a value that is not 0.
+        ValueError: For other values, and for `mask_zero` with a value other than 0.
     """
     check_flag("mask_zero", mask_zero)
     if padding_value is None:
@@ -38,7 +38,10 @@ def padding_key(mask_zero: Any, padding_value: Any) -> int | None:
 
 
 def is_key(ids: Any, padding: int) -> Any:
-    """Returns where ids are not padding: bool of their shape, symbolic for symbolic ones."""
+    """Returns bool of the shape of the ids, true where they are not padding.
+
+    Symbolic for symbolic ids.
+    """
     return ops.not_equal(
         ops.cast(keys_of_strings(ids), "int64"), ops.convert_to_tensor(padding, "int64")
     )
@@ -48,8 +51,8 @@ def mask_of_keys(ids: Any, padding: int | None) -> Any:
     """Returns the Keras mask of the vectors of single keys, or `None`.
 
     Args:
-        ids: An input, symbolic or not. Where it is dense its padding is masked, and so is what a
-            mask masks that Keras has attached to it.
+        ids: An input, symbolic or not. In a dense input padding is masked, and so are keys that its
+            Keras mask masks.
         padding: The key that is padding, or `None`.
     """
     attached = mask_of(ids)

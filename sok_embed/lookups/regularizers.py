@@ -1,4 +1,4 @@
-"""Regularizers of rows, which see the distinct rows of a call."""
+"""Rows for regularizers: the distinct rows of a call."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import tensorflow as tf
 
 
 def distinct_rows(keys: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    """Returns the row of each distinct key, `[u, dim]`, in the order of their first places.
+    """Returns the row of each distinct key, `[u, dim]`, in the order of first occurrence.
 
     Args:
         keys: int64 of any shape.

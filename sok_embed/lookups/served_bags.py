@@ -1,4 +1,4 @@
-"""Pools the rows of a batch in a graph for serving, in which nothing travels or is trained."""
+"""Pools the rows of a batch in a graph for serving, with one worker and without training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def served_bags(
     concat: bool = False,
     dtype: tf.DType = tf.float32,
 ) -> list[tf.Tensor]:
-    """Returns what `pooled_rows` returns, of rows that have been looked up.
+    """Does what `pooled_rows` does, with rows that were looked up already.
 
     Args:
         plan: The plan of the tables and features.
@@ -76,7 +76,7 @@ def _length(keys: tf.Tensor) -> int:
 
 
 def _bags(keys: tf.Tensor, kind: int, splits: Any) -> tf.Tensor | int:
-    """Returns where the bags begin, or the length of all of them, as a `Pool` takes it."""
+    """Returns the row splits of bags, or the length of all bags, as arguments of a `Pool`."""
     if kind == tf_ops.BAG_BY_SPLITS:
         return splits
     length = 1 if kind == tf_ops.BAG_A_KEY else _length(keys)

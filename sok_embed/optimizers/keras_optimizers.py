@@ -80,7 +80,7 @@ class RowwiseAdagrad(keras.optimizers.Optimizer):
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Updates one variable and its accumulator."""
         if isinstance(gradient, tf.IndexedSlices):
-            # A row that occurs twice has the sum of its gradients, before they are squared.
+            # The gradients of a row that occurs twice are summed before they are squared.
             gradient = tf.convert_to_tensor(gradient)
         learning_rate = ops.cast(learning_rate, variable.dtype)
         gradient = ops.cast(gradient, variable.dtype)
@@ -89,7 +89,7 @@ class RowwiseAdagrad(keras.optimizers.Optimizer):
         if len(variable.shape):
             square = ops.mean(square, axis=-1, keepdims=True)
         self.assign_add(accumulator, square)
-        # Where no gradient has come yet and epsilon is 0, this is 0 rather than 0 / 0.
+        # Before the first gradient other than 0, with an epsilon of 0, this is 0 instead of 0 / 0.
         rate = ops.divide_no_nan(learning_rate, ops.add(ops.sqrt(accumulator), self.epsilon))
         self.assign_sub(variable, ops.multiply(rate, gradient))
 
@@ -131,9 +131,8 @@ class GroupFtrl(keras.optimizers.Ftrl):
     'group_ftrl'
 
     Args:
-        learning_rate: The learning rate, as for `keras.optimizers.Ftrl`; so are all other
-            arguments.
-        **kwargs: The others.
+        learning_rate: The learning rate, as for `keras.optimizers.Ftrl`.
+        **kwargs: The other arguments of `keras.optimizers.Ftrl`.
     """
 
     def __init__(self, learning_rate: Any = 0.001, **kwargs: Any) -> None:
@@ -147,7 +146,7 @@ def _variable_path(variable: Any) -> str:
 
 
 def check_rate(optimizer: keras.optimizers.Optimizer) -> None:
-    """Raises for a learning rate below 0 or not finite; those of schedules are seen by commits."""
+    """Raises for a learning rate below 0 or not finite; commits check rates of schedules."""
     rate = optimizer._learning_rate
     if not isinstance(rate, keras.Variable):
         return

@@ -1,8 +1,8 @@
-"""Runs the `update_step` of a Keras optimizer of somebody else on the rows of a batch.
+"""Runs the `update_step` of an optimizer of the user's own on the rows of a batch.
 
-The core of this package has no rule for such an optimizer. A commit leaves the gradients beside the
-rows, by the rule `deferred_<n>` of n slots, and then a copy of the optimizer updates the rows that
-were read, in TensorFlow.
+The core of this package has no rule for such an optimizer. A commit by the rule `deferred_<n>`,
+which has n slots, stores the gradients beside the rows. Then a copy of the optimizer updates these
+rows in TensorFlow.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import tensorflow as tf
 MOST_SLOTS = 8
 _HOST = "/device:CPU:0"
 
-# Optimizers are built for a variable of so many rows, and tried with other numbers of rows.
+# An optimizer is built for a variable with so many rows, and tested with other numbers of rows.
 _ROWS = 3
-# Arguments of every Keras optimizer that change more than the formula, with the values that leave
-# the formula alone. The optimizer itself has done what they ask for.
+# Arguments of every Keras optimizer that do more than its formula, with values by which they do
+# nothing. The optimizer itself has applied them before.
 _NEUTRAL = {
     "learning_rate": 0.5,
     "gradient_accumulation_steps": None,
@@ -34,15 +34,15 @@ _NEUTRAL = {
 }
 _PLAIN = (bool, int, float, str, bytes, type(None), np.generic, np.ndarray)
 _VARIABLES = (tf.Variable, keras.Variable)
-# Gradients of such sizes are tried: a norm may matter above or below a bound alone.
+# The sizes of gradients that are tried: a formula may depend on a norm only above or below a bound.
 _SCALES = (1.0, 1e4, 1e-4)
-# Operations that run other functions, or none.
+# Operations that run one of several functions, or none.
 _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile")
 _Made = TypeVar("_Made")
 
 
 class CannotRunOnRows(ValueError):
-    """Says why an optimizer cannot run on a part of the rows."""
+    """An optimizer cannot run on a part of the rows; the text says why."""
 
 
 class OwnFormula:
@@ -83,9 +83,9 @@ class OwnFormula:
         """
         of_rows = self._copy_for(dim)
         widths = [dim] * (len(self.initials) + 2)
-        with tf.device(_HOST):  # rows come from its memory, and go back there
+        with tf.device(_HOST):  # rows come from the host's memory, and go back there
             embeddings, *slots, gradient, steps = tf.split(rows, [*widths, 1], axis=1)
-            # All rows of a commit have the number of the same step; there may be no rows.
+            # All rows of a commit have the same step number. There may be no rows.
             step = tf.cast(tf.maximum(tf.reduce_max(steps), 1.0), tf.int64) - 1
             after = of_rows.update(self._optimizer(), [embeddings, *slots], gradient, step, rate)
             return tf.concat([*after, gradient, steps], axis=1)
@@ -133,9 +133,10 @@ class _Copy:
         self._original = weakref.ref(optimizer)
         self._dim = dim
         self._optimizer = _made_again(optimizer)
-        # Variables of the optimizer that are not slots: the copy's, and the optimizer's.
+        # Variables of the optimizer other than slots, by name: the copy's variable, and the
+        # optimizer's.
         self._held: dict[str, tuple[Any, Any]] = {}
-        self._plain: set[str] = set()  # names of other attributes that are taken over
+        self._plain: set[str] = set()  # names of other attributes that the copy takes over
         self._take_settings(optimizer)
         start = 0.5 + np.arange(_ROWS * dim, dtype=np.float32).reshape(_ROWS, dim)
         rows = keras.Variable(start, name="rows")
@@ -159,7 +160,7 @@ class _Copy:
 
         Args:
             optimizer: The optimizer, as it is now.
-            rows: The embeddings `[n, dim]`, and each slot of them.
+            rows: The embeddings `[n, dim]`, then each of their slots.
             gradient: The gradient of the embeddings `[n, dim]`.
             step: The number of steps before this one, an int64 scalar.
             rate: The learning rate.
@@ -169,7 +170,7 @@ class _Copy:
         """
         self._take_settings(optimizer)
         rate = tf.cast(rate, tf.float32)
-        # A formula may ask the optimizer for its rate, too.
+        # A formula may read the rate of the optimizer, too.
         vars(self._optimizer)["_learning_rate"] = rate
         self._optimizer.iterations.assign(step)
         native = [variable.value for variable in self._variables]
@@ -179,7 +180,7 @@ class _Copy:
         return [variable.read_value() for variable in native]
 
     def _take_settings(self, optimizer: Any) -> None:
-        """Sets the attributes of the copy to what they are now: numbers, functions, variables."""
+        """Sets numbers, functions and variables of the copy to what the optimizer has now."""
         tracked = {id(variable) for variable in optimizer.variables}
         of_copy = (*_NEUTRAL, "built", "_learning_rate", "_trainable_variables_indices")
         for name, value in vars(optimizer).items():
@@ -204,7 +205,7 @@ class _Copy:
         ]
 
     def _variable_like(self, name: str, variable: Any) -> Any:
-        """Returns a variable of the copy's with the value that a variable has now."""
+        """Returns a variable of the copy with the present value of a variable."""
         held = self._held.get(name)
         if held is None or held[1] is not variable:
             like = keras.Variable if isinstance(variable, keras.Variable) else tf.Variable
@@ -259,13 +260,13 @@ class _Copy:
             for each in traced.get_operations()
             if each.type.startswith("Assign") and any(each.inputs[0] is at for at in rows)
         ]
-        if len(assigned) > 2:  # the first one brings the rows
+        if len(assigned) > 2:  # the first one sets the rows
             raise CannotRunOnRows(
                 "whose own `update_step` assigns the variable more than once, of which rows would "
                 "follow the first. Add the changes and assign it once"
             )
-        # An update in a branch would have the commit in that branch, too, and lose the gradients of
-        # the steps that do not take it.
+        # With an update in a branch the commit would be in that branch, too, and gradients of steps
+        # that do not take it would be lost.
         branches = [each for each in traced.get_operations() if each.type in _BRANCHES]
         if any(each is at for branch in branches for each in branch.inputs for at in rows):
             raise CannotRunOnRows(
@@ -281,11 +282,11 @@ class _Copy:
 
 
 def _made_again(optimizer: Any) -> Any:
-    """Makes an optimizer of the same class and config, but for what is not of the formula."""
-    cls = optimizer.__class__  # that of a DistributedOptimizer is the class that it wraps
+    """Makes an optimizer of the same class and config, without what is not of the formula."""
+    cls = optimizer.__class__  # for a DistributedOptimizer this is the class that it wraps
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a rate that is a lambda, which is not copied
+            warnings.simplefilter("ignore")  # about a rate that is a lambda, which is not copied
             config = optimizer.get_config()
     except Exception as error:
         raise CannotRunOnRows(f"whose get_config fails: {error}") from error
@@ -317,7 +318,7 @@ def _is_setting(value: Any) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    """Returns a setting whose dicts and lists are the caller's alone."""
+    """Returns a setting with copies of its dicts and lists."""
     if isinstance(value, dict):
         return {name: _copied(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -330,7 +331,7 @@ def _differ(one: Any, other: Any) -> bool:
 
 
 def _slots(optimizer: Any, rows: Any) -> list[Any]:
-    """Returns the slots of a variable, each of which has one number for each element."""
+    """Returns the slots of a variable; raises unless each has one number for each element."""
     others = (id(optimizer.iterations), id(optimizer._learning_rate))
     slots = [each for each in optimizer.variables if id(each) not in others]
     for slot in slots:
@@ -350,9 +351,9 @@ def _slots(optimizer: Any, rows: Any) -> list[Any]:
 
 
 def _allow_any_rows(variable: Any, dim: int) -> None:
-    """Gives a variable a value that takes any number of rows, and the same identity."""
+    """Gives a variable a value with any number of rows, and keeps its identity."""
     native = tf.Variable(variable.numpy(), shape=[None, dim], trainable=False, name=variable.name)
-    native._unique_id = variable.value._unique_id  # optimizers know variables by it
+    native._unique_id = variable.value._unique_id  # optimizers identify variables by it
     variable._value = native
     variable._shape = (None, dim)
 
@@ -364,5 +365,5 @@ def _outside_of_scopes(make: Callable[[], _Made]) -> _Made:
         with tf.device(_HOST):
             return make()
 
-    with ThreadPoolExecutor(1) as thread:  # scopes are those of a thread
+    with ThreadPoolExecutor(1) as thread:  # each thread has scopes of its own
         return thread.submit(on_host).result()

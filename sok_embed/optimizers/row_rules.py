@@ -29,8 +29,8 @@ class RowRule:
     Attributes:
         name: The name of the rule in the core's registry, e.g. `"adam"`. It decides the slots of a
             row.
-        hyper: The parameters by Keras' names, all but `learning_rate`. Floats, but for what an
-            optimizer of `tf.compat.v1.train` was given as a tensor: scalars of that graph.
+        hyper: The parameters by Keras' names, all but `learning_rate`. Floats; scalars of the graph
+            for arguments that an optimizer of `tf.compat.v1.train` was given as tensors.
         formula: The update of rows that the rule defers to TensorFlow, for an optimizer with an
             `update_step` of its own. `None`: the core updates the rows.
     """
@@ -40,13 +40,13 @@ class RowRule:
     formula: OwnFormula | None = None
 
 
-# Keras has no such parameters: the learning rate travels with each commit, and the velocity of
-# RMSprop starts from 0, but for tf.compat.v1.train.
+# Parameters that are not attributes of a Keras optimizer: each commit is given the learning rate,
+# and the velocity of RMSprop starts from another number than 0 only for tf.compat.v1.train.
 _OF_THE_CORE_ALONE = ("learning_rate", "initial_velocity")
 
 
 def _class_of(twin: Twin) -> type[Any]:
-    """Returns the class of a twin's optimizer, which is Keras' or ours."""
+    """Returns the class of a twin's optimizer, from Keras or from this package."""
     home = keras_optimizers if hasattr(keras_optimizers, twin.optimizer) else keras.optimizers
     found: type[Any] = getattr(home, twin.optimizer)
     return found
@@ -109,7 +109,7 @@ def row_rule(optimizer: Any) -> RowRule:
     if own:
         return _deferred(optimizer)
     rule = rule_of_class(_CLASSES[known], functools.partial(getattr, optimizer))
-    assert rule is not None  # each class has a row for each choice of its options
+    assert rule is not None  # TWINS has a row for each choice of a class's options
     hyper = {name: getattr(optimizer, name) for name in _parameters(rule)}
     if hyper["weight_decay"] is None:
         hyper["weight_decay"] = 0.0
@@ -166,7 +166,7 @@ def _known(
 
 
 def get(identifier: Any) -> keras.optimizers.Optimizer | None:
-    """Makes a Keras optimizer of what a user writes for `optimizer=`.
+    """Makes a Keras optimizer from the argument `optimizer=` of a layer.
 
     Example:
     >>> get("momentum").momentum
@@ -220,7 +220,7 @@ def get(identifier: Any) -> keras.optimizers.Optimizer | None:
 
 
 def check_own(optimizer: keras.optimizers.Optimizer | None, table: str) -> None:
-    """Looks at the options of a layer's own optimizer that cannot reach rows.
+    """Checks that a layer's own optimizer has no options that cannot work for rows.
 
     Args:
         optimizer: The optimizer, as returned by `get`.
@@ -228,7 +228,7 @@ def check_own(optimizer: keras.optimizers.Optimizer | None, table: str) -> None:
 
     Raises:
         ValueError: For `gradient_accumulation_steps` and `loss_scale_factor`, which change what a
-            step is. That the model's optimizer decides, for rows too.
+            step is. The optimizer of the model decides that, for rows too.
     """
     if optimizer is None:
         return
@@ -243,7 +243,7 @@ def check_own(optimizer: keras.optimizers.Optimizer | None, table: str) -> None:
 
 
 def has_schedule(optimizer: Any) -> bool:
-    """Returns whether the rate of a Keras optimizer depends on the step that it is asked for."""
+    """Returns whether the rate of a Keras optimizer depends on the step."""
     rate = getattr(optimizer, "_learning_rate", None)
     return isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
 

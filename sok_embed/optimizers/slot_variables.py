@@ -47,11 +47,11 @@ def slot_variables(optimizer: Any, variable: Any) -> list[tf.Variable] | None:
 
 
 def slots_beside(optimizer: Any, variable: Any) -> list[tf.Variable] | None:
-    """Finds an optimizer's slots of a variable, where ops that read them in place find them too.
+    """Finds an optimizer's slots of a variable on its device, where an op can read them.
 
-    An optimizer of Keras that is built within a function has its slots on the first GPU, if there
-    is one, wherever their variable is. Such slots have copies beside a variable that is elsewhere,
-    which this brings up to date, in a function whenever it runs.
+    A Keras optimizer that is built within a function has its slots on the first GPU, if there is
+    one, even if the variable is elsewhere. Then this function keeps copies of the slots on the
+    device of the variable, and updates them in each call; in a `tf.function`, in each run.
 
     Args:
         optimizer: The optimizer, as for `slot_variables`.
@@ -68,7 +68,7 @@ def slots_beside(optimizer: Any, variable: Any) -> list[tf.Variable] | None:
 
 
 def _copied(slot: tf.Variable, beside: tf.Variable) -> tf.Variable:
-    """Copies a slot to the device of another variable."""
+    """Returns a copy of a slot on the device of another variable."""
     with tf.init_scope(), tf.device(beside.device):
         copy = getattr(slot, "_sok_embed_copy", None)
         if copy is None:
@@ -91,7 +91,7 @@ def _keras_slots(optimizer: Any, variable: Any, rule: str) -> list[Any]:
 def _slots_of_all_variables(optimizer: Any, slot: str) -> Any:
     """Returns the list in which an optimizer of Keras keeps a slot.
 
-    The attribute is the plural of the slot's name, but for a letter of a formula.
+    The attribute is the plural of the slot's name, unless the name is a letter of a formula.
     """
     plural = "velocities" if slot == "velocity" else slot if len(slot) == 1 else f"{slot}s"
     return getattr(optimizer, f"_{plural}" if hasattr(optimizer, f"_{plural}") else plural)

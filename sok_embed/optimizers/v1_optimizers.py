@@ -1,9 +1,9 @@
 """Optimizers of `tf.compat.v1.train` and their native twins.
 
-Rows follow them as they follow a Keras optimizer, but by the constraint of the anchor, which
-`apply_gradients` calls right after it has updated the anchor. Learning rates and hyperparameters
-are the arguments of an optimizer's constructor, and tensors that `apply_gradients` makes of them
-first.
+Rows follow them as they follow a Keras optimizer, but through the constraint of the anchor:
+`apply_gradients` calls it right after it has updated the anchor. Learning rates and hyperparameters
+are read from the arguments of an optimizer's constructor, or from the tensors that
+`apply_gradients` makes of them first.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ v1 = tf.compat.v1.train
 
 
 class GroupFtrlOptimizer(tf.compat.v1.train.FtrlOptimizer):
-    """`tf.compat.v1.train.FtrlOptimizer`, with the rule of DeepRec's for rows of tables.
+    """`tf.compat.v1.train.FtrlOptimizer`, with DeepRec's rule for rows of tables.
 
-    Dense variables are trained by TensorFlow's formula, rows of tables by that of
-    `sok_embed.optimizers.GroupFtrl`, as DeepRec's `tf.train.FtrlOptimizer` has it for variables and
-    embedding variables. The arguments are those of TensorFlow's class.
+    Dense variables are trained by TensorFlow's formula, rows of tables by the formula of
+    `sok_embed.optimizers.GroupFtrl`. DeepRec's `tf.train.FtrlOptimizer` makes the same difference
+    between variables and embedding variables. The arguments are those of TensorFlow's class.
 
     Example:
     >>> optimizer = GroupFtrlOptimizer(0.1, l1_regularization_strength=2.0)
@@ -32,7 +32,7 @@ class GroupFtrlOptimizer(tf.compat.v1.train.FtrlOptimizer):
 
 
 def _value(optimizer: Any, argument: str, prepared: str) -> Any:
-    """Returns what the constructor was given, as float32 has it, or the tensor in its place."""
+    """Returns an argument of the constructor, rounded to float32, or the tensor made of it."""
     value = getattr(optimizer, argument)
     if callable(value):
         tensor = getattr(optimizer, prepared, None)
@@ -67,7 +67,7 @@ def _adam(optimizer: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _rmsprop(optimizer: Any) -> tuple[str, dict[str, Any]]:
-    # TensorFlow's optimizer has a slot of the momentum without momentum too.
+    # TensorFlow's optimizer has a slot for the momentum even if the momentum is 0.
     name = "rmsprop_centered_momentum" if optimizer._centered else "rmsprop_momentum"
     return name, {
         "rho": _value(optimizer, "_decay", "_decay_tensor"),
@@ -120,10 +120,10 @@ TWINS: dict[type[Any], V1Twin] = {
     v1.FtrlOptimizer: V1Twin(_ftrl, {"ftrl": ("accum", "linear")}),
     GroupFtrlOptimizer: V1Twin(_group_ftrl, {"group_ftrl": ("accum", "linear")}),
 }
-# No two classes have one rule.
+# No two classes have the same rule.
 SLOTS = {rule: names for twin in TWINS.values() for rule, names in twin.slots.items()}
 
-# These methods make the formula of a class.
+# These methods are the formula of a class.
 FORMULA = (
     "_apply_dense",
     "_apply_sparse",
@@ -136,15 +136,15 @@ FORMULA = (
 )
 
 
-# Below this a float32 power of a beta loses digits, and soon is 0.
+# A float32 power of a beta loses digits below this, and soon becomes 0.
 _LEAST_POWER = 1e-37
 
 
 def learning_rate(optimizer: Any) -> tf.Tensor:
     """Returns the rate of the running `apply_gradients`, as `step` and the rule need it.
 
-    Adam multiplies float32 powers of its betas from step to step, and the rule takes exact ones.
-    The bias corrections differ by 1e-5, which the rate makes up for.
+    Adam multiplies float32 powers of its betas from step to step, and the rule computes exact
+    powers. The bias corrections differ by 1e-5; the returned rate compensates for that.
     """
     if not isinstance(optimizer, v1.AdamOptimizer):
         return optimizer._learning_rate_tensor
@@ -158,10 +158,10 @@ def learning_rate(optimizer: Any) -> tf.Tensor:
 def step(optimizer: Any) -> tf.Tensor | int:
     """Returns the number of the running step, which is 1 for the first.
 
-    Adam alone knows it, by the powers of its betas.
+    Only Adam knows it, by the powers of its betas.
 
     Returns:
-        An int64 scalar, or 0 of an optimizer that counts no steps.
+        An int64 scalar; 0 for an optimizer that counts no steps.
     """
     if not isinstance(optimizer, v1.AdamOptimizer):
         return 0

@@ -24,15 +24,15 @@ from sok_embed.tables.tensors import as_errors, as_keys, eager
 
 # Figures that are not counts.
 _SHARES = ("sketch_saturation",)
-# The names of tensors of an `AdaptiveExport` that a SavedModel has.
+# The names of the tensors of an `AdaptiveExport` that go into a SavedModel.
 _VECTORS = ("own_keys", "own_embeddings", "static_keys", "static_embeddings")
 
 
 class AdaptiveTable(BaseTable):
     """Rows of floats that frequent keys own and all other keys share, on this worker.
 
-    A layer makes its own table; this is what to inspect of it. Each key has a *static row*, that of
-    its bucket, which it shares with the other keys of the bucket. A count-min sketch with
+    A layer makes its own table; use this class to inspect it. Each key has a *static row*, the row
+    of its bucket, which it shares with the other keys of the bucket. A count-min sketch with
     conservative update counts keys that are trained on. In the step in which the count of a key
     reaches `promote_after`, the key gets an *own row*, which starts as its static row, bit for bit.
 
@@ -61,11 +61,11 @@ class AdaptiveTable(BaseTable):
         seed: The seed of the initializer; any integer.
         promote_after: The number of times that a key is seen in training before it gets its own
             row.
-        max_rows: The most own rows on this worker. Beyond it the least used go back to their static
+        max_rows: The most own rows on this worker. Beyond it the least used keys lose their own
             rows. `None`: no limit.
         decay_every: Counts are halved after so many steps. `None`: never.
-        ttl: Own rows that were not updated for so many seconds go back to their static rows; they
-            are looked for after a step, and may stay a sixteenth longer. `None`: never.
+        ttl: Keys lose own rows that were not updated for so many seconds; the table looks for them
+            after steps, so that a row may stay a sixteenth longer. `None`: never.
         copy_slots: True if an own row starts with the optimizer slots of its static row, rather
             than with new ones.
         demote_blend: The share of `row - static row` by which the static row of a key moves when
@@ -73,7 +73,7 @@ class AdaptiveTable(BaseTable):
         sketch_capacity: The number of distinct keys that the sketch is sized for, over all workers.
         counter_bits: The bits of a cell of the sketch: 8 or 16.
         row_dtype: The type in which own and static rows lie in memory, as of a `Table`.
-        slot_dtype: The type in which their optimizer slots do.
+        slot_dtype: The type in which their optimizer slots lie.
         device: The device whose memory own and static rows lie in, as of a `Table`.
         owners: The number of workers that share the buckets.
         owner: The number of this worker.
@@ -141,7 +141,7 @@ class AdaptiveTable(BaseTable):
     def _create_resource(self) -> tf.Tensor:
         attributes = self._attributes
         if not tf.executing_eagerly():
-            # A saved graph is loaded with a GPU or without, here as for a table.
+            # A saved graph may be loaded with a GPU or without one, as with a `Table`.
             attributes = {**attributes, "gpu_optional": True}
         return as_errors(lambda: tf_ops.anonymous_adaptive_table(self.name, self.dim, **attributes))
 
@@ -189,7 +189,7 @@ class AdaptiveTable(BaseTable):
 
     @eager
     def lookup(self, keys: Any) -> npt.NDArray[np.float32]:
-        """Reads what evaluation would: own rows, and static rows of the keys that have none.
+        """Reads what evaluation reads: own rows, or static rows of keys without one.
 
         Args:
             keys: Integers of any shape.
@@ -204,7 +204,7 @@ class AdaptiveTable(BaseTable):
 
     @eager
     def lookup_static(self, keys: Any) -> npt.NDArray[np.float32]:
-        """Reads the static rows of keys, also of those that have rows of their own. As `lookup`."""
+        """Reads the static rows of keys, even of keys with own rows; otherwise as `lookup`."""
         return self._read(keys, 0)
 
     @eager
@@ -222,20 +222,26 @@ class AdaptiveTable(BaseTable):
 
     @eager
     def export_static(self, slots: bool = False) -> Any:
-        """Copies the static rows out that were trained or shared. As `export`; keys are buckets."""
+        """Copies the static rows that were trained or shared, as `export` does.
+
+        Keys are buckets.
+        """
         return self._contents(self._static, slots)
 
     @eager
     def batches(self, n: int) -> Iterator[Batch]:
         """Yields all own rows of this worker, `n` at a time, as `Table.batches` does.
 
-        A key whose row is given or taken away between two batches may come or not.
+        A key that gets or loses its row between two batches may be included or not.
         """
         return batches_in_memory(self, self._own, self.dim, n)
 
     @eager
     def batches_static(self, n: int) -> Iterator[Batch]:
-        """Yields the static rows that were trained or shared. As `batches`; keys are buckets."""
+        """Yields the static rows that were trained or shared, as `batches` does.
+
+        Keys are buckets.
+        """
         return batches_in_memory(self, self._static, self.dim, n)
 
     @eager
@@ -288,13 +294,13 @@ class AdaptiveTable(BaseTable):
 
     @eager
     def demote(self, keys: Any) -> int:
-        """Takes the own rows of keys away, which then have their static rows again.
+        """Removes the own rows of keys, which then use their static rows again.
 
         Args:
             keys: Integers `[n]`. Those without a row are ignored.
 
         Returns:
-            The number of rows that were taken away.
+            The number of rows that were removed.
 
         Raises:
             ValueError: For keys that are not integers, or that live on another worker.
@@ -309,7 +315,7 @@ class AdaptiveTable(BaseTable):
 
     @eager
     def stats(self) -> dict[str, float]:
-        """Figures of the table, which is that of this worker.
+        """Returns figures of the table, for this worker.
 
         Returns:
             `rows`, own rows, and `max_rows`, 0 without a limit; `static_rows`, those that were
@@ -336,7 +342,7 @@ class AdaptiveTable(BaseTable):
 
     @property
     def parts(self) -> list[Part]:
-        """The own rows, with which the sketch goes, and the static rows."""
+        """The own rows, to which the sketch belongs, and the static rows."""
         own, static = tf_ops.adaptive_tables(self.resource_handle)
         place = SketchPlace(self.static_buckets, self.owners, self.owner)
         limit = int(self._attributes["max_rows"])

@@ -32,7 +32,8 @@ class Part(NamedTuple):
         owners_of: A function that returns the workers that hold keys, or `None` if every worker
             holds all rows.
         group: The number of the group of the table's storage.
-        sketch: The buckets that the sketch of an adaptive table counts, of its own rows alone.
+        sketch: The buckets that the sketch of an adaptive table counts; only for the part with own
+            rows.
     """
 
     table: BaseTable
@@ -49,7 +50,7 @@ class Part(NamedTuple):
         return self.owners_of(np.zeros(1, np.int64)) is None
 
     def mine(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Returns which keys are those of this worker, bool of the shape of the keys."""
+        """Returns bool of the shape of the keys, true for keys that this worker holds."""
         owners = self.owners_of(keys)
         return np.ones(keys.shape, np.bool_) if owners is None else owners == self.table.owner
 
@@ -61,15 +62,15 @@ class BaseTable(OwnedResource):
         dim: The length of a row.
         owners: The number of workers that share the keys.
         owner: The number of this worker.
-        owner_text: The rule that gives keys to workers, as manifests say it.
+        owner_text: The rule that gives keys to workers, as text for manifests.
         name: The name for messages.
 
     Attributes:
-        kind: The kind of table, as manifests say it.
-        fixed: The names of further attributes that a checkpoint and a table must have in common.
+        kind: The kind of table, as text for manifests.
+        fixed: The names of further attributes that must be equal in a checkpoint and a table.
         storage: The folder that rows live in; `None`: they live in memory.
-        constraint: A function of rows `[n, dim]`, float32, that replaces those that a commit has
-            changed; `None`: they stay as the commit leaves them.
+        constraint: A function of rows `[n, dim]`, float32, whose result replaces the rows that a
+            commit has changed; `None`: there is none.
     """
 
     kind: ClassVar[str]
@@ -121,7 +122,7 @@ class BaseTable(OwnedResource):
 
     @abstractmethod
     def size(self) -> int:
-        """Returns the number of rows that belong to one key."""
+        """Returns the number of rows that belong to a single key."""
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> Any:
         if save_type == "savedmodel" and self.owners > 1:
@@ -131,11 +132,11 @@ class BaseTable(OwnedResource):
             )
         children = super()._trackable_children(save_type, **kwargs)
         if save_type == "savedmodel":
-            del children["worker"]  # it has all rows
+            del children["worker"]  # the table has all rows, so no worker needs to be named
         return children
 
     def __deepcopy__(self, memo: Any) -> Any:
-        # It would be a second name for the same rows.
+        # A deep copy would be a second name for the same rows.
         raise TypeError(
             f"Table '{self.name}': expected one table. Received: copy.deepcopy. Make another, and "
             f"fill it by `other.restore({self._copy_rows})`; a deep copy of a layer or a model has "
@@ -159,11 +160,11 @@ class BaseTable(OwnedResource):
         return self.size()
 
     def __bool__(self) -> bool:
-        return True  # also without rows
+        return True  # an empty table is true, too
 
     @eager
     def drop_gradients(self) -> int:
-        """Forgets gradients that were taken and not applied.
+        """Drops gradients that were deposited and not applied.
 
         They would wait for 16 more steps. In an eager loop, `GradientTape.gradient` hands gradients
         to the table even if the anchor of the layer is not among its sources.
@@ -176,7 +177,7 @@ class BaseTable(OwnedResource):
     def commit(
         self, anchor: tf.Tensor, steps: tf_ops.RuleSteps, redemption: tf_ops.Redemption
     ) -> tf.Tensor:
-        """Applies gradients that an optimizer was given, and then what changes rows after that.
+        """Applies deposited gradients, then formulas and constraints.
 
         Args:
             anchor: A float32 that was computed after the gradients were deposited.

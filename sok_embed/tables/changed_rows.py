@@ -1,4 +1,4 @@
-"""Commits, and what happens to the rows that a commit has changed: formulas and constraints."""
+"""Commits, and the formulas and constraints that run on the rows that a commit has changed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Formula(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class DeferredStep(tf_ops.RuleStep):
-    """A step whose rule leaves gradients beside the rows for a formula.
+    """A step whose rule stores gradients beside the rows, for a formula.
 
     Attributes:
         formula: The formula that updates the rows after the commit.
@@ -39,8 +39,8 @@ class ChangingRows(NamedTuple):
     Attributes:
         number: The number of the table among those of the commit.
         name: The name of the table.
-        handles: A function that returns the handles of the rows: of a table, or of own and of
-            static rows.
+        handles: A function that returns the handles of the rows: one of a table, or two of an
+            adaptive table, for own and static rows.
         dim: The length of a row.
         constraint: A function of rows, from `row_constraints.get`, or `None`.
     """
@@ -96,7 +96,7 @@ def commit_and_change(
 
 
 def _changes(each: ChangingRows, step: tf_ops.RuleStep | None) -> bool:
-    """Returns whether a commit does not leave the rows of a table as they are to be."""
+    """Returns whether a formula or a constraint must change the rows after a commit."""
     if step is None:
         return False
     return each.constraint is not None or isinstance(step, DeferredStep)
@@ -120,7 +120,7 @@ def _constrain(
     constraint: Constraint,
     after: tf.Operation | None,
 ) -> tf.Operation | None:
-    """Replaces the rows of keys `[n]` by what a constraint makes of them; makes no rows."""
+    """Replaces the rows of keys `[n]` by the result of a constraint; makes no rows."""
     with tf.control_dependencies([] if after is None else [after]):
         there = tf.boolean_mask(keys, tf_ops.metadata(handle, keys).exists)
         rows = tf_ops.lookup(handle, there, each.dim, make_rows=False).embeddings

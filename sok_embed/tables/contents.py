@@ -1,9 +1,9 @@
 """The contents of a table, in the forms in which they are saved.
 
-There are three: entries of Keras' HDF5 files, tensors of a trackable, and tensors of a saver of
-`tf.compat.v1.train`. `tf_ops.Export` and `tf_ops.AdaptiveExport` name their tensors; in each form a
-tensor has its name there, behind a prefix. All of them are needed: files without some of them are
-refused before anything is loaded.
+There are three forms: entries of Keras' HDF5 files, tensors of a trackable, and tensors of a saver
+of `tf.compat.v1.train`. In each form a tensor has the name of its field in `tf_ops.Export` or
+`tf_ops.AdaptiveExport`, after a prefix. A file that lacks some of them is refused before anything
+is loaded.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from sok_embed.keras_bridge import callers
 
 Contents = TypeVar("Contents", tf_ops.Export, tf_ops.AdaptiveExport)
 
-# The field of a table on disk, whose rows stay in its storage: the path and the id.
+# The name of the only field of a table on disk, whose rows stay in its storage: its path and id.
 STORAGE = "storage"
 
 
-# Whether the rows of tables are written elsewhere than by `tf.train.Checkpoint`.
+# True while rows of tables are written to other files than those of `tf.train.Checkpoint`.
 _apart: ContextVar[bool] = ContextVar("sok_embed_rows_apart", default=False)
 
 
 @contextlib.contextmanager
 def rows_apart() -> Iterator[None]:
-    """Has `tf.train.Checkpoint` write and read everything but what tables hold."""
+    """Makes `tf.train.Checkpoint` write and read everything except the contents of tables."""
     token = _apart.set(True)
     try:
         yield
@@ -41,11 +41,11 @@ def rows_apart() -> Iterator[None]:
 
 
 def are_apart() -> bool:
-    """Returns whether trackables with rows are to give `tf.train.Checkpoint` nothing."""
+    """Returns whether `tf.train.Checkpoint` must get nothing from trackables with rows."""
     return _apart.get()
 
 
-# Whether SavedModels are written with all that tables hold, and not with vectors alone.
+# True while SavedModels are written with the whole contents of tables, not with vectors alone.
 _whole_in_saved_models: ContextVar[bool] = ContextVar(
     "sok_embed_whole_in_saved_models", default=False
 )
@@ -53,11 +53,11 @@ _whole_in_saved_models: ContextVar[bool] = ContextVar(
 
 @contextlib.contextmanager
 def whole_saved_models() -> Iterator[None]:
-    """Has SavedModels carry all that tables hold, for a function in them that trains.
+    """Makes SavedModels carry the whole contents of tables, for a function in them that trains.
 
-    Without it they have the keys and vectors that serving needs: slots, update counts, times and
-    what was counted for newcomers stay behind. Files of Keras and `tf.train.Checkpoint` always have
-    them.
+    Without it they have only the keys and vectors that serving needs, and no slots, update counts,
+    times and counts of admissions. Files of Keras and `tf.train.Checkpoint` always have all of
+    these.
 
     Example:
     >>> module = tf.Module()
@@ -72,11 +72,12 @@ def whole_saved_models() -> Iterator[None]:
 
 
 def are_vectors_alone() -> bool:
-    """Returns whether a SavedModel is being written, which is to have vectors alone of tables."""
+    """Returns whether a SavedModel is being written that gets only vectors of tables."""
     return not _whole_in_saved_models.get() and callers.writing_saved_model()
 
 
-# The function for the contents of a table on all workers, while one writes a file for all.
+# While one worker writes a file for all: the function that returns the contents of a table on all
+# workers.
 _of_all_workers: ContextVar[Callable[[Any], Any] | None] = ContextVar(
     "sok_embed_contents_of_all_workers", default=None
 )
@@ -84,7 +85,7 @@ _of_all_workers: ContextVar[Callable[[Any], Any] | None] = ContextVar(
 
 @contextlib.contextmanager
 def of_all_workers(contents: Callable[[Any], Any]) -> Iterator[None]:
-    """Has Keras files take the contents of tables from a function, with a table as its argument."""
+    """Makes Keras files take the contents of each table from `contents(table)`."""
     token = _of_all_workers.set(contents)
     try:
         yield
@@ -111,7 +112,7 @@ def entries(kind: type[Contents], prefix: str) -> list[str]:
 
 
 def save(store: Any, prefix: str, contents: Contents) -> None:
-    """Adds what a table holds to the store that Keras hands to `save_own_variables`.
+    """Adds the contents of a table to the store that Keras passes to `save_own_variables`.
 
     Args:
         store: The store of arrays, by name.
@@ -126,7 +127,7 @@ def save(store: Any, prefix: str, contents: Contents) -> None:
 
 
 def load(store: Any, prefix: str, kind: type[Contents]) -> Contents:
-    """Takes out what `save` has added: NumPy arrays."""
+    """Returns the NumPy arrays that `save` has added."""
     arrays = {name: np.asarray(store[f"{prefix}{name}"]) for name in kind.names()}
     return kind.from_names(
         {
@@ -142,7 +143,7 @@ def check_whole(
     """Raises ValueError for a file that has some fields of a table and lacks others.
 
     Args:
-        what: The name of the object that is loaded, as it begins the message.
+        what: The beginning of the message: the name of the object that is loaded.
         saved: The entries of the file.
         kind: The kind of contents.
         prefixes: The prefix of the entries of each table.
@@ -160,9 +161,9 @@ def check_whole(
 
 
 def storage_tensors(path: Any) -> dict[str, tf.Tensor]:
-    """Returns the entries of a table on disk, which replace those of its rows.
+    """Returns the entries of a table on disk, which take the place of its rows.
 
     Args:
-        path: Bytes that say where they are, or a string tensor.
+        path: The path and the id of the storage, as bytes or a string tensor.
     """
     return {STORAGE: path if tf.is_tensor(path) else tf.constant(os.fsencode(path))}

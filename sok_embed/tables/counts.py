@@ -42,15 +42,15 @@ class _Counts(NamedTuple):
 
 
 def merge_admissions(parts: Sequence[bytes], mine: Mask) -> bytes:
-    """Puts together what the admissions of several workers have counted.
+    """Merges the counts of the admissions of several workers.
 
-    Counts of `frequency` are those of keys, and each goes to the worker of its key. A counter of
-    `counting_bloom` belongs to many keys; the greatest of all workers is never too low for any of
-    them, and it is too high for some, which are admitted early.
+    A counter of `frequency` belongs to a key, and goes to the worker of the key. A counter of
+    `counting_bloom` belongs to many keys, and the greatest of all workers is taken: it is never too
+    low, but too high for some keys, which are admitted early.
 
     Args:
-        parts: Dumps of the workers; those of other counts are empty.
-        mine: The function that returns which keys belong to this worker.
+        parts: Dumps of the workers; a dump without counts is empty.
+        mine: A function that returns which keys belong to this worker.
 
     Returns:
         A dump, as `tf_ops.restore` takes it. Empty if no part has anything.
@@ -82,7 +82,7 @@ def merge_admissions(parts: Sequence[bytes], mine: Mask) -> bytes:
 
 
 def _read_counts(data: bytes) -> _Counts:
-    """Reads a dump. Its bytes are checked, for what is made of them has checksums of its own."""
+    """Reads a dump, and checks its checksums: the merged dump gets new ones."""
     try:
         magic, version, head_bytes, *config, kind_bytes = _HEAD.unpack_from(data)
         if magic != b"SOKN" or version != 1:
@@ -213,12 +213,12 @@ def _chunk(number: int, fingerprint: int, payload: bytes) -> bytes:
 
 
 class SketchPlace(NamedTuple):
-    """The buckets that a sketch counts: those whose number modulo `owners` is `owner`.
+    """The buckets that a sketch counts: the buckets whose number modulo `owners` is `owner`.
 
     Attributes:
         static_buckets: The number of static buckets of all workers.
         owners: The number of workers.
-        owner: The number of this one.
+        owner: The number of this worker.
     """
 
     static_buckets: int
@@ -227,10 +227,11 @@ class SketchPlace(NamedTuple):
 
 
 def merge_sketches(parts: Mapping[int, bytes], workers: int, place: SketchPlace) -> bytes:
-    """Makes the sketch of a worker of those of other workers, cell by cell.
+    """Makes the sketch of a worker from sketches of other workers, cell by cell.
 
     Args:
-        parts: `CountMinSketch::Dump` of the workers that are needed, by their numbers.
+        parts: The results of `CountMinSketch::Dump` on the workers that are needed, by their
+            numbers.
         workers: The number of workers that wrote them.
         place: The place of the sketch to make.
 

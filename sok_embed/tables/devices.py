@@ -10,12 +10,13 @@ from sok_embed.arguments import shown
 CPU = "cpu"
 AUTO = "auto"
 _GPU = "gpu"
-# A caller who cannot change the arguments of layers sets it, for example to load a model.
+# This environment variable is for callers who cannot change the arguments of layers, for example to
+# load a model.
 _VARIABLE = "SOK_DEVICE"
 
 
 def check_device(what: str, device: Any, argument: str = "device") -> str:
-    """Returns a device; raises ValueError for what is none.
+    """Returns the device; raises ValueError if it is not one of those below.
 
     Args:
         what: The beginning of the message, such as `"Layer 'a'"`.

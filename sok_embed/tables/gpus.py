@@ -20,7 +20,7 @@ def make_on(what: str, device: Any, attributes: dict[str, Any], make: Callable[[
         what: The beginning of messages, such as `"Table 'a'"`.
         device: The device that the caller of the table asks for.
         attributes: The attributes of the op that makes the table; they get its `gpu`.
-        make: The function that makes the table by them.
+        make: The function that makes the table with these attributes.
 
     Returns:
         The number of the GPU whose memory the rows lie in; -1 for the host's.
@@ -45,7 +45,7 @@ def make_on(what: str, device: Any, attributes: dict[str, Any], make: Callable[[
             raise
         attributes["gpu"] = -1
         make()
-        # Without a GPU the host is what was asked for.
+        # Without a GPU, "auto" means the host.
         if tf.config.get_visible_devices("GPU"):
             warnings.warn(
                 f"{what}: expected to lie on GPU {number}, which device='auto' prefers. It lies on "
@@ -87,7 +87,10 @@ def logical_device(number: int) -> str | None:
 
 
 def _place_of_rows(what: str, device: str, attributes: dict[str, Any]) -> int:
-    """Returns the number of the GPU that is asked for, -1 for the host; checks the table."""
+    """Returns the number of the GPU that is asked for, or -1 for the host.
+
+    Checks that it can hold the table.
+    """
     if device == CPU:
         return -1
     dtypes = attributes["row_dtype"], attributes["slot_dtype"]
@@ -108,7 +111,7 @@ def _place_of_rows(what: str, device: str, attributes: dict[str, Any]) -> int:
 
 
 def _warn_of_full_memory(number: int) -> None:
-    """Warns where TensorFlow takes all memory of a GPU, so that rows would find none."""
+    """Warns if TensorFlow takes all memory of a GPU, so that none is left for rows."""
     for visible in tf.config.get_visible_devices("GPU"):
         if int(visible.name.rpartition(":")[2]) != number:
             continue
@@ -126,7 +129,7 @@ def _warn_of_full_memory(number: int) -> None:
 
 
 def _number_of(device: str) -> int:
-    """Returns the number of a GPU: the one given, else the first one that TensorFlow sees."""
+    """Returns the number of a GPU: the given one, or the first one that TensorFlow sees."""
     if ":" in device:
         return int(device.partition(":")[2])
     for visible in tf.config.get_visible_devices("GPU"):

@@ -1,4 +1,7 @@
-"""The holders of the groups of storages: two that took one by oversight would share its rows."""
+"""Notes which layer or table has a group of a storage.
+
+Two that took one group by mistake would share its rows.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,14 @@ def hold(storage: kv.Storage, group: int, holder: Any, name: str) -> None:
         storage: The storage.
         group: The number of the group in the storage.
         holder: A layer or a table.
-        name: The name of the object in messages, as `"layer 'items'"`. One of the same name may
-            take over.
+        name: The name of the object in messages, such as `"layer 'items'"`. An object of the same
+            name may take over the group.
     """
     _holders.setdefault(storage, {})[group] = (weakref.ref(holder), name)
 
 
 def stored_group(what: str, storage: kv.Storage, group: int, name: str) -> kv.Group | None:
-    """Returns what the storage has of a group.
+    """Returns the storage's description of a group.
 
     Args:
         what: The beginning of the message.
@@ -39,10 +42,10 @@ def stored_group(what: str, storage: kv.Storage, group: int, name: str) -> kv.Gr
         name: The name of the object that wants it, as for `hold`.
 
     Raises:
-        ValueError: If another has taken the group.
+        ValueError: If another object has the group.
     """
     if not _is_free(storage, group, name):
-        gc.collect()  # one that is gone but for cycles of references
+        gc.collect()  # a holder that only cycles of references keep
     if not _is_free(storage, group, name):
         _, taken = _holders[storage][group]
         raise ValueError(
@@ -57,7 +60,7 @@ def check_same_start(
 ) -> None:
     """Raises ValueError if a layer would change what new rows of a group start from.
 
-    The core refuses that as well; here the message can name the layer.
+    The core refuses that too, but the message here can name the layer.
 
     Args:
         what: The beginning of the message.
@@ -84,7 +87,7 @@ def check_same_start(
 
 
 def _shown(kind: str, a: float, b: float, seed: int) -> str:
-    """Returns an initializer for messages, as the core writes it."""
+    """Returns the text of an initializer for messages, as the core writes it."""
     numbers = f"{a:.7g}" if kind == "constant" else f"{a:.7g}, {b:.7g}"
     return f"{kind} ({numbers}), seed {seed}"
 

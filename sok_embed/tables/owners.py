@@ -11,7 +11,10 @@ import numpy.typing as npt
 
 
 def salt_of(table: str) -> int:
-    """Returns an int64 from the table's name alone, which tells equal keys of two tables apart."""
+    """Returns an int64 made of the table's name.
+
+    With it equal keys of two tables have different owners.
+    """
     digest = hashlib.blake2b(table.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
@@ -45,7 +48,7 @@ class OwnerRule(Protocol):
 
     @property
     def text(self) -> str:
-        """The rule, for messages and checkpoints: an expression of `key`, and of `size` workers."""
+        """The rule as text: an expression of `key` and `size`, the number of workers."""
 
     def owners(self, keys: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64] | None:
         """Returns the worker of each key, of the shape of the keys; `None`: every worker."""

@@ -1,4 +1,4 @@
-"""Takes from a table the keys whose rows have gone."""
+"""Reads the keys that a table has noted because their rows have gone."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _MOST = 2**62
 
 
 def taken_keys(handle: tf.Tensor, limit: int) -> RemovedKeys:
-    """Returns the keys that a table has noted, and has it note the next ones.
+    """Returns the keys that a table has noted, and makes it note the next ones.
 
     Args:
-        handle: The table's.
-        limit: The most keys that it is to note.
+        handle: The handle of the table.
+        limit: The most keys that it notes from now on.
 
     Raises:
         ValueError: For a limit below 0.

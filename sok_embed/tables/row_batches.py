@@ -22,8 +22,8 @@ def batches_in_memory(owner: Any, handle: tf.Tensor, dim: int, n: int) -> Iterat
     the rows of `n` keys.
 
     Args:
-        owner: The object that the rows go with; the iterator keeps it.
-        handle: The table's.
+        owner: The object that owns the rows; the iterator keeps it alive.
+        handle: The handle of the table.
         dim: The length of a row.
         n: The most rows of a batch.
 

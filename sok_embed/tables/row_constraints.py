@@ -20,7 +20,7 @@ _BY_AXIS = (
 
 
 def get(identifier: Any) -> Any:
-    """Returns the constraint of what a user writes: a function of rows `[n, dim]`, or `None`.
+    """Returns the constraint of an argument as a function of rows `[n, dim]`, or `None`.
 
     Args:
         identifier: A Keras constraint, its name or config, a function of rows, or `None`.

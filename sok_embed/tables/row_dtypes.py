@@ -13,7 +13,7 @@ _BYTES = {FLOAT32: 4, "bfloat16": 2, "float16": 2, "int8": 1}  # of a number
 
 
 def check_row_dtypes(what: str, row_dtype: Any, slot_dtype: Any) -> None:
-    """Raises ValueError for types that a table cannot keep its rows in.
+    """Raises ValueError for types in which a table cannot keep its rows.
 
     Args:
         what: The beginning of the message, such as `"Layer 'a'"`.

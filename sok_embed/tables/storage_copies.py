@@ -1,4 +1,4 @@
-"""Copies of storages beside the file of a model, with the rows of the moment of the file.
+"""Copies of storages beside the file of a model, with the rows at the moment of saving.
 
 The rows of a storage go on changing after a model was saved. A file that is to keep its rows has
 them beside it: `best.keras` in `best.keras.rows/<number>/<id of the storage>`, which RocksDB makes
@@ -26,10 +26,10 @@ from sok_embed.keras_bridge import callers
 from sok_embed.kv.storage import open_copy
 
 _ENDING = ".rows"
-_COPY = "copy"  # the field of a storage's config that has the number
+_COPY = "copy"  # the field of a storage's config with the number
 _NAME = re.compile("[0-9a-f]{16}")
 
-# Of the storages that are copied for the file which is being written: the number of the copies.
+# The storages that are copied for the file that is being written, with the number of their copies.
 _copied: ContextVar[Mapping[kv.Storage, str]] = ContextVar(
     "sok_embed_storage_copies", default=MappingProxyType({})
 )
@@ -79,8 +79,8 @@ def storage_of(config: Mapping[str, Any]) -> kv.Storage:
 def kept_beside(file: str, storages: Iterable[kv.Storage]) -> Iterator[None]:
     """Copies storages for a file that is written within the block, and replaced at its end.
 
-    Copies of earlier files of the path go afterwards, but for those that a process has open. After
-    an error that leaves the old file the new copies go.
+    Afterwards it removes copies of earlier files of the path, unless a process has them open. If
+    the old file stays because of an error, it removes the new copies.
 
     Args:
         file: The path of the file.
@@ -104,7 +104,8 @@ def kept_beside(file: str, storages: Iterable[kv.Storage]) -> Iterator[None]:
         finally:
             _copied.reset(token)
     except BaseException:
-        # An interrupt may come when the new file, which needs its copies, is in its place already.
+        # An interrupt may come after the new file, which needs its copies, has replaced the old
+        # one.
         if _identity(file) == before:
             shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -119,7 +120,8 @@ def open_beside_file(name: CopyName, config: Mapping[str, Any] | None = None) ->
         config: The config of the storage; `None`: its defaults.
 
     Raises:
-        ValueError: Where no file is being loaded, for several workers, and for a name that is none.
+        ValueError: If no file is being loaded, for several workers, and for a text that is not such
+            a name.
         FileNotFoundError: If the copy is not beside the file.
     """
     file = callers.loading_file()
@@ -153,11 +155,11 @@ def open_beside_file(name: CopyName, config: Mapping[str, Any] | None = None) ->
 
 
 def _id_of(storage: kv.Storage) -> str:
-    return storage.id or "0" * 16  # one that was made before storages had ids
+    return storage.id or "0" * 16  # a storage that was made before storages had ids
 
 
 def _identity(file: str) -> tuple[int, int] | None:
-    """Tells a file from another one that takes its place; `None`: there is none."""
+    """Returns what identifies a file, until another one replaces it; `None` without a file."""
     try:
         found = os.stat(file)
     except FileNotFoundError:
@@ -166,7 +168,7 @@ def _identity(file: str) -> tuple[int, int] | None:
 
 
 def _shared_lock(folder: str) -> int | None:
-    """Locks a folder that is read against its removal; `None`: it is not there."""
+    """Locks a folder that is read, so that it is not removed; `None` if it does not exist."""
     try:
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
@@ -177,7 +179,7 @@ def _shared_lock(folder: str) -> int | None:
 
 
 def _remove_others(folder: str, kept: str) -> None:
-    """Removes the copies of files that were replaced, but for those that a process reads."""
+    """Removes the copies of replaced files, unless a process reads them."""
     try:
         names = os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
@@ -194,4 +196,4 @@ def _remove_others(folder: str, kept: str) -> None:
             finally:
                 os.close(lock)
     with contextlib.suppress(OSError):
-        os.rmdir(folder)  # if nothing is in there any more
+        os.rmdir(folder)  # succeeds if the folder is empty

@@ -1,7 +1,7 @@
-"""By which rule the keys of a storage's groups were given to workers.
+"""Notes by which rule the keys of a storage's groups were given to workers.
 
-Rows of another rule lie on other workers than the ones that would be asked for them, and would be
-silently missed.
+With another rule, keys would be looked up on workers that do not have their rows, and the rows
+would silently be missing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _note_lock = threading.Lock()
 
 
 def check_stored_owners(what: str, storage: kv.Storage, group: int, rule: OwnerRule) -> None:
-    """Raises if the rows of a group were given to workers by another rule; else notes this one.
+    """Raises if a group's rows were given to workers by another rule; else notes this rule.
 
     Args:
         what: The beginning of the message.
@@ -29,15 +29,15 @@ def check_stored_owners(what: str, storage: kv.Storage, group: int, rule: OwnerR
         rule: The rule of the table that opens the group.
 
     Raises:
-        ValueError: For another rule, and a file that says none.
-        OSError: If the storage cannot be written to; the note stays as it is then.
+        ValueError: For another rule, and for a file without a rule.
+        OSError: If the storage cannot be written to; then nothing is noted.
     """
     path = Path(storage.path) / OWNERS_NOTE
     with _note_lock:  # other threads may open other groups
         rules = _read(path)
         noted = rules.get(str(group))
         if noted is None and not storage.read_only:
-            storage.flush()  # fails where the folder, or its lock, is not this process's any more
+            storage.flush()  # fails if this process has lost the folder or its lock
             _write(path, {**rules, str(group): rule.text})
     if noted is not None and noted != rule.text:
         raise ValueError(

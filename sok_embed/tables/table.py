@@ -1,4 +1,4 @@
-"""A table: what a layer owns and what a person inspects."""
+"""The table of a layer, which is also for people to inspect."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from sok_embed.tables.tensors import as_errors, as_keys, eager
 class Table(BaseTable):
     """Rows of floats by 64-bit key, on this worker.
 
-    Layers make their own tables; use one by itself to look at what a layer has learned, or to put
-    rows in. Under Horovod a table holds the rows of this worker only, those with
+    Layers make their own tables. Use this class to look at what a layer has learned, or to set
+    rows. Under Horovod a table holds the rows of this worker only, those with
     `key % size() == rank()`.
 
     A table is a TensorFlow trackable: `tf.train.Checkpoint` carries its rows, slots, update counts
     and times, its step count and what its admission has counted. A SavedModel has the keys and the
-    vectors, and the rest in `sok_embed.whole_saved_models`. Of a table in a `storage` both carry
-    the path alone, and flush the storage, so that its rows are at least as new.
+    vectors, and the rest in `sok_embed.whole_saved_models`. For a table in a `storage` both have
+    only the path, and flush the storage, so that its rows are at least as new.
 
     Example:
     >>> import numpy as np
@@ -55,8 +55,8 @@ class Table(BaseTable):
     Args:
         dim: The length of a row.
         initializer: The initializer that rows start from.
-        seed: The seed of the initializer; any integer. `None`: that of the group of a storage, if
-            the group is there, else 0.
+        seed: The seed of the initializer; any integer. `None`: the seed of the group, if the
+            storage has the group, else 0.
         max_rows: The most rows that the table takes; `None`: as many as memory holds.
         direct: Keys are `[0, max_rows * owners)` and are found by position, without a hash.
         owners: The number of workers that share the keys.
@@ -69,17 +69,17 @@ class Table(BaseTable):
         eviction: The eviction of rows, one of `sok_embed.eviction`. `None`: rows stay, and a full
             table refuses new keys.
         row_dtype: The type in which rows lie, in memory or in the storage: `"float32"`,
-            `"bfloat16"`, `"float16"` or `"int8"`, which has a float32 a row beside. Lookups, steps
-            and files have float32.
-        slot_dtype: The type in which optimizer slots do: `"float32"` or `"bfloat16"`.
+            `"bfloat16"`, `"float16"` or `"int8"`, which needs another float32 for each row.
+            Lookups, steps and files have float32.
+        slot_dtype: The type in which optimizer slots lie: `"float32"` or `"bfloat16"`.
         device: The device whose memory rows lie in: `"cpu"`; `"gpu"`, or `"gpu:1"` for the GPU of
             that number; `"auto"`, a GPU if there is one that can be used and can hold the table.
         max_bytes: The most bytes of the GPU's memory that rows and their index take. `None`: as
             many as it has.
-        shards: The number of parts that rows in memory are in, by key, which threads work on side
-            by side, rounded up to a power of two from 2 to 1,024; 0: as many as suit the machine.
-            The fewer there are, the nearer do the rows of a small table lie. With `direct` it does
-            not count.
+        shards: The number of parts into which rows in memory are divided by key, so that threads
+            can work side by side. It is rounded up to a power of two from 2 to 1,024; 0: as many as
+            suit the machine. With fewer shards the rows of a small table lie nearer to each other.
+            Not used with `direct`.
         name: The name for messages.
 
     Attributes:
@@ -145,7 +145,7 @@ class Table(BaseTable):
         )
         check_row_dtypes(f"Table '{name}'", row_dtype, slot_dtype)
         self._owner_rule = rule
-        # Positions of workers that share keys by another rule are the keys themselves.
+        # If workers share keys by another rule, the positions are the keys themselves.
         sharing = (owners, owner) if isinstance(rule, ModuloRule) else (1, 0)
         self.key_limit = max_rows * sharing[0] if direct and max_rows is not None else 0
         self._attributes: dict[str, Any] = {
@@ -201,7 +201,7 @@ class Table(BaseTable):
                 )
         attributes = self._attributes
         if not tf.executing_eagerly():
-            # A graph that is saved makes its table wherever it is loaded, with a GPU or without.
+            # A saved graph makes its table where it is loaded, with a GPU or without one.
             attributes = {**attributes, "gpu_optional": True}
         try:
             return as_errors(lambda: tf_ops.anonymous_table(self.name, self.dim, **attributes))
@@ -220,7 +220,7 @@ class Table(BaseTable):
         if contents.are_apart():
             return {}
         if self.storage is not None:
-            # The rows stay where they are; only that they were there is written down.
+            # The rows stay in the storage; only its path, id and steps are saved.
             said = [self.storage.path, self.storage.id]
             with tf.init_scope():
                 self.storage.flush()
@@ -252,7 +252,7 @@ class Table(BaseTable):
         return done
 
     def _warn_of_later_steps(self, what: str, steps: int) -> None:
-        """Warns where dense weights that are loaded meet rows on disk of another time.
+        """Warns if dense weights that are loaded are older than the rows on disk.
 
         Args:
             what: The beginning of the message.
@@ -269,7 +269,7 @@ class Table(BaseTable):
             )
 
     def _warn_of_dropped(self, given: tf_ops.Export) -> None:
-        """Says what a restore has left out, since this table has another admission or clock."""
+        """Warns of what a restore has left out, since this table has another admission or clock."""
         if len(given.admission) and "admission" not in self._attributes:
             warnings.warn(
                 f"Table '{self.name}': expected no counts of an admission, since the table has no "
@@ -340,7 +340,7 @@ class Table(BaseTable):
 
     @property
     def evicts_rows(self) -> bool:
-        """Returns whether rows go by an eviction."""
+        """Returns whether an eviction removes rows."""
         return "eviction" in self._attributes
 
     @eager
@@ -350,7 +350,7 @@ class Table(BaseTable):
 
     @eager
     def contains(self, keys: Any) -> npt.NDArray[np.bool_]:
-        """Returns which keys have a row; makes none.
+        """Returns which keys have a row. Makes no rows.
 
         Args:
             keys: Integers of any shape.
@@ -365,7 +365,7 @@ class Table(BaseTable):
 
     @eager
     def metadata(self, keys: Any) -> tf_ops.Metadata:
-        """Returns which keys have a row, how often and when it was trained; makes no rows.
+        """Returns which keys have a row, and how often and when it was trained. Makes no rows.
 
         Args:
             keys: Integers of any shape.
@@ -432,11 +432,11 @@ class Table(BaseTable):
     def batches(self, n: int) -> Iterator[Batch]:
         """Yields all rows of this worker, `n` at a time; a model may train meanwhile.
 
-        Each batch has its rows as they are when the batch is read. A row that is there from the
-        first batch to the last comes exactly once; one that is made or removed in between may come
-        or not. Rows in a storage come ascending by key as uint64; those in memory in no particular
-        order, which stays as it is while no row is made or removed. Memory is taken for `n` rows,
-        and for the keys of an eighth of a table in memory, or less.
+        Each batch has its rows as they are when the batch is read. A row that exists from the first
+        batch to the last comes exactly once. A row that is made or removed meanwhile may be
+        included or not. Rows in a storage come ascending by key as uint64. Rows in memory come in
+        no particular order, which stays the same while no row is made or removed. Memory is taken
+        for `n` rows, and for the keys of an eighth of a table in memory, or less.
 
         Example:
         >>> import numpy as np
@@ -481,7 +481,7 @@ class Table(BaseTable):
         as_errors(lambda: tf_ops.check_restore(self.resource_handle, contents))
 
     def assign(self, keys: Any, embeddings: Any) -> None:
-        """Sets embeddings, making rows for keys that have none. Slots of old rows stay.
+        """Sets embeddings, and makes rows for keys without one. Slots of existing rows stay.
 
         Args:
             keys: Integers of any shape. Of equal ones the last counts.
@@ -522,12 +522,13 @@ class Table(BaseTable):
     def removed_keys(self, limit: int = 1_000_000) -> RemovedKeys:
         """Returns the keys whose rows have gone since the call before: evicted, removed or expired.
 
-        The first call begins to note them. What has gone and come back is left out: the keys have
-        no row when the call returns. With several workers these are keys of this one.
+        Keys are noted from the first call on. Keys whose rows have come back are left out: the
+        returned keys have no row when the call returns. With several workers they are keys of this
+        worker.
 
-        Rows that have expired by the TTL of a storage count once something has come upon them: a
-        call that asks for the key, or the database, when it rewrites its files. All of them do when
-        the storage is compacted.
+        A row that has expired by the TTL of a storage is noted when a call asks for its key, or
+        when the database rewrites its files. All expired rows are noted when the storage is
+        compacted.
 
         Example:
         >>> table = Table(dim=1, initializer=RowInitializer("constant", 0.0, 0.0, None))
@@ -541,13 +542,13 @@ class Table(BaseTable):
 
         Args:
             limit: The most keys that are noted until the next call, which take 8 bytes each, and up
-                to 32 more to find them by. 0: nothing is noted any more.
+                to 32 more to find them by. 0: noting ends.
 
         Returns:
-            `keys`, int64 `[n]`, distinct, in no order; and `complete`, a bool. `False` stands for
-            unknown keys, and comes with none: in the first call, where more have gone
-            than `limit`, and where `restore`, a loaded checkpoint or a dump has replaced rows. Take
-            a copy of the table anew then.
+            `keys`, int64 `[n]`, distinct, in no order; and `complete`, a bool. `False` means that
+            the keys are not known, and comes without keys: in the first call, if more rows have
+            gone than `limit`, and if `restore`, a loaded checkpoint or a dump has replaced rows.
+            Copy the whole table again then.
 
         Raises:
             ValueError: For a limit below 0.

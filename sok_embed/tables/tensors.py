@@ -1,4 +1,4 @@
-"""Between Python and ops: keys as tensors, and errors of ops as Python's exceptions."""
+"""Conversions between Python and ops: keys to tensors, and errors of ops to Python's exceptions."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def eager(method: _Method) -> _Method:
-    """Has a method of a table say what to do where TensorFlow traces a function.
+    """Makes a method of a table raise, with advice, while TensorFlow traces a function.
 
-    There are no values then that it could return as numbers or NumPy arrays.
+    In a traced function there are no values that it could return as numbers or NumPy arrays.
     """
 
     @functools.wraps(method)
@@ -73,7 +73,7 @@ def as_keys(keys: Any) -> tf.Tensor:
 
 
 def _refuse_flags(keys: Any) -> None:
-    """Raises for True and False among Python integers, of which NumPy makes 1 and 0."""
+    """Raises for True and False among Python integers, which NumPy turns into 1 and 0."""
     if not isinstance(keys, list | tuple):
         return
     for key in np.asarray(keys, dtype=object).ravel().tolist():
@@ -85,7 +85,7 @@ def _refuse_flags(keys: Any) -> None:
 
 
 def _refuse_mixed_integers(keys: Any) -> None:
-    """Raises for integers of which NumPy makes floats or objects."""
+    """Raises for integers that NumPy turns into floats or objects."""
     values = np.asarray(keys, dtype=object).ravel().tolist()
     if all(
         isinstance(value, (int, np.integer)) and not isinstance(value, bool) for value in values
@@ -97,7 +97,7 @@ def _refuse_mixed_integers(keys: Any) -> None:
         )
 
 
-# The exceptions of ops, each with the exception that callers get instead.
+# Maps exceptions of ops to the exceptions that callers get instead.
 _EXCEPTIONS: dict[type[Exception], type[Exception]] = {
     tf.errors.InvalidArgumentError: ValueError,
     tf.errors.ResourceExhaustedError: ValueError,

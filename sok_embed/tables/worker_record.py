@@ -10,9 +10,9 @@ from sok_embed.tables import contents
 
 
 class WorkerRecord(tf.__internal__.tracking.Trackable):
-    """Goes into a checkpoint beside the rows of a table, so that no other worker takes them.
+    """Saves which worker has written the rows of a table, so that no other worker restores them.
 
-    A trackable of its own, so that checkpoints without one can be read.
+    It is a trackable of its own, so that checkpoints without it can be read.
 
     Args:
         table: The name of the table, for messages.

@@ -1,1 +1,1 @@
-"""The step of an optimizer as rows see it: anchors, commits, averages over workers."""
+"""The part of an optimizer's step that concerns rows: anchors, commits, averages over workers."""

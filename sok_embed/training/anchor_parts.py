@@ -1,9 +1,9 @@
 """Anchors of tables whose gradients a strategy of `tf.distribute` sums over workers.
 
-The gradient of an anchor names what was deposited in this process, and a sum over workers would
-name nothing. So the anchor of such a table has a part for each worker, one behind the other. A
-worker's deposits have their gradient in its own part, and the sum over workers has all of them side
-by side.
+The gradient of an anchor names the deposits of this process, and a sum of the gradients of several
+workers would name none. So the anchor of such a table has a part for each worker, one after the
+other. A worker's deposits are named in its own part, and the sum over workers has all parts side by
+side.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from sok_embed import tf_ops
 
-# Sums of the same float32 numbers in different orders differ by less, relative to a sum.
+# Sums of the same float32 numbers in different orders differ relatively by less than this.
 _TOLERANCE = 1e-5
 
 
@@ -26,8 +26,8 @@ def own_part(anchor: tf.Tensor, parts: int, worker: int) -> tf.Tensor:
     """Returns the part of a worker, float32 `[ANCHOR_SIZE]`. Differentiable.
 
     Args:
-        anchor: float32 `[parts * ANCHOR_SIZE]`, an anchor or its gradient. One of a single part may
-            have another shape, and is returned as it is.
+        anchor: float32 `[parts * ANCHOR_SIZE]`, an anchor or its gradient. An anchor of a single
+            part may have another shape, and is returned as it is.
         parts: The number of workers that have a part.
         worker: The rank of the worker.
     """
@@ -39,18 +39,18 @@ def own_part(anchor: tf.Tensor, parts: int, worker: int) -> tf.Tensor:
 
 
 def summed_alike(gradient: tf.Tensor, parts: int) -> tf.Tensor:
-    """Returns whether the gradients of all workers have come into a sum, by one factor.
+    """Returns whether a sum has the gradients of all workers, each with the same factor.
 
-    A call of a layer is collective, so all workers have made as many deposits. Their marks follow
-    the norms of their own gradients, but differ only by powers of `2**ANCHOR_MARK_STEP`: without
-    these they add up to the same.
+    A call of a layer is collective, so all workers have made as many deposits. Their marks depend
+    on the norms of their own gradients, but differ only by powers of `2**ANCHOR_MARK_STEP`. Without
+    these powers the marks of all workers have the same sum.
 
     Args:
         gradient: float32 `[parts * ANCHOR_SIZE]`, of an anchor.
         parts: The number of workers that have one.
 
     Returns:
-        A bool scalar. What is not finite counts as alike: a commit judges that.
+        A bool scalar. Numbers that are not finite count as alike: the commit checks them.
     """
     places = (tf_ops.ANCHOR_SIZE - tf_ops.ANCHOR_COORDINATES) // 2
     marks = tf.reshape(gradient, [parts, tf_ops.ANCHOR_SIZE])[:, :places]

@@ -1,11 +1,12 @@
 """The commit: what an optimizer's step does to a table.
 
 A table is trained through its anchor, a variable that stays 0. The anchor's gradient names
-gradients that the backward pass deposited in the table, and has their norm. Where an optimizer of
-Keras would update the anchor by it, a commit applies these, each by the factor that the anchor's
-gradient was changed by on its way. Optimizers of `tf.compat.v1.train` call the constraint of a
-variable right after they have updated it, once a step; with them that is the place. The anchor's
-constraint is the `Commit` of both.
+gradients that the backward pass has deposited in the table, and has their norm. When an optimizer
+of Keras would update the anchor, a commit applies the named gradients instead. If the anchor's
+gradient was multiplied by a factor on its way, such as a loss scale, they are multiplied by it too.
+Optimizers of `tf.compat.v1.train` call the constraint of a variable right after they have updated
+it, once a step; there the commit runs in that call. `Commit`, the constraint of an anchor, does
+both.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from sok_embed.training.distributed_optimizer import averages_gradients
 
 
 class TrainedTable(Protocol):
-    """The interface that gradients are deposited through: tables of all kinds and collections."""
+    """The interface of all kinds of tables, and collections, by which gradients are applied."""
 
     name: str
 
@@ -60,10 +61,11 @@ def applying_optimizer() -> Any:
 def trained_anchor(anchor: Any) -> tf.Tensor:
     """Returns the value of an anchor whose constraint is a `Commit`.
 
-    From then on the optimizers of Keras train it, if it is a variable of Keras. Those of
-    `tf.compat.v1.train`, to which the variables of TF1 graphs are given, call the constraint.
+    If the anchor is a variable of Keras, updates by Keras optimizers reach the commit from then on.
+    Optimizers of `tf.compat.v1.train` call the constraint of the variables of a TF1 graph by
+    themselves.
     """
-    # Within a stateless scope there is no value yet.
+    # In a stateless scope of Keras a variable has no value yet.
     if isinstance(anchor, keras.Variable) and anchor._value is not None:
         watch(anchor._value, anchor.constraint)
     return tf.convert_to_tensor(anchor)
@@ -76,8 +78,9 @@ class Commit(AnchorConstraint):
         table: The table to which gradients were deposited.
         optimizer: A Keras optimizer that updates the rows. `None`: the optimizer that is applying
             the step does.
-        static: A variable that the same optimizer trains and new rows start from, or a callable
-            that returns it: rows copy their slots from its slots. `None`: there is none.
+        static: A variable, or a callable that returns it, from which new rows start and which the
+            same optimizer trains: new rows copy their slots from the variable's slots. `None`:
+            there is none.
     """
 
     def __init__(
@@ -94,7 +97,7 @@ class Commit(AnchorConstraint):
         self._returned: tf.Tensor | None = None
 
     def __call__(self, anchor: Any) -> tf.Tensor:
-        """Returns the value of the anchor, 0; applies what `tf.compat.v1.train` was given."""
+        """Returns the value of the anchor, 0. In a step of `tf.compat.v1.train`, commits."""
         applying = applying_optimizer()
         if _is_keras(applying):
             self._check_updates_seen(applying)
@@ -134,7 +137,7 @@ class Commit(AnchorConstraint):
             return tf.identity(value)
 
     def on_update(self, update: Update) -> None:
-        """Applies what a Keras optimizer is given."""
+        """Commits the gradients that a Keras optimizer is given."""
         self._saw_update = True
         _refuse_unequal_skips(self._table.name)
         self._check_summed(update.variable, update.optimizer)
@@ -143,7 +146,7 @@ class Commit(AnchorConstraint):
         redeemed = update.gradient if update.gradient.shape.rank == 1 else None
         optimizer = update.optimizer
         committed = self._commit(optimizer, update.variable, redeemed, update.learning_rate)
-        # The optimizer's slots of anchors are not read, but for what it accumulates.
+        # Slots of anchors are not read, except gradients that the optimizer accumulates.
         accumulators = {id(each) for each in getattr(optimizer, "_accumulated_gradients", [])}
         shape = tuple(update.variable.shape)
         variables = [each for each in optimizer.variables if tuple(each.shape) == shape]
@@ -175,7 +178,7 @@ class Commit(AnchorConstraint):
             )
 
     def _check_updates_seen(self, applying: Any) -> None:
-        """Raises if the optimizer has updated the anchor by ways that this release cannot see."""
+        """Raises if an optimizer has updated the anchor in a way that was not noticed."""
         replica = tf.distribute.get_replica_context()
         number = 0 if replica is None else replica.replica_id_in_sync_group
         if tf.get_static_value(number) != 0:
@@ -200,18 +203,19 @@ class Commit(AnchorConstraint):
     def _commit(
         self, applying: Any, anchor: Any, redeemed: tf.Tensor | None, rate: Any = None
     ) -> tf.Tensor:
-        """Commits a step of `applying`; `rate` is what its formula is given, if it is Keras'."""
+        """Commits a step of `applying`; `rate` is the learning rate of a Keras optimizer's step."""
         steps = self._rule_steps(applying, anchor, rate)
         self._warn_once(applying)
         own: Any = self._optimizer
-        # By norm: values are clipped in the commit.
+        # This clips by norm. The commit clips by value.
         if redeemed is not None and _is_keras(own) and own is not applying:
             if steps[0] is not None and not steps[0].clip_value:
                 redeemed = own._clip_gradients([redeemed])[0]
         parts = parts_of(anchor)
         if parts > 1:
             redeemed = _own_gradient(redeemed, parts, self._table.name)
-        # A strategy that sums gradients over workers leaves it to the loss to divide them.
+        # Under a strategy that sums gradients over workers the loss divides them by the number of
+        # workers.
         workers = communicators.size() if parts == 1 else 1
         redemption = tf_ops.Redemption(
             redeemed,
@@ -303,7 +307,10 @@ def _calls_a_step(optimizer: Any) -> int:
 
 
 def _clip_value(optimizers: list[Any], table: str) -> float | None:
-    """Returns what optimizers, one after another, clip elements to, if the last that clips does."""
+    """Returns the bound of elements after optimizers in turn have clipped them.
+
+    `None` if the last one that clips clips by a norm, or none clips.
+    """
     value: float | None = None
     for optimizer in filter(_is_keras, optimizers):
         by_norm = bool(optimizer.clipnorm or optimizer.global_clipnorm)
@@ -336,7 +343,10 @@ _next_number = itertools.count(1)
 
 
 def _number(optimizer: Any) -> int:
-    """Tells optimizers apart: what one accumulates, another must not apply."""
+    """Returns a number that identifies an optimizer.
+
+    Gradients that one optimizer accumulates, another must not apply.
+    """
     if optimizer is None:
         return 0
     if optimizer not in _numbers:
@@ -384,9 +394,9 @@ def _warn_of_drifting(optimizer: Any, table: str) -> None:
 
 
 def _refuse_unequal_skips(table: str) -> None:
-    """Raises if several workers scale the loss and each decides for itself which steps to skip.
+    """Raises if several workers scale the loss and each decides by itself which steps to skip.
 
-    The others would wait for it without end.
+    The other workers would wait forever for a worker that skips a step.
     """
     if communicators.size() == 1:
         return

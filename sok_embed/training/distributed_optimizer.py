@@ -13,11 +13,12 @@ from sok_embed.keras_bridge.anchor_updates import is_anchor
 from sok_embed.training import strategies
 from sok_embed.training.sparse_gradients import average_slices
 
-# Gradients that travel together are of at most so many bytes.
+# The most bytes of gradients that are sent in one message.
 _BUCKET_BYTES = 25 * 2**20
-# Norms are multiplied by these before they are squared: one of the squares fits into a float32.
+# Norms are multiplied by each of these before they are squared, so that one of the squares fits
+# into a float32.
 _SCALES = (2.0**64, 1.0, 2.0**-64)
-# The variables of the running `apply`, on this thread: replicas of a strategy have one each.
+# The variables of the running `apply` on this thread. Each replica of a strategy has a thread.
 _applied_to: ContextVar[Any] = ContextVar("applied_to")
 
 __all__ = ["DistributedOptimizer", "average_gradients", "averages_gradients"]
@@ -26,10 +27,10 @@ __all__ = ["DistributedOptimizer", "average_gradients", "averages_gradients"]
 def DistributedOptimizer(optimizer: Any) -> keras.optimizers.Optimizer:  # noqa: N802
     """Makes a Keras optimizer that averages gradients over the workers before it applies them.
 
-    Gradients of table rows do not pass through it: they have travelled to the rows' owners, which
-    sum them and divide by the number of workers. So n workers with batches of b train like one
-    worker with a batch of n * b. Their norm does pass through it, for `clipnorm` and
-    `global_clipnorm`.
+    Gradients of table rows do not pass through it: the backward pass has sent them to the owners of
+    the rows, which sum them and divide by the number of workers. So n workers with batches of b
+    train like one worker with a batch of n * b. The norm of these gradients does pass through it,
+    for `clipnorm` and `global_clipnorm`.
 
     With one worker it changes nothing. A model that is saved with it loads as one with the plain
     optimizer.
@@ -84,7 +85,7 @@ def DistributedOptimizer(optimizer: Any) -> keras.optimizers.Optimizer:  # noqa:
 
 
 def _config(optimizer: Any) -> dict[str, Any]:
-    """Returns the config, with a learning rate that is a function as it is: it has no config."""
+    """Returns the config of an optimizer; a learning rate that is a function stays one."""
     rate = optimizer._learning_rate
     schedules = keras.optimizers.schedules
     if not callable(rate) or isinstance(rate, schedules.LearningRateSchedule):
@@ -97,10 +98,10 @@ def _config(optimizer: Any) -> dict[str, Any]:
 
 
 class _AveragesGradients:
-    """Comes before an optimizer class and averages what is applied.
+    """A base class before an optimizer class, which averages the gradients that are applied.
 
-    Gradients are averaged once they are accumulated, and before they are clipped: so a norm is that
-    of the whole batch.
+    Gradients are averaged after they were accumulated and before they are clipped, so that norms
+    are those of the whole batch.
     """
 
     def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> None:
@@ -119,7 +120,7 @@ class _AveragesGradients:
 
 
 class _AveragesScaledGradients:
-    """Comes before a `LossScaleOptimizer`, so that all workers see an overflow of one of them."""
+    """A base class before a `LossScaleOptimizer`: all workers see an overflow of one."""
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         variables = trainable_variables or self._trainable_variables  # type: ignore[attr-defined]
@@ -155,10 +156,10 @@ def average_gradients(gradients: Any, variables: Any = None) -> list[Any]:
 
 
 def _averaged(gradients: Any, variables: Any, needs_norms: bool) -> list[Any]:
-    """Averages as `average_gradients` does; finds norms of anchors where they are needed.
+    """Averages as `average_gradients` does, and computes norms of anchors if they are needed.
 
-    Without them dense gradients do not wait for the gradients of rows. A table whose own optimizer
-    clips by a norm needs its own.
+    Without norms, dense gradients do not wait for the gradients of rows. A table whose own
+    optimizer clips by norm needs the norm of its own gradients.
     """
     _refuse_summed()
     communicator = communicators.current()
@@ -166,8 +167,8 @@ def _averaged(gradients: Any, variables: Any, needs_norms: bool) -> list[Any]:
     if communicator.size == 1:
         return averages
     dense, squares, sparse = {}, {}, {}
-    # Workers find each other's tensors by the names of ops. Scopes of Keras have numbers that count
-    # how often a worker has traced.
+    # Workers match tensors by the names of ops, so these must not depend on Keras' scopes, which
+    # have numbers that count how often a worker has traced.
     with tf.name_scope("sok_embed.gradients/"):
         for i, gradient in enumerate(averages):
             if gradient is None:
@@ -194,12 +195,12 @@ def _reduced(
 ) -> dict[int, tf.Tensor]:
     """Averages tensors over all workers, in as few messages as their types and sizes allow."""
     buckets: list[list[int]] = []
-    open_buckets: dict[tf.DType, int] = {}  # the last of each type, and its bytes
+    open_buckets: dict[tf.DType, int] = {}  # the last bucket of each type
     filled: dict[int, int] = {}
     for i, tensor in tensors.items():
         elements = tensor.shape.num_elements()
         at = open_buckets.get(tensor.dtype)
-        # A tensor of unknown length may be a long one.
+        # A tensor of unknown length may be long.
         size = _BUCKET_BYTES if elements is None else elements * tensor.dtype.size
         if at is None or filled[at] + size > _BUCKET_BYTES:
             at = open_buckets[tensor.dtype] = len(buckets)
@@ -239,7 +240,8 @@ def _square(gradient: tf.Tensor) -> tf.Tensor:
 def _with_norm(gradient: tf.Tensor, mean_squares: tf.Tensor, size: int) -> tf.Tensor:
     """Returns the gradient of an anchor with the norm of the average over workers.
 
-    No row is on two workers, or each of those counts its part of it, so squares of norms add up.
+    Each row is on one worker, or each worker with the row counts a part of it. So squares of norms
+    add up.
 
     Args:
         gradient: float32 `[ANCHOR_SIZE]`.
@@ -248,7 +250,8 @@ def _with_norm(gradient: tf.Tensor, mean_squares: tf.Tensor, size: int) -> tf.Te
     """
     marks = gradient[: -tf_ops.ANCHOR_COORDINATES]
     squares = mean_squares * size
-    # The largest scale that fits keeps the digits of small norms. What fits none is not finite.
+    # The largest scale whose square fits keeps the digits of small norms. If none fits, the norm is
+    # not finite.
     norm = tf.sqrt(squares[-1]) / (size * _SCALES[-1])
     for i in reversed(range(len(_SCALES) - 1)):
         fits = tf.math.is_finite(squares[i])
@@ -258,7 +261,7 @@ def _with_norm(gradient: tf.Tensor, mean_squares: tf.Tensor, size: int) -> tf.Te
 
 
 def _refuse_summed() -> None:
-    """Raises if the strategy in scope sums over the workers what would be averaged here."""
+    """Raises if the strategy in scope sums the gradients that would be averaged here."""
     workers = strategies.workers_summed()
     if workers > 1:
         raise ValueError(
@@ -270,7 +273,7 @@ def _refuse_summed() -> None:
 
 
 def _check_scaled(inner: keras.optimizers.Optimizer) -> None:
-    """Raises if norms would be asked for of sums of what is averaged here."""
+    """Raises if norms of accumulated gradients would be needed, which are sums of averages."""
     if inner.gradient_accumulation_steps and (inner.clipnorm or inner.global_clipnorm):
         raise ValueError(
             "Expected a LossScaleOptimizer around an optimizer that accumulates gradients or clips "

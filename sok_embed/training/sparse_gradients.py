@@ -1,4 +1,4 @@
-"""Averages of sparse gradients over workers, in two messages whatever their number."""
+"""Averages sparse gradients over workers, in two messages for any number of gradients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from sok_embed.communicators import Communicator
 
-# Summed, and carried, in float32.
+# Gradients of these types are sent and summed in float32.
 _SHORT = (tf.float16, tf.bfloat16)
 
 
@@ -58,7 +58,7 @@ def average_slices(
 
 
 def _by_type(gradients: list[tf.IndexedSlices]) -> dict[Any, list[int]]:
-    """Returns the places of the gradients that are sent in one type, by that type."""
+    """Returns the places of gradients by the type in which they are sent."""
     places: dict[Any, list[int]] = {}
     for at, gradient in enumerate(gradients):
         dtype = tf.float32 if gradient.values.dtype in _SHORT else gradient.values.dtype
@@ -70,7 +70,7 @@ def _by_gradient(message: tf.Tensor, sizes: tf.Tensor) -> list[tf.Tensor]:
     """Divides a message of all workers by gradient.
 
     Args:
-        message: `[n]`, that of worker 0 first; within it that of gradient 0.
+        message: `[n]`, the part of worker 0 first; in each part gradient 0 first.
         sizes: int32 `[workers, gradients]`, whose shape is static.
     """
     workers, gradients = sizes.shape

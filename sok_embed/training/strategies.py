@@ -1,8 +1,8 @@
-"""Strategies of `tf.distribute`: under which of them tables are trained, and as which worker.
+"""Checks the strategy of `tf.distribute` that tables are trained under, and its workers.
 
-The replicas of a MirroredStrategy are in one process and share its tables. Those of a
-MultiWorkerMirroredStrategy are in several, which share the rows as workers under any launcher do.
-What is its own is that the strategy sums gradients over the workers.
+The replicas of a MirroredStrategy are in one process and share its tables. The replicas of a
+MultiWorkerMirroredStrategy are in several processes, which share the rows as workers of any
+launcher do; but the strategy sums gradients over the workers.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def check_strategy(host: str) -> None:
         host: The owner of the tables, as a message begins: `"Layer 'items'"`.
 
     Raises:
-        ValueError: For strategies that update variables in other ways than all replicas together;
-            for a MultiWorkerMirroredStrategy whose workers are not those of `sok_embed.init`.
+        ValueError: For strategies in which replicas do not update variables together; for a
+            MultiWorkerMirroredStrategy with other workers than `sok_embed.init` has.
     """
     if not tf.distribute.has_strategy():
         return
@@ -61,7 +61,7 @@ def check_strategy(host: str) -> None:
 
 
 def _place(strategy: Any) -> tuple[int, int]:
-    """Returns this worker's rank among those whose gradients a strategy sums, and their number."""
+    """Returns the rank and the number of the workers whose gradients a strategy sums."""
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return 0, 1
     workers = strategy.num_replicas_in_sync // len(strategy.extended.worker_devices)
@@ -94,7 +94,7 @@ def _check_place(host: str, place: tuple[int, int]) -> None:
 
 
 def _check_loops_of_keras() -> None:
-    """Has loops of Keras say what works, in this process from now on, where they would fail."""
+    """Makes the loops of Keras that would fail raise with advice, in this process from now on."""
     model: Any = keras.Model
     for name in _LOOPS_OF_KERAS:
         loop = getattr(model, name)

@@ -53,7 +53,7 @@ def embedding_lookup(
     return (vectors, variable.anchor) if return_trainable else vectors
 
 
-# A lookup takes equal keys together by itself.
+# Every lookup reads equal keys once.
 embedding_lookup_unique = embedding_lookup
 
 
@@ -113,8 +113,8 @@ def safe_embedding_lookup_sparse(
 ) -> Any:
     """Looks bags of keys up, of which some may be empty.
 
-    Every key is one, negative ones too. Keys whose weight is not above 0 are left out unless sums
-    are asked for.
+    Negative keys are keys like others. Keys whose weight is not above 0 are left out, unless the
+    combiner is `"sum"`.
 
     Args:
         embedding_weights: A `Variable`, or a list of one.
