@@ -49,10 +49,10 @@ def adaptive_mask_gather(
     reports: bool = False,
     device: str | None = None,
 ) -> Lookup:
-    """Reads own rows from a table and static rows from a variable, each into its place.
+    """Reads own rows from a table and static rows from a variable into one tensor.
 
-    The gradient goes to `static` as `tf.IndexedSlices` where static rows were read, and is
-    deposited in the table for the others: see `deposit`.
+    The gradient of static rows goes to `static` as `tf.IndexedSlices`. The gradient of own rows is
+    deposited in the table: see `deposit`.
 
     A key without a row gets one in this call, if `make_rows` says so and the table's admission lets
     it. The row starts as the key's static row, bit for bit. Otherwise the static row is read.
@@ -61,15 +61,15 @@ def adaptive_mask_gather(
         table: A handle.
         static: A float32 variable `[buckets, dim]`, or its handle.
         keys: int64, of any shape.
-        buckets: int64, the static row of each key. `None`: `static_buckets` of the key, which costs
-            a hash for those that read static rows only.
+        buckets: int64, the static row of each key. `None`: `static_buckets` of the key, which is
+            computed only for keys that read static rows.
         mask: int32: 1 reads the key's own row, 0 its static row.
         dim: The length of a row.
         make_rows: True if a key of mask 1 without a row gets one.
         anchor: The anchor, as in `lookup`. `None`: own rows have no gradient.
         dtype: The dtype of the result, `tf.float32` or `tf.bfloat16`.
-        copy_slots: True if new rows copy the optimizer's slots of their static rows, where a commit
-            has given these; else slots start at their initial values.
+        copy_slots: True if new rows copy the optimizer's slots of their static rows, once a commit
+            has set these. Otherwise slots start at their initial values.
         absent_value: Each element of the result for a key that has no row and gets none. `None`:
             its static row is read.
         counts: The counts, as in `lookup`.
@@ -98,7 +98,7 @@ def adaptive_mask_gather(
             raise TypeError(
                 f"Expected static to be a variable, or its handle. Received: {static!r}."
             )
-        static.sparse_read(tf.zeros([0], tf.int64))  # this tells the gradient tape of the variable
+        static.sparse_read(tf.zeros([0], tf.int64))  # shows the variable to the gradient tape
         handle = static.handle
     if device is not None:
         if buckets is None:
@@ -129,7 +129,7 @@ def adaptive_mask_gather(
 
 
 class _OnGpu(NamedTuple):
-    """The keys of a lookup on a GPU, their mask, and which of so many static rows they have."""
+    """The keys of a lookup on a GPU, their mask and their static rows, with the number of these."""
 
     keys: tf.Tensor
     buckets: tf.Tensor
@@ -170,7 +170,8 @@ def _gather_on_gpu(
             num_static_rows=asked.static_rows,
         )
     if not tf.executing_eagerly():
-        # A later commit waits for this op, which takes the handle, as after a lookup of a table.
+        # A later commit waits for this op, since it takes the handle, as it waits for a lookup of a
+        # table.
         with on_cpu(), tf.control_dependencies([embeddings.op]):
             ops.sok_embed_table_token(table=table)
     return Lookup(embeddings, receipt)
@@ -239,13 +240,13 @@ def _shape_of(static: tf.Tensor, dim: int) -> tf.Tensor:
 def bind_slots(
     table: tf.Tensor, slot_sources: Sequence[tf.Tensor], device: str | None = None
 ) -> tf.Tensor:
-    """Tells a table where the slots of its static rows are, before a commit does.
+    """Sets the slots of a table's static rows, for use before the first commit sets them.
 
     Args:
         table: A handle.
         slot_sources: The slots, as in `commit`, at least one. Variables that have no value yet are
             skipped when a row is made.
-        device: The name of the GPU whose memory has them. `None`: they are in the host's.
+        device: The name of the GPU whose memory has them. `None`: they are in the host's memory.
 
     Returns:
         A float32 zero.
@@ -267,14 +268,14 @@ def evict(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Removes rows that were not updated for long, and rows that are nearly zero.
 
-    It does so in steps of the table that are multiples of `every`, once in each.
+    It does so once in each step of the table that is a multiple of `every`.
 
     Args:
         table: A handle.
         dim: The length of a row.
-        max_age: Ticks of the table's clock (seconds, or steps with `step_clock`) after its last
-            update that a row goes; 0: never.
-        min_l2: Rows of a smaller Euclidean norm go.
+        max_age: The ticks of the table's clock (seconds, or steps with `step_clock`) after its last
+            update when a row is removed; 0: never.
+        min_l2: Rows of a smaller Euclidean norm are removed.
         every: See above.
         after: A float32 that must have been computed before, such as the anchor of a commit.
 

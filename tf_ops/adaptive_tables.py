@@ -18,7 +18,7 @@ _NO_MASK = np.zeros([0], np.int32)
 
 
 def anonymous_adaptive_table(table_name: str, dim: int, **attributes: Any) -> tf.Tensor:
-    """Makes a new adaptive table, which goes with the last copy of its handle.
+    """Makes a new adaptive table, which lives as long as copies of its handle.
 
     Args:
         table_name: The name of the table, for messages.
@@ -80,7 +80,8 @@ def adaptive_lookup(
         dim: The length of a row of this table.
         training: True if keys are counted, and those seen often enough get rows, which start as
             their static rows, bit for bit. If not, nothing changes.
-        counts: int64, the shape of `keys`: for how many keys of the batch each stands. `None`: 1.
+        counts: int64, the shape of `keys`: how many keys of the batch each key stands for. `None`:
+            1.
         mask: int32, the shape of `keys`: 1 reads the own row, which is made if there is none, 0 the
             static row, -1 the own row if there is one. `None`: -1.
         dtype: `tf.float32` or `tf.bfloat16`.
@@ -88,8 +89,8 @@ def adaptive_lookup(
         reports: True if an error is put into the receipt, as in `lookup`.
 
     Raises:
-        tf.errors.InvalidArgumentError: For another mask, a negative count, or a key that another
-            worker owns.
+        tf.errors.InvalidArgumentError: For a mask other than -1, 0 and 1, a negative count, or a
+            key that another worker owns.
     """
     if isinstance(table, ServedAdaptiveRows):
         return Lookup(tf.cast(table.lookup(as_int64(keys), mask), dtype), None)
@@ -149,7 +150,7 @@ class AdaptiveExport(NamedTuple):
 
     @classmethod
     def from_names(cls, tensors: Mapping[str, Any]) -> AdaptiveExport:
-        """Returns the contents that `by_name` was called of."""
+        """Returns the contents from the result of `by_name`."""
         return cls._of([tensors[name] for name in cls.names()])
 
     @classmethod
@@ -159,7 +160,7 @@ class AdaptiveExport(NamedTuple):
 
 
 def adaptive_export(table: tf.Tensor, dim: int, *, with_rows: bool = True) -> AdaptiveExport:
-    """Copies everything out, as it is between two commits; or everything but rows."""
+    """Copies everything, as it is between two commits; or everything except rows."""
     return AdaptiveExport._of(
         ops.sok_embed_adaptive_export(table=table, dim=dim, with_rows=with_rows)
     )
@@ -182,7 +183,7 @@ def adaptive_check_restore(table: tf.Tensor, contents: AdaptiveExport) -> tf.Ope
 
 
 def adaptive_demote(table: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
-    """Takes the own rows of keys away. Returns how many had one, an int64 scalar."""
+    """Removes the own rows of keys. Returns how many keys had one, an int64 scalar."""
     return ops.sok_embed_adaptive_demote(table=table, keys=keys)
 
 

@@ -1,7 +1,7 @@
 """Ops on tables that are looked up and trained together: one lookup and one deposit for all.
 
-A step goes `collection_request` -> (keys to their owners) -> `collection_serve` -> (rows back) ->
-`collection_pool` -> `collection_output`. With one worker nothing travels.
+A step calls `collection_request` -> (keys to their owners) -> `collection_serve` -> (rows back) ->
+`collection_pool` -> `collection_output`. With one worker nothing is sent.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import tensorflow as tf
 from sok_embed.tf_ops.native import number_in_graph, on_cpu, ops
 from sok_embed.tf_ops.tables import Lookup, deposit, has_marks
 
-# What a bag of a feature is: a key; what lies behind a place of the keys' first dimension; what row
-# splits say.
+# Kinds of bags of a feature: each key is a bag; all keys at one index of the first dimension are a
+# bag; row splits divide the keys into bags.
 BAG_A_KEY, BAG_A_ROW, BAG_BY_SPLITS = range(3)
 
 COMBINERS = ("sum", "mean", "sqrtn", "max")
@@ -34,24 +34,24 @@ class CollectionPlan:
     Attributes:
         table_names: The name of each table, for messages.
         dims: The length of a row of each.
-        salts: int64, of each; they tell equal keys of two tables apart when owners are chosen.
+        salts: int64 for each table. With them equal keys of two tables have different owners.
         key_limits: Keys of a table are below it; 0: any key.
         placements: `BY_KEY`, `ON_WORKER`, `ON_ALL`, `BY_MODULO` or `BY_BUCKET`, of each table.
         holders: The worker of each table that is `ON_WORKER`; else 0.
         feature_names: The name of each feature, for messages.
-        feature_tables: The number of the table that each looks its keys up in.
+        feature_tables: The number of the table in which each feature looks its keys up.
         max_lengths: The most keys that a bag of each feature may have; 0: any number.
         workers: The number of workers that share the rows.
-        rank: The number of this one.
+        rank: The number of this worker.
         fingerprint: int64 of the configuration, which must be the same on every worker.
         counts: True for each table that has an admission, which counts how often each key stands in
             a batch. Empty: no table has one.
         buckets: The number of buckets of each table that is `BY_BUCKET`, and 0 for other tables.
             Empty: no table is.
-        says: True for each table whose owners are told a number of each key beside the key. Empty:
-            no table is.
-        marks_unused: True if gradients mark rows that no used feature asked for, as
-            `collection_serve` takes them. False: they are zeros.
+        says: True for each table for which a number is sent with each key, such as the route of a
+            key in an adaptive table. Empty: for no table.
+        marks_unused: True if gradients of rows for which no used feature has asked are marked, for
+            `collection_serve`. False: they are zeros.
     """
 
     table_names: tuple[str, ...]
@@ -72,10 +72,10 @@ class CollectionPlan:
     marks_unused: bool = True
 
     def pools(self, bags: Sequence[int], weights: Sequence[tf.Tensor | None]) -> tuple[bool, ...]:
-        """Says of each table whether its holder is sent bags of keys and sends vectors back.
+        """Returns for each table whether its holder receives bags of keys and sends vectors back.
 
-        Else it sends rows of distinct keys, which weights need, whose gradients are made of rows,
-        and which are less where each bag is one key.
+        Otherwise the holder sends rows of distinct keys. That is needed for weights, whose
+        gradients depend on rows, and is less to send if each bag is one key.
 
         Args:
             bags: The bags, as for `collection_request`.
@@ -99,7 +99,7 @@ class CollectionPlan:
 
 
 class CollectionTables(NamedTuple):
-    """Handles that ops take.
+    """The handles of a collection.
 
     Attributes:
         queue: The handle of the queue of waiting gradients, from `anonymous_collection_queue`,
@@ -112,11 +112,11 @@ class CollectionTables(NamedTuple):
 
 
 def anonymous_collection_queue(name: str, tables: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Makes a place for the gradients of a collection, which goes with its last handle.
+    """Makes a queue for the gradients of a collection, which lives as long as its handles.
 
     Args:
         name: The name for messages.
-        tables: The handle of each table. The place keeps the tables for as long as it is there.
+        tables: The handle of each table. The queue keeps the tables alive.
     """
     with on_cpu():
         return ops.sok_embed_anonymous_collection_queue(tables=list(tables), collection_name=name)
@@ -129,8 +129,9 @@ class CollectionRequest(NamedTuple):
         message: int64 `[words]`, a segment for each worker.
         splits: int32 `[workers]`, words of each segment.
         asked: A scalar variant for `collection_pool`, of this process alone.
-        gradient_splits: int32 `[workers]`, floats for each in the gradient of the rows. Rows of
-            tables that are `ON_ALL` come from this worker, and their gradients go to all.
+        gradient_splits: int32 `[workers]`, floats for each worker in the gradient of the rows. Rows
+            of tables that are `ON_ALL` come from this worker, but their gradients go to all
+            workers.
     """
 
     message: tf.Tensor
@@ -160,8 +161,8 @@ def collection_request(
         combiners: The combiners, as for `collection_pool`.
         pools: The result of `plan.pools`.
         trains: True if rows get gradients; if not, keys of tables that are `ON_ALL` are not sent.
-        said: int64, one number a key, of the features whose tables `says` names, in their order. Of
-            equal keys of a table its owner is told the greatest.
+        said: int64, one number for each key, of the features whose tables have `says`, in their
+            order. For equal keys of a table the greatest number is sent.
 
     Raises:
         tf.errors.InvalidArgumentError: For a key that is not below the limit of its table, for
@@ -209,8 +210,9 @@ class CollectionRows(NamedTuple):
     """Rows that workers have asked for.
 
     Attributes:
-        message: float32 `[floats]`, a segment for each worker, in the order in which it asked. If
-            this worker has failed, each segment is a text, and has another size than the rows.
+        message: float32 `[floats]`, a segment for each worker, with rows in the order of its
+            request. If this worker has failed, each segment has the text of the error, and another
+            size than the rows.
         splits: int32 `[workers]`, floats of each segment.
     """
 
@@ -232,7 +234,7 @@ def collection_serve(
 ) -> CollectionRows:
     """Reads the rows that all workers have asked this one for.
 
-    The gradient of the rows goes to `anchor`, and deposits itself on its way, as that of `lookup`.
+    The gradient of the rows goes to `anchor`, and is deposited on its way, as in `lookup`.
 
     Args:
         collection: Handles.
@@ -246,10 +248,10 @@ def collection_serve(
         packed: True if rows are rounded to bfloat16, so that two numbers share a float.
 
     Raises:
-        tf.errors.InternalError: If a worker could not make its request, with what it said.
+        tf.errors.InternalError: If a worker could not make its request, with its error.
         tf.errors.FailedPreconditionError: If workers have different plans.
         tf.errors.ResourceExhaustedError: If a table is full. With several workers
-            `collection_pool` raises an `InternalError` with that text, on those that asked.
+            `collection_pool` raises an `InternalError` with that text, on the workers that asked.
     """
     rows, row_splits, _ = ops.sok_embed_collection_serve(
         queue=collection.queue,
@@ -280,9 +282,9 @@ class TableKeys(NamedTuple):
     Attributes:
         keys: int64 of any shape.
         counts: int64 of the shape of the keys, how often each stands in the batch of its worker.
-            `None`: the table does not count keys, or each stands for one.
-        said: Integers of the shape of the keys, the number that is told of each. `None`: there is
-            none.
+            `None`: the table does not count keys, or each stands there once.
+        said: Integers of the shape of the keys, the number that is sent with each. `None`: there
+            are none.
         reports: True if an error of the lookup is put into its receipt, as for `lookup`.
     """
 
@@ -295,7 +297,7 @@ class TableKeys(NamedTuple):
 def collection_asked(
     plan: CollectionPlan, message: tf.Tensor, splits: tf.Tensor
 ) -> tuple[list[TableKeys], tf.Tensor]:
-    """Reads what workers ask this one for, where each table is read by an op of its own.
+    """Reads the keys that workers have asked this one for, for a lookup of each table by an op.
 
     Args:
         plan: The plan, as for `collection_request`. Rows of all tables are spread over workers.
@@ -306,7 +308,7 @@ def collection_asked(
         The keys of each table, and int32 `[workers, tables]`, floats of their rows for each worker.
 
     Raises:
-        tf.errors.InternalError: If a worker could not make its request, with what it said.
+        tf.errors.InternalError: If a worker could not make its request, with its error.
         tf.errors.FailedPreconditionError: If workers have different plans.
     """
     tables = len(plan.dims)
@@ -333,7 +335,7 @@ def collection_asked(
 
 
 def collection_answer(found: Sequence[Lookup], sizes: tf.Tensor) -> CollectionRows:
-    """Sends back the rows that workers have asked for. Differentiable in the embeddings.
+    """Makes the message of the rows that workers have asked for. Differentiable in the embeddings.
 
     Args:
         found: The lookup of the keys of each table, of float32. The receipt of a failed lookup with
@@ -369,7 +371,7 @@ def collection_pool(
     packed: bool = False,
     dtype: tf.DType = tf.float32,
 ) -> list[tf.Tensor]:
-    """Makes a vector of each bag. Differentiable in `rows` and `weights`.
+    """Pools rows to one vector for each bag. Differentiable in `rows` and `weights`.
 
     With x the rows of a bag's keys and w their weights, 1 without any: `"sum"` is sum(w x),
     `"mean"` is sum(w x) / sum(w), `"sqrtn"` is sum(w x) / sqrt(sum(w ** 2)), and `"max"` is the
@@ -393,7 +395,7 @@ def collection_pool(
     Raises:
         tf.errors.InvalidArgumentError: For weights of another number than keys; with `concat`, for
             features with different numbers of bags.
-        tf.errors.InternalError: If a worker could not read the rows, with what it said.
+        tf.errors.InternalError: If a worker could not read the rows, with its error.
     """
     weighted = [number for number, given in enumerate(weights) if given is not None]
     vectors = ops.sok_embed_collection_pool(
@@ -430,7 +432,7 @@ def _output_gradient(op: Any, upstream: tf.Tensor) -> list[tf.Tensor | None]:
 def _pool_gradient(op: Any, upstream: tf.Tensor) -> list[tf.Tensor | None]:
     rows, row_splits, asked, *weights = op.inputs
     if not weights and COMBINERS.index("max") not in op.get_attr("combiners"):
-        rows = tf.zeros([0])  # not needed: those of the forward pass may be freed
+        rows = tf.zeros([0])  # not needed, so the rows of the forward pass may be freed
     of_rows, of_weights = ops.sok_embed_collection_pool_gradient(
         gradients=upstream,
         rows=rows,

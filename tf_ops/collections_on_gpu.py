@@ -1,6 +1,6 @@
 """The ops of `collections` where rows of several workers lie in the memory of their GPUs.
 
-A step goes `collection_request` -> (keys to their owners) -> `collection_serve_on_gpu` -> (rows
+A step calls `collection_request` -> (keys to their owners) -> `collection_serve_on_gpu` -> (rows
 back) -> `collection_pool_on_gpu`. Messages are those of the ops on the host, so a worker with a GPU
 and one without understand each other.
 """
@@ -38,11 +38,11 @@ def collection_serve_on_gpu(
 ) -> CollectionRows:
     """Reads the rows that all workers have asked this one for, in the memory of a GPU.
 
-    Gradients of the rows deposit themselves there on their way to `anchor`.
+    Gradients of the rows are deposited there on their way to `anchor`.
 
     Args:
-        tables: The handle of one table, or those of a collection. Those that are asked have their
-            rows on the device, and neither an admission nor an eviction.
+        tables: The handle of one table, or the handles of a collection. Tables that are read must
+            have their rows on the device, and neither an admission nor an eviction.
         plan: The plan, as for `collection_serve`.
         pools: The `pools` of the request.
         message: int64, segments of `collection_request` from every worker.
@@ -84,7 +84,7 @@ def collection_serve_on_gpu(
             number=number_in_graph(),
         )
     if not tf.executing_eagerly():
-        # So that a later commit waits for the lookup, as in `lookup`.
+        # This makes a later commit wait for the lookup, as in `lookup`.
         with tf.control_dependencies([rows.op]):
             trained_token(tables, reports=True)
     return CollectionRows(rows, row_splits)
@@ -116,7 +116,7 @@ def collection_pool_on_gpu(
     concat: bool = False,
     dtype: tf.DType = tf.float32,
 ) -> list[tf.Tensor]:
-    """Makes a vector of each bag in the memory of a GPU, as `collection_pool` does on the host.
+    """Pools rows in the memory of a GPU, as `collection_pool` does on the host.
 
     Args:
         tables: The tables, as for `collection_serve_on_gpu`.
@@ -136,7 +136,7 @@ def collection_pool_on_gpu(
 
     Raises:
         tf.errors.InvalidArgumentError: As `collection_pool`.
-        tf.errors.InternalError: If a worker could not read the rows, with what it said.
+        tf.errors.InternalError: If a worker could not read the rows, with its error.
     """
     weighted = [number for number, given in enumerate(weights) if given is not None]
     with on_cpu():

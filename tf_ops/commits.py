@@ -21,19 +21,19 @@ class RuleStep:
         hyper: The values of the parameters that differ from the defaults of the rule: numbers, or
             scalar tensors.
         step: The number of the step, for bias correction; 1 is the first. An integer, or an int64
-            scalar. 0: the table counts by itself.
-        optimizer: Identifies the optimizer, 0 if unknown. A new optimizer that takes over a table
-            finds the slots of its rows started anew. An optimizer is new if the table has not seen
-            it before and `step` is at most `first_step`; if it has no step, if another was there
-            before.
-        first_step: The greatest `step` at which an optimizer may be new: the number of calls that
-            it accumulates the gradients of.
+            scalar. 0: the table counts its steps.
+        optimizer: Identifies the optimizer, 0 if unknown. When a new optimizer takes over a table,
+            the slots of its rows start anew. An optimizer is new if the table has not seen it
+            before and `step` is at most `first_step`; an optimizer without a step is new if another
+            one has committed before.
+        first_step: The greatest `step` at which an optimizer may be new: the number of calls whose
+            gradients it accumulates.
         clip_value: The sum of the gradients of a row, times the scale, is clipped to
-            `[-clip_value, clip_value]`, element by element. 0: it is not.
+            `[-clip_value, clip_value]`, element by element. 0: no clipping.
         slot_sources: Handles of the variables that hold the optimizer's slots of a static variable,
             `[buckets, width]` each, in the order of the rule's slots. Rows that later lookups of
-            `adaptive_mask_gather` make copy their slots from there. For one `table_handle` or
-            `anonymous_table` alone.
+            `adaptive_mask_gather` make copy their slots from there. Only for a commit of one
+            `table_handle` or `anonymous_table`.
     """
 
     rule: str
@@ -49,14 +49,14 @@ class Redemption(NamedTuple):
     """The deposits that a commit applies, and the factors of their gradients.
 
     Attributes:
-        gradient: float32 `[ANCHOR_SIZE]`, the gradient of the anchor that the optimizer was given,
-            which names deposits and a factor for each. Other deposits wait, for the next 16 commits
-            at most. `None`: all deposits that wait are applied.
+        gradient: float32 `[ANCHOR_SIZE]`, the gradient of the anchor as the optimizer received it,
+            which names deposits and a factor for each. Other deposits go on waiting, for at most 16
+            more commits. `None`: all deposits that wait are applied.
         scale: float32 scalar that gradients are multiplied by.
-        plain: True if the gradients of the anchor were added up and multiplied on their way, and
-            nothing else was done to them but for `clipped_to`.
-        clipped_to: At last they were clipped to `[-clipped_to, clipped_to]`, element by element.
-            0: they were not.
+        plain: True if the gradients of the anchor were only added up and multiplied on their way,
+            and clipped to `clipped_to`.
+        clipped_to: The bound to which they were clipped at last: `[-clipped_to, clipped_to]`,
+            element by element. 0: they were not clipped.
     """
 
     gradient: tf.Tensor | None = None
@@ -99,7 +99,7 @@ def commit(
     Args:
         tables: The handle of a table or of an adaptive table, or the handles of a collection.
         anchor: A float32 that was computed after the deposits.
-        steps: The step of each table. Several tables may have the same. `None`: the table is not
+        steps: The step of each table. Several tables may share one. `None`: the table is not
             trained.
         redemption: The deposits.
 
@@ -109,7 +109,7 @@ def commit(
     Raises:
         tf.errors.FailedPreconditionError: For deposits that were applied or dropped before, for a
             `plain` gradient that has other elements than the sum of deposits that it names, and for
-            a sum of so many that the anchor's gradient has not got its norm.
+            a sum of so many deposits that the anchor's gradient does not have its norm.
     """
     return commit_listing_keys(tables, anchor, steps, redemption, [], 0).anchor
 
@@ -157,7 +157,7 @@ def commit_listing_keys(
 
 
 def drop_deposits(tables: tf.Tensor | CollectionTables) -> tf.Tensor:
-    """Forgets the deposited gradients. Returns how many there were, an int64 scalar.
+    """Drops the deposited gradients. Returns how many there were, an int64 scalar.
 
     Args:
         tables: The tables, as in `commit`.

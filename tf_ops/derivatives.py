@@ -1,4 +1,4 @@
-"""Lookups within `tf.vectorized_map`, and the derivatives that rows have not got."""
+"""Lookups within `tf.vectorized_map`, and errors for derivatives that rows do not have."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sok_embed.tf_ops.native import number_in_graph, ops
 
 
 def _disable_learning(turns: Any, attribute: str) -> None:
-    """Turns learning off in the op that was traced, which stays in the graph and runs too."""
+    """Turns learning off in the op that was traced: it stays in the graph, and runs too."""
     turns.op._set_attr(attribute, AttrValue(b=False))
 
 
@@ -53,7 +53,7 @@ def _lookup_on_gpu_of_all_turns(turns: Any) -> list[Any]:
 
 @pfor.RegisterPFor("SokEmbed>AdaptiveLookup")
 def _adaptive_lookup_of_all_turns(turns: Any) -> list[Any]:
-    # The inputs that the turns have one each of: keys, and what has their shape.
+    # The inputs of which each turn has its own: keys, and tensors of their shape.
     together = [1]
     for place, attribute in ((2, "has_counts"), (3, "has_mask")):
         if turns.get_attr(attribute):

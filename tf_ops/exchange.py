@@ -14,9 +14,9 @@ class Exchanged(NamedTuple):
     """The result of an exchange.
 
     Attributes:
-        rows: `[m, ...]`, those of worker 0 first.
-        splits: int32 `[workers]`, how many came from each.
-        turn: int64 scalar, which exchange of its name it was.
+        rows: `[m, ...]`, rows of worker 0 first.
+        splits: int32 `[workers]`, how many rows came from each.
+        turn: int64 scalar, the number of the exchange among those of its name.
     """
 
     rows: tf.Tensor
@@ -43,10 +43,10 @@ def all_to_all(
         splits: int32 `[workers]`, summing to n.
         mesh: The number of the connections, `Mesh.number`.
         exchange: A name, the same on every worker.
-        turn: int64 scalar that tells exchanges of one name apart whose order may differ from worker
-            to worker. -1: they are counted.
-        in_program_order: True if in a `tf.function` it also waits for the stateful ops before it
-            that use no resources, and those after it for the exchange.
+        turn: int64 scalar, the number of the exchange among those of its name, for exchanges whose
+            order may differ from worker to worker. -1: they are counted.
+        in_program_order: True if in a `tf.function` the exchange keeps its place in the order of
+            stateful ops: it waits for earlier ones without resources, and later ones wait for it.
 
     Raises:
         tf.errors.InvalidArgumentError: For other splits, and for rows of another type or shape than
@@ -70,7 +70,7 @@ def all_to_all(
 
 @tf.RegisterGradient("SokEmbed>AllToAll")
 def _all_to_all_gradient(op: Any, upstream: tf.Tensor, *_: Any) -> list[tf.Tensor | None]:
-    # An eager tape may come to the gradients of two calls in another order on another worker.
+    # An eager tape may compute the gradients of two calls in different orders on different workers.
     name = op.get_attr("exchange").decode() + ".gradients"
     _, splits, turn = op.outputs
     gradient = all_to_all(upstream, splits, op.get_attr("mesh"), name, turn).rows

@@ -13,12 +13,12 @@ from sok_embed.tf_ops import stock_bags, stock_hashed_bags
 from sok_embed.tf_ops.native import ops
 from sok_embed.tf_ops.served import is_serving
 
-# Below this share of the weight a step takes a sparse gradient. There SGD and Adagrad of Keras were
-# seen 1.3 to 5 times as fast with one, and Adam, which an op cannot know of, a third as fast; see
-# docs/decisions/hashed-weights.md.
+# A step that touches less than this share of the weight has a sparse gradient. With it Keras' SGD
+# and Adagrad were 1.3 to 5 times as fast, and Adam, which the op cannot recognize, a third as fast;
+# see docs/decisions/hashed-weights.md.
 _SPARSE_BELOW = 1 / 256
-# Where a graph is traced without knowing its batches, they are taken to have so many rows, of as
-# many ids as the trace says, or so many ids.
+# If a graph is traced without knowing the size of batches, they are assumed to have so many rows,
+# each with the number of ids in the trace, or so many ids.
 _NOMINAL_ROWS = 512
 _NOMINAL_ENTRIES = 8_192
 
@@ -67,7 +67,7 @@ def hashed_bag(
     gradient: str = "auto",
     sparse_below: float = _SPARSE_BELOW,
 ) -> tf.Tensor:
-    """Sums, averages or takes the greatest of the rows of each bag. Differentiable.
+    """Returns the sum, mean or maximum of the rows of each bag. Differentiable.
 
     Sums are in float32 (float64 for float64), in the order of the ids. The result and its
     gradients are the same in every run, bit for bit, with any number of threads.
@@ -142,9 +142,9 @@ def hashed_bag(
         "wide_shape": size is None or size >= 2**31,
     }
     # A variable that is updated sparsely is copied whenever it is read as a whole. The gradient of
-    # factors needs the weight as it was: that is worth the copy.
+    # factors needs the weight of the forward pass, and so the copy.
     if gradient != "dense" and not scaled and _in_reach(weight):
-        weight.sparse_read(tf.zeros([0], tf.int64))  # this tells the gradient tape of the variable
+        weight.sparse_read(tf.zeros([0], tf.int64))  # shows the variable to the gradient tape
         with _beside(weight):
             bags, _ = ops.sok_embed_resource_hashed_bag(
                 weight=weight.handle, T=weight.dtype, **arguments
@@ -156,7 +156,7 @@ def hashed_bag(
 
 
 def row_splits(rows: tf.Tensor, num_rows: tf.Tensor | int) -> tf.Tensor:
-    """Returns where the entries of each row begin and end, for entries sorted by row.
+    """Returns the row splits of entries that are sorted by row.
 
     Args:
         rows: int64 `[n]`, non-decreasing, in `[0, num_rows)`: the first column of the indices of a
@@ -177,7 +177,7 @@ def row_splits(rows: tf.Tensor, num_rows: tf.Tensor | int) -> tf.Tensor:
 def hash_positions(
     ids: tf.Tensor, size: int, *, embedding_dim: int, spec: HashSpec = _MIXED
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns where the elements of rows lie in a weight, and their signs.
+    """Returns the positions of the elements of rows in a weight, and their signs.
 
     Args:
         ids: int64 `[n]`.
@@ -255,7 +255,7 @@ def _touches_few(size: int | None, ids: tf.TensorShape, dim: int, share: float) 
 
 
 def _entries(ids: tf.TensorShape) -> int:
-    """Returns how many ids a batch has, or is taken to have where a graph does not say."""
+    """Returns how many ids a batch has, or is assumed to have if the graph does not know."""
     if ids.is_fully_defined():
         return int(ids.num_elements())
     if ids.rank == 2 and ids[1] is not None:
@@ -277,9 +277,9 @@ def _device_of(tensor: Any) -> tf.DeviceSpec:
 
 
 def _beside(tensor: Any) -> Any:
-    """Returns the scope of the device that a tensor is on, which is not copied then.
+    """Returns the scope of a tensor's device, so that the tensor is not copied.
 
-    Without it the op would be on the CPU, or in a function on the device that this is called on.
+    Without it the op would be on the CPU, or in a function on the device where that is called.
     """
     device = _device_of(tensor)
     if device.device_type not in ("GPU" if tf.executing_eagerly() else "CPU GPU").split():
@@ -307,8 +307,8 @@ def _hashed_bag_gradient(op: Any, upstream: tf.Tensor, _: Any) -> list[Any]:
     if _gives_slices(op):
         with _beside(op.outputs[0]):
             positions, sums = ops.sok_embed_hashed_bag_sparse_gradient(**whole)
-        # Indices are int32 where they fit, as in the slices of TensorFlow's own ops, which these
-        # may be added to.
+        # Indices are int32 if they fit, as in slices of TensorFlow's own ops, to which these may be
+        # added.
         shape = tf.cast(size, tf.int64 if op.get_attr("wide_shape") else tf.int32)
         of_weight: Any = tf.IndexedSlices(sums, positions, tf.reshape(shape, [1]))
     else:
@@ -336,7 +336,7 @@ def _sparse_gradient_gradient(op: Any, _: Any, tangent: tf.Tensor) -> list[Any]:
 
 
 def _second_gradient(op: Any, tangent: tf.Tensor) -> list[Any]:
-    """Differentiates the weight's gradient, linear in what comes from above, by a forward pass."""
+    """Differentiates the weight's gradient by a forward pass: it is linear in the upstream one."""
     upstream, ids, offsets, scales, _, _ = op.inputs
     attributes = {name: op.get_attr(name) for name in _ATTRIBUTES}
     del attributes["T"]
@@ -358,11 +358,11 @@ def _second_gradient(op: Any, tangent: tf.Tensor) -> list[Any]:
 
 
 def _gives_slices(op: Any) -> bool:
-    """Returns whether the gradient that is asked for is to be sparse.
+    """Returns whether the gradient must be sparse.
 
-    A function that was traced before may be called several times in a step, and the slices of
-    several calls are only appended to each other. So "auto" stands for slices in the function that
-    made the op, which is one call.
+    A function that was traced before may be called several times in a step, and slices of several
+    calls are only appended to each other. So "auto" means slices only in the function that made the
+    op, where there is one call.
     """
     gradient = tf.compat.as_str(op.get_attr("gradient"))
     if gradient != "auto":

@@ -1,9 +1,9 @@
-"""Tells an anchor what a Keras optimizer makes of its gradient.
+"""Reports updates by Keras optimizers to the constraint of an anchor.
 
 Keras calls the constraint of a variable with the variable's value, and never with its gradient. But
 every Keras optimizer changes a variable by calling one of the variable's methods, after it has
-unscaled, accumulated and clipped the gradient and summed it over replicas. Those methods of an
-anchor are replaced here: they look at the call stack to find the optimizer and the gradient.
+unscaled, accumulated and clipped the gradient and summed it over replicas. This module replaces
+these methods of an anchor: they look at the call stack to find the optimizer and the gradient.
 """
 
 from __future__ import annotations
@@ -63,15 +63,15 @@ class Update(NamedTuple):
 
 
 def watch(variable: tf.Variable, constraint: AnchorConstraint) -> None:
-    """Has updates of an anchor by Keras optimizers reported to its constraint, and not made.
+    """Reports updates of an anchor by Keras optimizers to its constraint instead of making them.
 
-    Other assignments are made if `constraint.on_assignment` allows them. Watching it again changes
-    nothing.
+    Other assignments are made if `constraint.on_assignment` allows them. Watching an anchor again
+    changes nothing.
 
     Args:
-        variable: A `tf.Variable`, or a distributed one with a copy for each replica. It is given
-            the constraint too, which optimizers of `tf.compat.v1.train` call: of several copies
-            the first commits for all.
+        variable: A `tf.Variable`, or a distributed one with a copy for each replica. The constraint
+            is set on it too, since optimizers of `tf.compat.v1.train` call it. If there are several
+            copies, the first commits for all.
         constraint: The anchor's constraint.
     """
     parts = _parts(variable)
@@ -95,7 +95,7 @@ def _parts(variable: Any) -> tuple[Any, ...]:
 def _intercepted(
     part: Any, method: Callable[..., Any], constraint: AnchorConstraint, reports: bool
 ) -> Callable[..., Any]:
-    """Returns an assignment of the anchor that leaves it as it is, and reports Keras' updates."""
+    """Returns an assignment that leaves the anchor as it is, and reports Keras' updates."""
 
     def changed(value: Any, *args: Any, **kwargs: Any) -> Any:
         update = callers.keras_update()

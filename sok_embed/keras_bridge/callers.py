@@ -1,10 +1,10 @@
 """Finds out which work of Keras or TensorFlow is calling this package.
 
-Some of what a layer or an optimizer's update has to know is in no argument and no public function:
-that Keras builds a model from a file, or by which optimizer a variable is being changed. It is in
-the functions that are running and in their local variables, in the scopes that Keras has entered
-and in its global state. Their names are those of Keras 3.15 and TensorFlow 2.21. This module alone
-looks at them.
+Some facts that a layer or an optimizer's update must know are in no argument and no public
+function: whether Keras is building a model from a file, or which optimizer is changing a variable.
+They are found in the functions that are running, in their local variables, in the scopes that Keras
+has entered and in its global state. The names are those of Keras 3.15 and TensorFlow 2.21. No other
+module looks at them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.utils import rng_utils
 
-# Paths of users may have the word, too.
+# The separators matter: paths of users may contain the word keras, too.
 _KERAS = os.path.join("", "keras", "src", "")
 _FUNCTIONAL = os.path.join("keras", "src", "models", "functional.py")
-# At most so many calls are between `fit` and the metrics of a layer in it, those of Keras and of
-# its wrappers.
+# The most calls, of Keras and of its wrappers, between `fit` and the metrics of a layer in it.
 _FIT_IS_NEAR = 14
 _FIT_OF_CHECKPOINTS = os.path.join("sok_embed", "checkpoint", "fitting.py")
 _LAYER = os.path.join("keras", "src", "layers", "layer.py")
@@ -76,7 +75,7 @@ class KerasUpdate(NamedTuple):
     """The update of a variable by an optimizer of Keras.
 
     Attributes:
-        optimizer: The one whose formula it is.
+        optimizer: The optimizer whose formula it is.
         gradient: The gradient as the formula receives it.
         learning_rate: The learning rate as the formula receives it.
     """
@@ -92,7 +91,7 @@ class LoadedWeights(NamedTuple):
     Attributes:
         target: A model, a layer or an optimizer.
         store: Keras' reader of the file.
-        skip_mismatch: True if the caller has asked to skip what does not match.
+        skip_mismatch: True if the caller has asked to skip weights that do not match.
     """
 
     target: Any
@@ -109,7 +108,7 @@ def _callers() -> Iterator[FrameType]:
 
 
 def _running(name: str, file: str = "") -> Iterator[FrameType]:
-    """Yields calls of functions of a name, from the inside, in files that end with `file`."""
+    """Yields running calls of a function of a name in a file of a name, innermost first."""
     for frame in _callers():
         code = frame.f_code
         if code.co_name == name and code.co_filename.endswith(file):
@@ -117,32 +116,32 @@ def _running(name: str, file: str = "") -> Iterator[FrameType]:
 
 
 def global_seed() -> int:
-    """Returns the seed last given to `keras.utils.set_random_seed`, which has no getter; else 0."""
+    """Returns the last seed of `keras.utils.set_random_seed`, which has no getter; else 0."""
     return int(rng_utils.get_random_seed() or 0)
 
 
 def computing_shapes() -> bool:
-    """Returns whether Keras runs a layer for the shapes of its outputs, with no values."""
+    """Returns whether Keras runs a layer without values, for the shapes of its outputs."""
     return bool(in_symbolic_scope())
 
 
 def building_from_file() -> bool:
     """Returns whether Keras is building a model from the shapes that it finds in a file.
 
-    A subclassed model is called for that with placeholders, which are float32 whatever the model
-    takes. Nothing is computed.
+    Keras calls a subclassed model with placeholders for that. They are float32 for every model, and
+    nothing is computed.
     """
     return not tf.executing_eagerly() and any(_running("build_from_config"))
 
 
 def loading_model() -> bool:
-    """Returns whether Keras is loading a whole model, with the config that the file has."""
+    """Returns whether Keras is loading a whole model, with the config in the file."""
     names = ("_load_model_from_fileobj", "_load_model_from_dir")
     return any(any(_running(name)) for name in names)
 
 
 def loading_file() -> str | None:
-    """Returns the path of the file from which Keras is loading a model or weights, if it is."""
+    """Returns the path of the file from which Keras is loading a model or weights, or `None`."""
     outermost = None
     for frame in _callers():
         code = frame.f_code
@@ -154,7 +153,7 @@ def loading_file() -> str | None:
 
 
 def loading_weights() -> LoadedWeights | None:
-    """Returns the outermost object that Keras is loading weights into, if it is."""
+    """Returns the outermost object into which Keras is loading weights, or `None`."""
     outermost = None
     for frame in _running("_load_state"):
         found = frame.f_locals
@@ -194,10 +193,10 @@ def tracing_own_signature() -> bool:
 
 
 def made_up_signature_is_the_only_one() -> bool:
-    """Returns whether what is exported is served by nothing but a signature that Keras made up.
+    """Returns whether the only signature of an export is one that Keras made up.
 
-    Where `tf.saved_model.save` is given signatures, or an object around the model, Keras' own is
-    one beside others.
+    If `tf.saved_model.save` is given signatures, or an object around the model, Keras' signature is
+    not the only one.
     """
     for frame in _callers():
         code, found = frame.f_code, frame.f_locals
@@ -209,10 +208,10 @@ def made_up_signature_is_the_only_one() -> bool:
 
 
 def functional_calls(layer: keras.layers.Layer) -> Iterator[FunctionalCall]:
-    """Yields the functional models that are running, from the inside: each may be in the next.
+    """Yields the functional models that are running, innermost first: each may be in the next.
 
     Args:
-        layer: The one whose `call` is running.
+        layer: The layer whose `call` is running.
     """
     functional: Any = None
     for frame in _callers():
@@ -240,7 +239,7 @@ def asking_functions_of_keras() -> set[str]:
 
 
 def saving_to_hdf5() -> HDF5Saving | None:
-    """Returns the model that Keras is saving in HDF5, if it is."""
+    """Returns the model that Keras is saving in HDF5, or `None`."""
     for frame in _running("save_model_to_hdf5"):
         found = frame.f_locals
         return HDF5Saving(found["model"], found["filepath"], bool(found.get("opened_new_file")))
@@ -248,9 +247,9 @@ def saving_to_hdf5() -> HDF5Saving | None:
 
 
 def callbacks_at_start_of_fit() -> list[Any]:
-    """Returns the callbacks of `fit`, Keras' or ours, if it is resetting the metrics, else none.
+    """Returns the callbacks of a `fit`, Keras' or ours, that is resetting the metrics, or none.
 
-    It does so before each epoch, and whether or not the model has been traced before.
+    `fit` resets metrics before each epoch, whether or not the model was traced before.
     """
     resetting = False
     for frame in itertools.islice(_callers(), _FIT_IS_NEAR):
@@ -262,10 +261,10 @@ def callbacks_at_start_of_fit() -> list[Any]:
 
 
 def compiling_model() -> Any:
-    """Returns the model whose `compile` reads an attribute of a layer, or `None`.
+    """Returns the model whose `compile` is reading an attribute of a layer, or `None`.
 
-    To be called by the attribute itself, which is read often: only the nearest frames are looked
-    at.
+    Must be called by the attribute itself. That is read often, so only the nearest frames are
+    searched.
     """
     frame = sys._getframe(2)
     if not frame.f_code.co_filename.endswith(_TRAINER):
@@ -278,14 +277,14 @@ def compiling_model() -> Any:
 def making_input_of_sequential() -> bool:
     """Returns whether a `Sequential` without a `keras.Input` reads an attribute of its first layer.
 
-    It makes an input of that dtype. To be called by the attribute itself.
+    It makes an input of that dtype. Must be called by the attribute itself.
     """
     code = sys._getframe(2).f_code
     return code.co_name == "build" and code.co_filename.endswith(_SEQUENTIAL)
 
 
 def fitting_optimizer() -> keras.optimizers.Optimizer | None:
-    """Returns the optimizer of the model whose `train_step` is running or traced, if one is."""
+    """Returns the optimizer of the model whose `train_step` is running or traced, or `None`."""
     for frame in _running("train_step"):
         model = frame.f_locals.get("self")
         if isinstance(model, keras.Model):
@@ -294,7 +293,7 @@ def fitting_optimizer() -> keras.optimizers.Optimizer | None:
 
 
 def applying_keras_optimizer() -> keras.optimizers.Optimizer | None:
-    """Returns Keras' optimizer whose step is being applied on this thread, if one is.
+    """Returns the Keras optimizer whose step is being applied on this thread, or `None`.
 
     Keras enters a name scope with the optimizer as its caller around `apply`.
     """
@@ -305,7 +304,7 @@ def applying_keras_optimizer() -> keras.optimizers.Optimizer | None:
 
 
 def optimizer_in_apply() -> keras.optimizers.Optimizer | None:
-    """Returns Keras' optimizer whose `apply` is running, that of a subclass too, if one is."""
+    """Returns the Keras optimizer whose `apply` is running, even of a subclass, or `None`."""
     for frame in _running("apply"):
         optimizer = frame.f_locals.get("self")
         if isinstance(optimizer, keras.optimizers.Optimizer):
@@ -322,7 +321,7 @@ def loss_scaling_optimizer() -> Any:
 
 
 def keras_update() -> KerasUpdate | None:
-    """Returns the update of a variable that an optimizer of Keras is making, if one is."""
+    """Returns the update of a variable that an optimizer of Keras is making, or `None`."""
     callers = _callers()
     for frame in callers:
         if frame.f_code.co_name == "apply_grad_to_update_var":
@@ -337,12 +336,12 @@ def keras_update() -> KerasUpdate | None:
 
 
 def decaying_weights() -> bool:
-    """Returns whether an optimizer of Keras is taking its weight decay off."""
+    """Returns whether an optimizer of Keras is applying its weight decay."""
     return any(_running("weight_decay_fn"))
 
 
 def applying_v1_optimizers() -> Iterator[Any]:
-    """Yields optimizers of `tf.compat.v1.train` that run `apply_gradients`, from the inside."""
+    """Yields optimizers of `tf.compat.v1.train` that run `apply_gradients`, innermost first."""
     for frame in _callers():
         if frame.f_code.co_name in ("apply_gradients", "_distributed_apply"):
             optimizer = frame.f_locals.get("self")
@@ -351,7 +350,7 @@ def applying_v1_optimizers() -> Iterator[Any]:
 
 
 def v1_gradient(variable: Any) -> tf.Tensor | None:
-    """Returns what a `tf.compat.v1.train` optimizer is updating a variable by, if one is."""
+    """Returns the gradient by which an optimizer of `tf.compat.v1.train` updates a variable."""
     for frame in _running("update_op"):
         if getattr(frame.f_locals.get("self"), "_v", None) is variable:
             gradient: tf.Tensor = frame.f_locals["g"]
@@ -362,8 +361,8 @@ def v1_gradient(variable: Any) -> tf.Tensor | None:
 def applying_v1_optimizer() -> Any:
     """Returns the `tf.compat.v1.train.Optimizer` that runs `apply_gradients`, or `None`.
 
-    Of an optimizer that wraps another, as Horovod's does, the inner one is returned: its formula
-    counts.
+    If an optimizer wraps another, as Horovod's does, the inner one is returned, since it has the
+    formula.
     """
     return next(applying_v1_optimizers(), None)
 
@@ -379,7 +378,7 @@ def arrived_v1_gradient(variable: Any) -> tf.Tensor | None:
     """Returns the gradient by which a `tf.compat.v1.train` optimizer is updating a variable.
 
     Returns:
-        `None` where the gradient names no deposits: for a scalar, and for an average over workers,
+        `None` if the gradient names no deposits: if it is a scalar, or an average over workers,
         which may have been compressed.
     """
     if v1_optimizer_averages():

@@ -1,8 +1,9 @@
-"""Refuses ids that a model casts on their way to a layer, so that several of them become one.
+"""Refuses ids that a model casts on their way to a layer, so that different ids become equal.
 
-A functional or sequential model casts what it is given to the dtype of its `keras.Input`, and
-`fit` casts float64 arrays to float32 before. Ids above 2**24 come out of float32 as others, NaN as
--2**63, and int64 ids from 2**31 on come out of an int32 input as others, before a layer sees them.
+A functional or sequential model casts its inputs to the dtype of its `keras.Input`, and `fit` casts
+float64 arrays to float32 before that. So ids may change before a layer sees them: in float32 those
+above 2**24 are rounded, NaN becomes -2**63, and in an int32 input int64 ids from 2**31 on become
+other ids.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from sok_embed.kv.arguments import FLOATS_ROUND
 
 
 def refuse_casts(layer: keras.layers.Layer, chosen: Callable[[Any], Any] | None = None) -> None:
-    """Raises if a model that calls the layer makes other ids of those that it was given.
+    """Raises if a model that calls the layer has cast ids so that they changed.
 
-    To be called inside of the layer's `call`. Only inputs of the model count from which the
-    layer's first argument is computed.
+    Must be called inside of the layer's `call`. Only inputs of the model from which the layer's
+    first argument is computed are checked.
 
     Args:
         layer: The layer that is running.
-        chosen: The function that takes the layer's first argument and returns the part that has
-            ids. `None`: all of it has.
+        chosen: A function that takes the layer's first argument and returns the part with the ids.
+            `None`: all of it are ids.
 
     Raises:
-        ValueError: Naming the model, its input, and the dtypes of both.
+        ValueError: With the model, its input, and the dtypes of both.
     """
     if callers.computing_shapes():
         return  # under MirroredStrategy placeholders may have any dtype
@@ -43,14 +44,15 @@ def refuse_casts(layer: keras.layers.Layer, chosen: Callable[[Any], Any] | None 
 def keeps_ids(source: str, target: str) -> bool:
     """Returns whether a cast from one integer dtype to another leaves different keys different.
 
-    Casts between 64-bit types do: a uint64 key is the int64 key with the same bits.
+    Casts between 64-bit types keep them different: a uint64 key is the int64 key with the same
+    bits.
     """
     given, cast = tf.as_dtype(source), tf.as_dtype(target)
     return cast.size == 8 or (cast.min <= given.min and given.max <= cast.max)
 
 
 def given_to(call: callers.FunctionalCall) -> Iterator[tuple[Any, Any]]:
-    """Yields the inputs of a functional model, and what it was given for each."""
+    """Yields the inputs of a functional model, each with the value that the caller passed."""
     inputs, functional = call.inputs, call.model
     names = [tensor.name for tensor in functional.inputs]
     if isinstance(inputs, dict) and not isinstance(functional.input, dict):
@@ -104,7 +106,7 @@ def _dtype_of(leaf: Any) -> str | None:
 
 
 def sources(called: Any, functional: Any, chosen: Any = None) -> Iterator[Any]:
-    """Yields the inputs of a functional model that a layer's first argument comes from."""
+    """Yields the inputs of a functional model from which a layer's first argument comes."""
     own = {id(node) for nodes in functional._nodes_by_depth.values() for node in nodes}
     waiting: list[Any] = []
     for node in called._inbound_nodes:
@@ -123,6 +125,6 @@ def sources(called: Any, functional: Any, chosen: Any = None) -> Iterator[Any]:
 
 
 def first_argument(node: Any) -> Any:
-    """Returns what a layer was called with, by position or by name, as Keras has noted it."""
+    """Returns the first argument of a layer's call, from the record that Keras keeps."""
     arguments = node.arguments
     return arguments.args[0] if arguments.args else next(iter(arguments.kwargs.values()), None)

@@ -1,4 +1,4 @@
-"""Rows of tables where Keras counts the variables of a model."""
+"""Makes Keras count the rows of tables when it counts the variables of a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def rows_of(table: Any) -> int:
 
 
 class CountedRows:
-    """The vectors of a table's rows, with what `model.summary()` asks of a variable.
+    """The vectors of a table's rows, with the attributes of variables that `model.summary()` reads.
 
     Attributes:
         dtype: The dtype of the vectors.
@@ -23,13 +23,13 @@ class CountedRows:
     dtype = "float32"
 
     def __init__(self, table: Any) -> None:
-        # A table that has been counted must go with its layer.
+        # Counting a table must not keep it alive after its layer.
         self._table = weakref.ref(table)
         self.trainable = True
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The rows that there are by now, and the length of each."""
+        """The present number of rows, and the length of each."""
         table = self._table()
         return (0, 0) if table is None else (rows_of(table), table.dim)
 
@@ -38,9 +38,9 @@ _counted: weakref.WeakKeyDictionary[Any, CountedRows] = weakref.WeakKeyDictionar
 
 
 def counted_rows(table: Any, trainable: bool) -> CountedRows:
-    """Returns what stands for the rows of a table, the same object each time.
+    """Returns the object that stands for the rows of a table, the same each time.
 
-    Keras counts each object once, also of a layer in several models that are one.
+    Keras counts each object once, even if a layer is in several models inside of one.
     """
     counted = _counted.setdefault(table, CountedRows(table))
     counted.trainable = trainable

@@ -1,10 +1,10 @@
 """Checks float ids of the signatures that Keras makes up as it exports subclassed models.
 
-Keras notes the shapes that a subclassed model was called with and not the dtypes. Of them it makes
-`serving_default` for every model in a SavedModel, also where the user gives signatures, and the
-endpoint of `model.export(path)` without `input_signature`. All of these take the dtype that the
-model computes in, whatever the model takes. Refusing their placeholders would refuse every export,
-so they are cast; what is served through them is checked, as floats round ids.
+Keras records the shapes with which a subclassed model was called, but not the dtypes. From the
+shapes it makes `serving_default` for every model in a SavedModel, even if the user gives
+signatures, and the endpoint of `model.export(path)` without `input_signature`. These signatures
+take the compute dtype of the model, even for ids. Refusing their placeholders would refuse every
+export, so they are cast, and ids that are served through them are checked, since floats round ids.
 """
 
 from __future__ import annotations

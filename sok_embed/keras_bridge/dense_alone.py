@@ -43,10 +43,10 @@ _EARLY_STOPPING = (
 
 @contextlib.contextmanager
 def dense_only() -> Iterator[None]:
-    """Lets `set_weights` and its like take the dense weights alone, and leave rows as they are.
+    """Allows `set_weights` and similar calls to set dense weights alone, without rows.
 
-    Without it they raise for a model with rows: dense weights of one time and rows of another make
-    a model that was not trained. Use it where you put the rows in place yourself.
+    Without it they raise for a model with rows, since dense weights of one time do not fit rows of
+    another. Use it if you restore the rows yourself.
 
     Example:
     >>> import sok_embed
@@ -63,7 +63,7 @@ def dense_only() -> Iterator[None]:
 
 
 class LayerWithRows(LayerOfIds):
-    """A layer whose rows are not variables, so code that handles variables alone lacks them."""
+    """A layer whose rows are not variables, so that code which handles variables lacks the rows."""
 
     # Whether rows in a storage may come from the copy beside the file of a model.
     _reads_storage_copies = True
@@ -73,7 +73,7 @@ class LayerWithRows(LayerOfIds):
         raise NotImplementedError
 
     def _trained_tables(self) -> Sequence[bool]:
-        """Returns of each table whether training changes it."""
+        """Returns for each table whether training changes it."""
         return [self.trainable] * len(self._tables())
 
     def _follows_model(self) -> bool:
@@ -81,7 +81,7 @@ class LayerWithRows(LayerOfIds):
         return True
 
     def _storages(self) -> list[kv.Storage]:
-        """Returns the storages that rows of the layer lie in, each once."""
+        """Returns the storages in which rows of the layer lie, each once."""
         found = (getattr(table, "storage", None) for table in self._tables())
         return list(dict.fromkeys(storage for storage in found if storage is not None))
 
@@ -92,12 +92,14 @@ class LayerWithRows(LayerOfIds):
         return [storage for storage in found if storage is not None]
 
     def _rows_are_kept(self) -> bool:
-        """Returns whether rows lie in storages, and stay there whatever weights are set."""
+        """Returns whether all rows lie in storages, where they stay when weights are set."""
         return all(getattr(table, "storage", None) is not None for table in self._tables())
 
     @property
     def trainable(self) -> bool:
-        """Tells whether training changes the layer; checks the optimizer where `compile` asks.
+        """Returns whether training changes the layer.
+
+        When `compile` reads it, checks the optimizer.
 
         Raises:
             ValueError: From `compile`, for an optimizer whose rule rows cannot follow.
@@ -112,9 +114,9 @@ class LayerWithRows(LayerOfIds):
         keras.layers.Layer.trainable.fset(self, value)
 
     def _check_optimizer(self, model: Any) -> None:
-        """Raises for an optimizer that the first step would refuse."""
+        """Raises if the first step would refuse the optimizer."""
         optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-        # A step of the model's own may train the rows by another optimizer.
+        # A `train_step` of the model's own may train the rows by another optimizer.
         own_step = type(model).train_step is not keras.Model.train_step
         if optimizer is None or own_step or not self._tables() or not self._follows_model():
             return
@@ -128,7 +130,7 @@ class LayerWithRows(LayerOfIds):
 
     @property
     def embeddings(self) -> Any:
-        """Raises an error that says where the vectors are.
+        """Raises an error that says how to get the vectors.
 
         Raises:
             AttributeError: Always.
@@ -139,10 +141,10 @@ class LayerWithRows(LayerOfIds):
         )
 
     def get_weights(self) -> Any:
-        """Returns the variables of the layer; raises where the anchor is the only one.
+        """Returns the variables of the layer; raises if the anchor is the only one.
 
         Raises:
-            ValueError: With what has the vectors.
+            ValueError: With the way to get the vectors.
         """
         if not _allowed.get() and all(map(is_anchor, self.weights)) and self._tables():
             raise ValueError(
@@ -154,12 +156,12 @@ class LayerWithRows(LayerOfIds):
 
     @property
     def metrics(self) -> Any:
-        """Returns metrics as Keras has them. `fit` asks before its first step, so checks are here.
+        """Returns Keras' metrics. `fit` reads them before its first step, so checks are made here.
 
         Raises:
-            ValueError: For callbacks that would take dense weights alone, or leave rows in a
-                storage to later steps; for Keras' own ModelCheckpoint on several workers; and for
-                rows in a storage that is read-only.
+            ValueError: For callbacks that would save dense weights without rows, or save no rows of
+                a storage, which later steps change; for Keras' own ModelCheckpoint on several
+                workers; and for rows in a read-only storage.
         """
         callbacks = callers.callbacks_at_start_of_fit()
         if callbacks:
@@ -186,10 +188,10 @@ class LayerWithRows(LayerOfIds):
 
     @property
     def weights(self) -> Any:
-        """The anchor; raises for functions of Keras that take it for the whole layer.
+        """The anchor; raises for functions of Keras that would handle it as the whole layer.
 
-        Where Keras counts parameters, the vectors of the rows are counted instead of the anchor,
-        and where it draws histograms, nothing is drawn of it, since it is always 0.
+        When Keras counts parameters, it gets the vectors of the rows instead of the anchor. When it
+        draws histograms, it gets nothing, since the anchor is always 0.
         """
         asking = self._check_dense_alone()
         found = super().weights
@@ -202,12 +204,15 @@ class LayerWithRows(LayerOfIds):
 
     @property
     def variables(self) -> Any:
-        """The anchor; raises for functions of Keras that take it for the whole layer."""
+        """The anchor; raises for functions of Keras that would handle it as the whole layer."""
         self._check_dense_alone()
         return super().variables
 
     def _check_dense_alone(self) -> set[str]:
-        """Returns the functions of Keras that ask; raises if one needs more than the variables."""
+        """Returns the functions of Keras that are calling.
+
+        Raises if one needs more than variables.
+        """
         asking = callers.asking_functions_of_keras()
         if _allowed.get() or not self._tables():
             return asking
@@ -259,7 +264,7 @@ class LayerWithRows(LayerOfIds):
             )
 
     def _reason(self, asking: set[str]) -> str | None:
-        """Returns why the running functions of Keras must not have the variables."""
+        """Returns the reason why the running functions of Keras must not get the variables."""
         for file, name in (("legacy_h5_format.py", "HDF5"), ("orbax_checkpoint.py", "Orbax")):
             if file in asking:
                 return (
@@ -281,7 +286,7 @@ class LayerWithRows(LayerOfIds):
 
 
 def _undo_hdf5(saving: callers.HDF5Saving) -> str:
-    """Undoes what Keras did before the first layer was asked; says what cannot be undone.
+    """Undoes what Keras did before it asked the first layer; returns a text of what it cannot undo.
 
     Args:
         saving: The saving, as returned by `callers.saving_to_hdf5`.

@@ -13,17 +13,17 @@ _MARK = "_sok_embed_takes_empty_batches"
 
 
 def take_empty_batches() -> None:
-    """Has Keras take batches without examples, in this process from now on.
+    """Makes Keras handle batches without examples, in this process from now on.
 
-    `keras.layers.BatchNormalization` takes one as in inference. Keras would take the mean of
-    nothing: moving statistics and the gradients of `gamma` would be NaN, or with a mask the
-    statistics would decay towards 0.
+    `keras.layers.BatchNormalization` handles such a batch as in inference. Without this Keras would
+    compute the mean of no numbers: moving statistics and the gradients of `gamma` would become NaN,
+    or with a mask the statistics would decay towards 0.
 
-    A loss that is reduced to one number is 0. Keras returns a vector of no numbers if it knows the
-    size while it traces or runs eagerly, and whatever is added to that is a vector of no numbers
-    too, so that regularization and other losses would be lost.
+    A loss that is reduced to one number is 0. Without this Keras returns an empty vector if it
+    knows the size while it traces or runs eagerly. Adding other losses to it gives an empty vector
+    too, so that these would be lost.
 
-    Other batches are taken as before. Calling it again changes nothing.
+    Other batches are handled as before. Calling it again changes nothing.
     """
     normalization: Any = keras.layers.BatchNormalization
     if not hasattr(normalization.call, _MARK):

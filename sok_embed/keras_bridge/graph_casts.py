@@ -1,9 +1,9 @@
-"""Checks ids that were floats, or longer integers, and that the model itself casts.
+"""Checks ids that the model itself casts, from floats or longer integers.
 
-`ops.cast(x[:, 0], "int64")` makes the ids 2**24 and 2**24 + 1 of a float32 tensor one id, and
-nothing in the integers that come out shows it. Here the cast is found in the graph: from the
-ids of a layer back over ops that move values and change none, and from the cast back to an input
-in the same way. The values that came through it are then checked in each step. Ids that are
+`ops.cast(x[:, 0], "int64")` of a float32 tensor makes the ids 2**24 and 2**24 + 1 equal, and the
+resulting integers do not show it. This module finds the cast in the graph: it goes back from the
+ids of a layer over ops that move values without changing them, and from the cast back to an input
+in the same way. Values that came through such a cast are checked in each step. Ids that are
 computed from floats, as by buckets or a hash, come through other ops and are not checked.
 """
 
@@ -20,7 +20,8 @@ from sok_embed.keras_bridge import callers
 from sok_embed.keras_bridge.cast_ids import first_argument, keeps_ids
 from sok_embed.keras_bridge.default_signatures import EXACT_BELOW
 
-# Ops that move values and change none, with the inputs that they move; `None`: all of them.
+# Ops that move values without changing them, with the numbers of the inputs that they move; `None`:
+# all.
 _MOVES: dict[str, tuple[int, ...] | None] = {
     **dict.fromkeys(
         (
@@ -56,15 +57,15 @@ _MOVES: dict[str, tuple[int, ...] | None] = {
     "IdentityN": None,
     "Pack": None,
 }
-# What goes into these need not come out.
+# Ops that may drop some of their input values.
 _CHOOSES = ("Gather", "GatherNd", "GatherV2", "Slice", "Split", "SplitV", "StridedSlice", "Unpack")
-# Before a cast these change fractions alone: a large float has none.
+# Before a cast these ops only change fractions, and a large float has none.
 _ROUNDS = ("Ceil", "Floor", "Rint", "Round")
-# With a constant these keep values apart, or make one of those beyond a bound.
+# With a constant these ops keep different values different, except beyond a bound.
 _SHIFTS = ("Add", "AddV2", "Sub")
 _BOUNDS = ("Maximum", "Minimum")
 _INPUTS = ("Arg", "IteratorGetNext", "Placeholder", "_Arg")
-# The same among the operations of Keras, by the names of their classes.
+# The same for operations of Keras, by the names of their classes.
 _KERAS_MOVES = (
     "BroadcastTo Concatenate ExpandDims Flatten GetItem Identity Permute Ravel RepeatVector "
     "Reshape Split Squeeze Stack Take Transpose Unstack Ceil Floor Round Clip Maximum Minimum"
@@ -89,15 +90,15 @@ class _Through(NamedTuple):
 
 
 def checked_ids(layer: keras.layers.Layer, ids: tf.Tensor) -> tf.Tensor:
-    """Returns ids, which fail to be computed where a cast of the model has made others of them.
+    """Returns the ids, with a check that fails if a cast of the model has changed them.
 
     Args:
         layer: The layer whose `call` is running.
         ids: Integers.
 
     Raises:
-        ValueError: Of a functional model that runs eagerly, for such ids.
-        tf.errors.InvalidArgumentError: Of a graph, when it runs.
+        ValueError: For such ids of a functional model that runs eagerly.
+        tf.errors.InvalidArgumentError: For such ids of a graph, when it runs.
     """
     if not isinstance(ids, tf.Tensor) or not ids.dtype.is_integer:
         return ids
@@ -120,8 +121,8 @@ def checked_in_graph(what: str, ids: tf.Tensor) -> tf.Tensor:
 
 
 def _through_casts(ids: tf.Tensor) -> Iterator[_Through]:
-    """Yields what of the ids has come from an input of the graph through a cast."""
-    # All of a part is moved as one. Of the second the elements are ids where the condition holds.
+    """Yields the values among the ids that have come from an input of the graph through a cast."""
+    # Each part is a tensor and, unless all of its elements are ids, a mask of those that are.
     parts: list[tuple[tf.Tensor, tf.Tensor | None]] = [(ids, None)]
     seen = {ids.name}
     while parts:
@@ -136,7 +137,7 @@ def _through_casts(ids: tf.Tensor) -> Iterator[_Through]:
 def _sources_of(
     part: tf.Tensor, kept: tf.Tensor | None
 ) -> tuple[_Through | None, list[tuple[tf.Tensor, tf.Tensor | None]]]:
-    """Returns the cast that a tensor comes from, or the tensors that it was put together from.
+    """Returns the cast that a tensor comes from, or the tensors of which it was made.
 
     Args:
         part: The tensor.
@@ -157,7 +158,7 @@ def _sources_of(
                 return None, []
             narrows = not keeps_ids(source.dtype.name, tensor.dtype.name)
             if narrows and _narrowest(source) is not None:
-                # What was cut off does not show in what came out.
+                # Values that were cut off cannot be seen in the result.
                 low, high = tensor.dtype.min, tensor.dtype.max + 1
                 through = _Through(source, source.dtype, low, high)
                 return _where(kept, through, part, tensor, chooses), []
@@ -166,17 +167,17 @@ def _sources_of(
         moved = _moved(op) if op.type in _MOVES else []
         varying = _beside_constant(op)
         if varying is not None and op.type in _BOUNDS:
-            chooses = bounded = True  # values beyond the bound do not come out
+            chooses = bounded = True  # values beyond the bound are not in the result
             tensor = varying
         elif varying is not None:
             if chooses or kept is not None:
-                return None, []  # which of the values before the shift are ids is not known
+                return None, []  # it is not known which values before the shift are ids
             return None, [(varying, None)]
         elif len(moved) == 1:
             chooses |= op.type in _CHOOSES
             tensor = moved[0]
         elif bounded or (kept is not None and tensor is not part):
-            return None, []  # which of the elements are ids is not known here
+            return None, []  # it is not known here which elements are ids
         elif op.type == "SelectV2":
             condition = op.inputs[0]
             both = zip(moved, (condition, ~condition), strict=True)
@@ -188,8 +189,8 @@ def _sources_of(
 def _where(
     kept: tf.Tensor | None, through: _Through, part: tf.Tensor, cast: tf.Tensor, chooses: bool
 ) -> _Through | None:
-    """Returns what to check of the values that become ids; `None`: which do is not known."""
-    is_before = through.values is not part  # it was not moved as the part was
+    """Returns the check of the values that become ids; `None` if it is not known which do."""
+    is_before = through.values is not part  # the values were not moved as the part was
     if is_before and (chooses or kept is not None) and cast is not part:
         return None
     if kept is None:
@@ -201,16 +202,16 @@ def _where(
 def _from_floats(
     ids: tf.Tensor, cast: tf.DType, source: tf.Tensor, narrowest: tf.DType
 ) -> _Through:
-    """Returns what to check of ids behind a cast of floats to the integer type `cast`."""
+    """Returns the check of ids after a cast of floats to the integer type `cast`."""
     limit = EXACT_BELOW[narrowest]
     if limit <= min(cast.max, ids.dtype.max):
-        # Of the floats some may be none of the ids.
+        # Some of the floats may not become ids.
         return _Through(ids, narrowest, 1 - limit, limit)
     return _Through(source, narrowest, cast.min, cast.max + 1)
 
 
 def _beside_constant(op: tf.Operation) -> tf.Tensor | None:
-    """Returns the input of an op of two that is not a constant, if the other one is."""
+    """Returns the input of a binary op that is not a constant, if the other one is a constant."""
     if op.type not in (*_SHIFTS, *_BOUNDS):
         return None
     varying = [each for each in op.inputs if tf.get_static_value(each) is None]
@@ -229,7 +230,7 @@ def _moved(op: tf.Operation) -> list[tf.Tensor]:
 def _narrowest(tensor: tf.Tensor) -> tf.DType | None:
     """Returns the dtype on a tensor's way from an input of the graph that holds the fewest ids.
 
-    `None` for values that are computed, or come from nowhere outside the graph.
+    `None` for values that are computed, or that come from no input of the graph.
     """
     waiting, seen, dtypes, is_input = [tensor], set(), [], False
     while waiting:
@@ -278,7 +279,7 @@ def _message(what: str, through: _Through) -> str:
 
 
 def _check_eagerly(layer: keras.layers.Layer, ids: tf.Tensor) -> None:
-    """Raises for ids that a functional model has cast: its layers tell, where there is no graph."""
+    """Raises for ids that a functional model has cast in eager mode, by the layers of the model."""
     for call in callers.functional_calls(layer):
         own = {id(node) for nodes in call.model._nodes_by_depth.values() for node in nodes}
         for node in call.layer._inbound_nodes:
@@ -286,7 +287,7 @@ def _check_eagerly(layer: keras.layers.Layer, ids: tf.Tensor) -> None:
                 continue
             given = [part for part in tree.flatten(first_argument(node)) if part is not None]
             if len(given) != 1:
-                continue  # which of them the ids are is not known here
+                continue  # it is not known here which of them are the ids
             source = _float_behind(given[0])
             if source is None:
                 continue
@@ -315,7 +316,7 @@ def _float_behind(tensor: Any) -> tf.DType | None:
 
 
 def _narrowest_in_keras(tensor: Any) -> tf.DType | None:
-    """Returns as `_narrowest` the dtype on a symbolic tensor's way from an input of the model."""
+    """Does what `_narrowest` does for a symbolic tensor, on its way from an input of the model."""
     waiting, dtypes, is_input = [tensor], [], False
     while waiting:
         tensor = waiting.pop()

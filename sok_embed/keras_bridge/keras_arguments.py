@@ -37,7 +37,7 @@ def refuse_unknown_arguments(
     take them from its `**kwargs`.
 
     Args:
-        layer: The class that was given them.
+        layer: The class to which they were passed.
         arguments: The arguments that the signature of its constructor does not name.
         remedies: The remedy for an argument of `keras.layers.Embedding`, by the argument's name,
             where it differs from the usual one.
@@ -64,7 +64,7 @@ def refuse_unknown_arguments(
 
 
 def function_of_rows(kind: str, get: Callable[[Any], Any], identifier: Any) -> Any:
-    """Returns the function of rows `[n, dim]` that a user writes, or `None`.
+    """Returns an argument of a layer as a function of rows `[n, dim]`, or `None`.
 
     Args:
         kind: `"Regularizer"` or `"Constraint"`, the class of Keras.
@@ -72,7 +72,7 @@ def function_of_rows(kind: str, get: Callable[[Any], Any], identifier: Any) -> A
         identifier: An object of the class, its name or config, a function of rows, or `None`.
 
     Raises:
-        ValueError: For anything else, the config of a lambda among it, which Keras does not read.
+        ValueError: For anything else; also for the config of a lambda, which Keras does not read.
     """
     try:
         return get(identifier)

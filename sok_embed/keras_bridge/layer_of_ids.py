@@ -1,4 +1,4 @@
-"""Gives a `Sequential` without a `keras.Input` int64 inputs where its first layer takes ids."""
+"""Gives a `Sequential` without a `keras.Input` int64 inputs if its first layer takes ids."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class LayerOfIds(keras.layers.Layer):
 
     @property
     def compute_dtype(self) -> Any:
-        """Returns the dtype of vectors; of the input that a `Sequential` makes for itself, int64.
+        """Returns the dtype of vectors; to a `Sequential` that makes its own input, int64.
 
-        Keras would make it of floats, in which ids above 2**24 are others.
+        Keras would make an input of floats, which round ids above 2**24.
         """
         if self._takes_ids and callers.making_input_of_sequential():
             return "int64"

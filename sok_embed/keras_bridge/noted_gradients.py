@@ -1,7 +1,7 @@
-"""Has TensorFlow forget gradient functions, and with them the graphs that they keep.
+"""Makes TensorFlow forget gradient functions, and with them the graphs that they keep.
 
-In a graph each call of a `tf.custom_gradient` notes its gradient function for as long as the
-process lives, and the function refers to the graph. Keras sums gradients over replicas by such a
+In a graph TensorFlow keeps the gradient function of each call of a `tf.custom_gradient` until the
+process ends, and the function refers to the graph. Keras sums gradients over replicas by such a
 call.
 """
 
@@ -17,15 +17,15 @@ _LABEL = "_sok_embed_noted_gradients"
 
 
 def forget_with(owner: Any, tensor: tf.Tensor) -> None:
-    """Has the gradient functions of a tensor's graph forgotten when an object goes.
+    """Forgets the gradient functions of a tensor's graph when an object is collected.
 
     Only ops of that graph can ask for them, and none of its functions can be run without the
     object.
 
     Args:
         owner: An object without which the graph cannot be run, such as the commit of a table.
-        tensor: A tensor of the graph, made behind the calls whose functions are meant. One that
-            was computed eagerly has none.
+        tensor: A tensor of the graph, made after the calls whose functions are to be forgotten. An
+            eager tensor has none.
     """
     graph = None if tf.executing_eagerly() else tensor.graph
     while graph is not None:
@@ -39,7 +39,7 @@ def forget_with(owner: Any, tensor: tf.Tensor) -> None:
 
 
 def _noted_in(graph: tf.Graph) -> list[str]:
-    """Returns the names under which gradient functions of a graph are noted."""
+    """Returns the names under which TensorFlow keeps gradient functions of a graph."""
     names = []
     for operation in graph.get_operations():
         if operation.type != "IdentityN":
@@ -51,8 +51,8 @@ def _noted_in(graph: tf.Graph) -> list[str]:
 
 
 def _forget(names: list[str]) -> None:
-    # The registry has no way to take something out. A release of TensorFlow that keeps its notes
-    # elsewhere keeps graphs, too.
+    # The registry has no public way to remove an entry. In a release of TensorFlow that keeps
+    # entries elsewhere nothing is forgotten.
     registry = getattr(ops.gradient_registry, "_registry", {})
     for name in names:
         registry.pop(name, None)

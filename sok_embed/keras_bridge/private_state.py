@@ -1,4 +1,4 @@
-"""Reads what Keras keeps in private attributes of its objects."""
+"""Reads private attributes of Keras' objects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def all_layers(model: keras.Model) -> Iterator[keras.layers.Layer]:
 
 
 def seed_of(initializer: keras.initializers.Initializer) -> Any:
-    """Returns the seed that a random initializer was given, or drew where none was given."""
+    """Returns the seed that a random initializer was given or, without one, has drawn."""
     return initializer._init_seed
 
 
@@ -36,5 +36,5 @@ def takes_training(layer: keras.layers.Layer) -> bool:
 
 
 def print_line(text: str) -> None:
-    """Prints a line where Keras prints its own: `keras.config` may send those to the log."""
+    """Prints a line as Keras prints its own: `keras.config` may send them to the log."""
     io_utils.print_msg(text)

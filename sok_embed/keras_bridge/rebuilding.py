@@ -1,4 +1,4 @@
-"""Models that Keras builds again as it loads a file: with placeholders, and maybe not wholly."""
+"""Helps Keras to build models as it loads a file: with placeholders, and maybe incompletely."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def true_ids(inputs: Any, dtype: tf.DType = tf.int64) -> Any:
 
 @contextlib.contextmanager
 def plain_errors() -> Iterator[None]:
-    """Raises the error of a constructor instead of the one that Keras puts around it.
+    """Raises the error of a constructor instead of the error in which Keras wraps it.
 
-    That one begins with the whole config, and what was wrong stands behind it.
+    Keras' error begins with the whole config, and the cause comes at its end.
     """
     try:
         yield
@@ -48,8 +48,8 @@ def plain_errors() -> Iterator[None]:
 def check_rebuilt() -> None:
     """Raises if the file that Keras is loading has weights of layers that are not built.
 
-    Keras silently passes them over where a model's own `build`, or one of its layers that
-    takes no float32 placeholders, has left layers without weights.
+    Keras silently skips weights of layers that a model's own `build`, or a layer that cannot be
+    called with float32 placeholders, has left without variables.
 
     Raises:
         ValueError: With the names of the layers.
@@ -72,7 +72,7 @@ def check_rebuilt() -> None:
 
 
 def _unbuilt_layers(model: keras.Model, store: Any) -> Iterator[keras.layers.Layer]:
-    """Yields the layers that a file has weights of, and that have no variables to take them."""
+    """Yields the layers for which a file has weights but which have no variables."""
     paths: list[str] = []
 
     def add(path: str, entry: Any) -> None:
@@ -90,7 +90,7 @@ def _unbuilt_layers(model: keras.Model, store: Any) -> Iterator[keras.layers.Lay
 
 
 def _at_path(obj: Any, path: list[str]) -> Any:
-    """Finds what Keras means by a path in its files: attributes, and classes in containers."""
+    """Finds the object of a path in a file: attributes, and numbered classes in containers."""
     for name in path:
         if isinstance(obj, (list, tuple, dict)):
             obj = _children(obj.values() if isinstance(obj, dict) else obj).get(name)

@@ -1,4 +1,4 @@
-"""The rows of a table, as `model.summary()` shows them."""
+"""The number of a table's parameters, which `model.summary()` shows with rows and bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class RowCount(int):
     """The number of floats in a table's vectors; a summary also shows its rows and bytes.
 
     `model.summary()` writes `f"{layer.count_params():,}"`, and has no other place for them. Any
-    other format is that of an int.
+    other format works as for an int.
 
     Args:
         rows: The number of rows of the table, or of all tables.
@@ -25,14 +25,14 @@ class RowCount(int):
     _text: str
 
     def __new__(cls, rows: int, numbers: int, memory: int) -> RowCount:
-        """Makes an int with a text beside it."""
+        """Makes an int that also has a text."""
         count = super().__new__(cls, numbers)
         count._text = f"\n{rows:,} rows\n{readable_memory_size(memory)}"
         return count
 
     @classmethod
     def of(cls, tables: Sequence[Any], numbers: int) -> RowCount:
-        """Makes the count of tables whose vectors have so many numbers."""
+        """Makes the count of tables whose vectors have `numbers` floats together."""
         memory = sum(int(table.stats()["bytes"]) for table in tables)
         return cls(sum(map(rows_of, tables)), numbers, memory)
 
