@@ -1,4 +1,4 @@
-"""The categorical column of which some keys have rows of their own."""
+"""The categorical column in which a mask says which ids read rows of their own."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class _Fields(NamedTuple):
 class AdaptiveCategoricalColumn(OwnRowsCategorical, _Fields):
     """See `categorical_column_with_adaptive_embedding`.
 
-    To a column that knows nothing of own rows, such as `tf.feature_column.indicator_column`, this
-    is a `tf.feature_column.categorical_column_with_hash_bucket`.
+    Under columns that do not know own rows, such as `tf.feature_column.indicator_column`, it works
+    as a `tf.feature_column.categorical_column_with_hash_bucket`.
     """
 
     shares_static_rows = True
@@ -55,7 +55,7 @@ class AdaptiveCategoricalColumn(OwnRowsCategorical, _Fields):
 
     def buckets_of(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns the static row of each id, int64."""
-        if ids.dtype == tf.uint64:  # whose upper half has other digits as int64
+        if ids.dtype == tf.uint64:  # as int64 its upper half has other digits
             return tf.strings.to_hash_bucket_fast(tf.strings.as_string(ids), self.hash_bucket_size)
         if ids.dtype != tf.string:
             ids = tf.cast(ids, tf.int64)
@@ -83,10 +83,10 @@ def categorical_column_with_adaptive_embedding(
 ) -> AdaptiveCategoricalColumn:
     """Makes a categorical column whose ids share static rows, or have own rows, as a mask says.
 
-    Under an `embedding_column`, each id of a batch comes with a mask. Of mask 0 it reads its
-    *static row*, one of `hash_bucket_size` that ids share by their hash. Of mask 1 it reads its
-    *own row*. An id that has none gets one in that step, which starts as its static row, bit for
-    bit; the gradient of the step then goes to the own row only.
+    Under an `embedding_column`, each id of a batch comes with a mask. With mask 0 an id reads its
+    *static row*, one of `hash_bucket_size` rows that ids share by their hash. With mask 1 it reads
+    its *own row*. An id without one gets an own row in that step, which starts as its static row,
+    bit for bit; the gradient of the step then goes to the own row only.
 
     Example:
     >>> column = categorical_column_with_adaptive_embedding("item", 100, tf.int64)
@@ -102,19 +102,19 @@ def categorical_column_with_adaptive_embedding(
             threads to work on. `None`: as many as suit the machine.
         ev_option: The option of the own rows. `None`: all keys of mask 1 have one, in memory,
             without limit.
-        slots: The optimizer slots that an own row starts with: `"copy"`, those of its static row;
-            `"zero"`, new ones.
-        demote_blend: The share of `row - static row` by which a static row moves when an own row
-            goes by `ev_option`'s `evict_option`. In [0, 1].
-        padding_value: An id that stands where there is none, beside "" and -1 of a dense tensor: it
-            is not looked up, and no filter counts it. `None`: there is none.
+        slots: The optimizer slots that an own row starts with: `"copy"`, copies of its static row's
+            slots; `"zero"`, new ones.
+        demote_blend: The share of `row - static row` by which a static row moves when the
+            `evict_option` of `ev_option` removes an own row. In [0, 1].
+        padding_value: An id that means that there is no id, in addition to "" and -1 of a dense
+            tensor: it is not looked up, and no filter counts it. `None`: there is none.
 
     Returns:
         A column for `embedding_column` and `shared_embedding_columns`.
 
     Raises:
         ValueError: For an argument that is none of the above, and `demote_blend` without an
-            eviction, or for strings: of a row that goes only the hash of its string is known.
+            eviction, or for strings: when a row is removed only the hash of its string is known.
     """
     utils.assert_key_is_string(key)
     hash_bucket_size = check_integer(f"hash_bucket_size of column '{key}'", hash_bucket_size, 1)
@@ -189,7 +189,7 @@ def sequence_categorical_column_with_adaptive_embedding(
         A column for an `embedding_column` of `sequence_input_layer` or `SequenceFeatures`.
 
     Raises:
-        ValueError: As there.
+        ValueError: As `categorical_column_with_adaptive_embedding` raises.
     """
     return fc_v2.SequenceCategoricalColumn(
         categorical_column_with_adaptive_embedding(

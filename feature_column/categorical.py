@@ -21,17 +21,17 @@ _INT64_MAX = 2**63 - 1
 class OwnRowsCategorical(fc_v2.CategoricalColumn, fc_v1._CategoricalColumn):
     """A categorical column of ids that have rows of their own, all of them or some.
 
-    Behind own rows stands a variable of *static rows*, which each of them starts as.
+    The column also has a variable of *static rows*, and each own row starts as one of these.
 
     Attributes:
         key: The name of the feature.
         dtype: The dtype of ids.
         partition_num: The least number of parts into which own rows in memory are split; or `None`.
         ev_option: The option of the own rows.
-        slots: `"copy"` if an own row starts with the optimizer slots of its static row, `"zero"` if
+        slots: `"copy"`: an own row starts with the optimizer slots of its static row; `"zero"`:
             with new ones.
-        demote_blend: The share of a leaving row that its static row takes.
-        padding_value: The id that stands where there is none, or `None`.
+        demote_blend: The share by which a static row moves towards an own row that is removed.
+        padding_value: The id that means that there is no id, or `None`.
     """
 
     key: str
@@ -42,7 +42,7 @@ class OwnRowsCategorical(fc_v2.CategoricalColumn, fc_v1._CategoricalColumn):
     demote_blend: float
     padding_value: Any
 
-    # Whether a mask says which ids have rows of their own, and the others train static rows.
+    # True if a mask says which ids have rows of their own, and the other ids train static rows.
     shares_static_rows: bool
 
     @property
@@ -53,7 +53,7 @@ class OwnRowsCategorical(fc_v2.CategoricalColumn, fc_v1._CategoricalColumn):
     @property
     @abstractmethod
     def absent_value(self) -> float | None:
-        """The value of each element of an id that a filter holds back; `None`: its static row's."""
+        """The value of each element for an id that a filter holds back; `None`: its static row."""
 
     @abstractmethod
     def buckets_of(self, ids: tf.Tensor) -> tf.Tensor:
@@ -61,7 +61,7 @@ class OwnRowsCategorical(fc_v2.CategoricalColumn, fc_v1._CategoricalColumn):
 
     @abstractmethod
     def lookup_buckets(self, ids: tf.Tensor, transformed: tf.Tensor) -> tf.Tensor | None:
-        """Returns the static row of each id, if the lookup cannot hash its key for itself.
+        """Returns the static row of each id, if the lookup cannot compute it from the key.
 
         Args:
             ids: The ids as the caller passes them.
@@ -128,7 +128,7 @@ class OwnRowsCategorical(fc_v2.CategoricalColumn, fc_v1._CategoricalColumn):
         return keys if tf.executing_eagerly() else checked_in_graph(f"Column '{self.key}'", keys)
 
     def transform_feature(self, transformation_cache: Any, state_manager: Any) -> tf.SparseTensor:
-        """Returns the ids as columns read them that do not support own rows."""
+        """Returns the ids in the form for columns that do not support own rows."""
         return self._transform_feature(transformation_cache, state_manager)
 
     @abstractmethod
@@ -175,7 +175,7 @@ def own_rows_column_in(column: Any) -> Any:
 def check_partitions(
     key: str, partition_num: int | None, ev_option: EmbeddingVariableOption
 ) -> int | None:
-    """Returns the number of parts; raises ValueError for none, and for rows that lie on disk."""
+    """Returns the number of parts; raises ValueError for a number below 1, and for rows on disk."""
     if partition_num is None:
         return None
     partition_num = check_integer(f"partition_num of column '{key}'", partition_num, 1)

@@ -1,4 +1,4 @@
-"""The rows of an embedding column, as a lookup finds them in a Keras layer and in a TF1 graph."""
+"""Looks up the rows of an embedding column, in a Keras layer or in a TF1 graph."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from sok_embed.lookups.lookup import Call, TableLookup
 
 
 class Routed(NamedTuple):
-    """Positions of a batch: static rows, which this worker has, and what is asked of owners.
+    """The positions of a batch that read static rows here, and those that ask for own rows.
 
     Attributes:
-        asked: The keys of own rows.
-        shared: float32 `[m, dim]`, the static rows.
-        places: int32, the positions of static rows, and those of own rows.
+        asked: The keys whose own rows are asked for.
+        shared: float32 `[m, dim]`, the static rows that were read.
+        places: int32, the positions of static rows, then the positions of own rows.
     """
 
     asked: Asked
@@ -27,7 +27,7 @@ class Routed(NamedTuple):
     places: tuple[tf.Tensor, tf.Tensor]
 
     def joined(self, own: tf.Tensor) -> tf.Tensor:
-        """Returns all rows in their places, `[n, dim]`, with the own rows that were asked for."""
+        """Returns static rows and the given own rows, each at its position: `[n, dim]`."""
         rows = tf.dynamic_stitch(self.places, (self.shared, own))
         rows.set_shape([None, *own.shape[1:]])
         return rows
@@ -43,7 +43,7 @@ class EmbeddingRows:
         static: The function that returns the variable of the static rows.
 
     Attributes:
-        column: The same.
+        column: The `RowsColumn`.
         table: The table of own rows. `None`: there are none.
         anchor: The variable that stands for the own rows, or `None`.
     """
@@ -74,9 +74,9 @@ class EmbeddingRows:
 
         Args:
             table: The table of the own rows.
-            host: The host, as `TableLookup` has it.
+            host: The name of the host, as for `TableLookup`.
             make_anchor: Makes a variable of the host.
-            static: The variable of the static rows, as the host's optimizer knows it.
+            static: The variable of the static rows that the host's optimizer trains.
         """
         self.table = table
         self._own = TableLookup(table, host, self._read)
@@ -113,7 +113,7 @@ class EmbeddingRows:
     def routed(
         self, keys: tf.Tensor, buckets: tf.Tensor, mask: tf.Tensor, training: bool
     ) -> Routed:
-        """Reads static rows, of which every worker has all, and says which own rows to ask for.
+        """Reads static rows, all of which every worker has, and lists the own rows to ask for.
 
         Args:
             keys: The keys, as for `lookup`.
@@ -138,7 +138,10 @@ class EmbeddingRows:
         asked: tf_ops.TableKeys,
         mask: tf.Tensor | None = None,
     ) -> tf_ops.Lookup:
-        """Reads own rows, and static rows, by a mask; without one, own rows. Buckets are said."""
+        """Reads own and static rows by a mask, or own rows without one.
+
+        Buckets come with the keys.
+        """
         return tf_ops.adaptive_mask_gather(
             self.table.resource_handle,
             self.static,
@@ -158,11 +161,11 @@ class EmbeddingRows:
 
 
 def check_same_rows(column: Any, made: Any) -> None:
-    """Raises ValueError if a column that has its rows in common with another wants others.
+    """Raises ValueError if a column shares rows with another that has other options.
 
     Args:
-        column: The one that comes later.
-        made: The one whose rows have been made.
+        column: The column that comes later.
+        made: The column whose rows have been made.
     """
     wanted, there = own_rows_column_in(column), own_rows_column_in(made)
     if wanted is None or there is None:

@@ -1,4 +1,4 @@
-"""From ids to embeddings of examples: what to look up, then TensorFlow's own combining of rows."""
+"""Finds which ids of examples to look up, and combines their rows by TensorFlow's functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Positions(NamedTuple):
     """The lookup of a column in a batch, and the places of its rows in it.
 
     Attributes:
-        ids: `[batch, …]` with n values; where they are counts, not what they are.
+        ids: `[batch, …]` with n values. Only their positions matter, not their values.
         weights: The weights of the same places, or `None`.
         keys: int64 `[n]`.
         buckets: int64 `[n]`, or `None`.
@@ -29,17 +29,18 @@ class Positions(NamedTuple):
 
 
 def with_weight(column: Any, positions: Positions) -> Positions:
-    """Returns the positions that are looked up: a safe mean has none of weight 0 and below.
+    """Returns the positions that are looked up: a safe mean leaves out weights of 0 and below.
 
     Args:
         column: The column, whose options say how to combine.
-        positions: All of the batch.
+        positions: All positions of the batch.
     """
     ids, weights, keys, buckets, mask, safe = positions
     if not safe or weights is None or column.combiner == "sum":
         return positions
-    # Here and not by TensorFlow, so that no row is made or trained for an id without weight.
-    mask = _checked(column, mask)  # also where no lookup will see it
+    # This is done here and not by TensorFlow, so that no row is made or trained for an id without
+    # weight.
+    mask = _checked(column, mask)  # even if no lookup will see it
     kept = weights.values > 0
     return Positions(
         tf.sparse.retain(ids, kept),
@@ -64,14 +65,14 @@ def combine(column: Any, positions: Positions, rows: tf.Tensor) -> tf.Tensor:
     """
     ids, weights = positions.ids, positions.weights
     n = tf.size(positions.keys, tf.int64)
-    # TensorFlow has examples without ids read row 0, and puts zeros in its place.
+    # TensorFlow reads row 0 for examples without ids, and replaces it by zeros.
     rows = tf.pad(rows, [[0, tf.cast(tf.equal(n, 0), tf.int32)], [0, 0]])
     rows.set_shape([None, column.dimension])
     places = tf.SparseTensor(ids.indices, tf.range(n), ids.dense_shape)
     arguments: dict[str, Any] = {"combiner": column.combiner, "max_norm": column.max_norm}
     if not positions.safe:
         return tf.nn.embedding_lookup_sparse(rows, places, weights, **arguments)
-    # Fast: with a dense gradient, as all rows that were gathered are in use.
+    # This is fast: the gradient is dense, since all gathered rows are in use.
     return tf.compat.v1.nn.safe_embedding_lookup_sparse(
         rows, places, weights, **arguments, allow_fast_lookup=True
     )

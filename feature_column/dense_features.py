@@ -49,7 +49,7 @@ class _FeaturesLayer(RowsLayer, ABC):
         check_strategy(f"Layer '{self.name}'")
         columns = fc_v2._normalize_feature_columns(feature_columns)
         self._check_columns(columns)
-        # In one object, in which Keras and TensorFlow look for nothing to track.
+        # One object holds these, so that Keras and TensorFlow do not track them.
         self._state = _State(columns, LayerState(self))
         for column in columns:
             self._check_replicas(column)
@@ -146,11 +146,14 @@ class _FeaturesLayer(RowsLayer, ABC):
             "Received: floats, by a signature that Keras made up from shapes. Export the model "
             "with one: model.export(path, input_signature=[...])."
         )
-        # The number of examples, of any of the features.
+        # The number of examples is that of any feature.
         return self._nothing(tf.shape(tf.nest.flatten(features)[0])[0])
 
     def _refuse_dense_signature(self, features: Any) -> None:
-        """Raises for ids that an export would take as dense, and padded; "" is missing anyway."""
+        """Raises for integer ids that an export would take as dense and padded.
+
+        In strings "" is missing anyway.
+        """
         for column in map(own_rows_column_in, self._state.columns):
             if column is not None and isinstance(features, Mapping) and column.key in features:
                 refuse_dense_signature(
@@ -163,7 +166,7 @@ class _FeaturesLayer(RowsLayer, ABC):
                 )
 
     def _ids_among(self, features: Any) -> list[Any]:
-        """Returns those of symbolic features that columns take for ids of rows of their own."""
+        """Returns the symbolic features that columns read as ids with rows of their own."""
         columns = map(own_rows_column_in, self._state.columns)
         keys = {column.key for column in columns if column is not None}
         return [features[key] for key in keys if key in features]
@@ -178,7 +181,7 @@ class _FeaturesLayer(RowsLayer, ABC):
 
     @abstractmethod
     def _nothing(self, batch: Any) -> Any:
-        """Returns outputs for features that mean nothing to the columns.
+        """Returns outputs for a batch whose features the columns do not read.
 
         Args:
             batch: The number of examples.
@@ -220,7 +223,7 @@ class _FeaturesLayer(RowsLayer, ABC):
 
 
 class _State:
-    """The columns of a layer and what they keep in it."""
+    """The columns of a layer and their state in it."""
 
     def __init__(self, columns: list[Any], manager: LayerState) -> None:
         self.columns = columns
@@ -231,11 +234,11 @@ class _State:
 class DenseFeatures(_FeaturesLayer):
     """Turns a dict of features into one dense tensor, by feature columns.
 
-    `tf.keras.layers.DenseFeatures` of Keras 2, for Keras 3, and for adaptive columns. Columns of
-    TensorFlow work as they are. Rows follow the optimizer that trains the model.
+    This is `tf.keras.layers.DenseFeatures` of Keras 2 for Keras 3, and for adaptive columns too.
+    Columns of TensorFlow work as they are. Rows follow the optimizer that trains the model.
 
     Under Horovod static rows are a weight that every worker has, and own rows are spread over the
-    workers: that of a key lies on worker `key % size()`. A call is then collective: each worker
+    workers: the row of a key lies on worker `key % size()`. A call is then collective: each worker
     must make it. Static rows need the gradients of all workers, by
     `sok_embed.DistributedOptimizer`.
 

@@ -46,12 +46,12 @@ class EmbeddingVariable:
     and those of `tf.compat.v1.nn`, and `tf.gather`, take it instead of a variable. A trainable
     one makes rows whenever a lookup runs.
 
-    The optimizer that trains it finds `anchor` among the trainable variables: in a `var_list`, this
-    is what stands for the rows.
+    The optimizer that trains it finds `anchor` among the trainable variables: in a `var_list`, it
+    stands for the rows.
 
     Args:
         embedding: The rows in the graph.
-        column: The embedding column that they are made by.
+        column: The embedding column that makes them.
         trainable: True if rows are made and trained.
     """
 
@@ -78,7 +78,7 @@ class EmbeddingVariable:
 
     @property
     def default_values(self) -> tf.Variable:
-        """The start of rows, `[n, dim]` of `n = default_value_dim`: key `k` from `k % n`."""
+        """The start vectors `[n, dim]`, `n = default_value_dim`: key `k` has `k % n`."""
         return self._embedding.static
 
     @property
@@ -154,7 +154,7 @@ class EmbeddingVariable:
         return combine(column, positions, rows)
 
     def __iter__(self) -> Iterator[EmbeddingVariable]:
-        """Yields the parts, as a partitioned variable has them: the variable itself."""
+        """Yields the variable itself, as a partitioned variable yields its parts."""
         return iter([self])
 
     def __repr__(self) -> str:
@@ -319,7 +319,7 @@ def _partitions(what: str, partitioner: Any, rows: int, dim: int) -> int | None:
             f"{what}: expected partitioner to be a function, such as "
             f"tf.compat.v1.fixed_size_partitioner(4). Received: {shown(partitioner)}."
         )
-    # It wants to know a shape; the number of rows is not known before.
+    # A partitioner needs a shape, but the number of rows is not known before.
     return int(np.prod(partitioner(shape=tf.TensorShape([rows, dim]), dtype=tf.float32)))
 
 

@@ -20,7 +20,8 @@ class GlobalStepEvict:
     MaxAge(seconds=None, steps=1000)
 
     Attributes:
-        steps_to_live: At least 1. Steps are those in which the table took gradients.
+        steps_to_live: The number of steps, at least 1. Only steps with gradients for the table
+            count.
 
     Raises:
         ValueError: For anything else.
@@ -52,8 +53,8 @@ class L2WeightEvict:
     MinNorm(l2=0.001, every=100)
 
     Attributes:
-        l2_weight_threshold: Rows of a smaller Euclidean norm go. Above 0.
-        every: The number of steps in which all rows are looked through once.
+        l2_weight_threshold: Rows with a smaller Euclidean norm are removed. Above 0.
+        every: The number of steps in which all rows are checked once.
 
     Raises:
         ValueError: For a value out of its range.

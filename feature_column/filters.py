@@ -10,7 +10,7 @@ import tensorflow as tf
 from sok_embed.admission import Admission, CountingBloomAdmission, FrequencyAdmission
 from sok_embed.arguments import check_integer
 
-# Counters of a Bloom filter stop at their largest value, so 16 bits do for the wider ones.
+# Counters of a Bloom filter stop at their largest value, so 16 bits are enough for wider types.
 _COUNTER_BITS = {tf.uint8: 8, tf.uint16: 16, tf.uint32: 16, tf.uint64: 16}
 
 
@@ -23,7 +23,7 @@ class CounterFilter:
     FrequencyAdmission(min_count=3)
 
     Attributes:
-        filter_freq: 0 and 1: at once.
+        filter_freq: The number of times. With 0 and 1 a key gets its row at once.
 
     Raises:
         ValueError: For anything but an integer in `[0, 2**32)`.
@@ -51,8 +51,8 @@ class CBFFilter:
     Attributes:
         filter_freq: The number of times that a key is asked for until it gets a row, below 2 to the
             power of the counters' bits.
-        max_element_size: Distinct keys that the filter is made for.
-        false_positive_probability: Share of rarer keys that get a row too early, in (0, 1).
+        max_element_size: The number of distinct keys that the filter is made for.
+        false_positive_probability: The share of rarer keys that get a row too early, in (0, 1).
         counter_type: `tf.uint8` or `tf.uint16`. The wider `tf.uint32` and `tf.uint64` are
             `tf.uint16` here.
 

@@ -1,4 +1,4 @@
-"""Own rows of all adaptive columns of a layer at once, where they lie on several workers."""
+"""Looks up own rows of all adaptive columns of a layer at once, over several workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Wanted(NamedTuple):
     """The lookup of a column.
 
     Attributes:
-        rows: The rows to look up in. Columns that share rows have the same.
+        rows: The rows to look up in, the same object for columns that share rows.
         positions: The positions to look up, from `with_weight`.
     """
 
@@ -25,7 +25,7 @@ class Wanted(NamedTuple):
 
 
 def rows_of_columns(wanted: Sequence[Wanted], training: bool, name: str) -> list[tf.Tensor]:
-    """Looks up what several columns want, in one exchange. Collective.
+    """Looks up the keys of several columns in one exchange. Collective.
 
     Columns that share rows are looked up as one, so that an owner receives a key once.
 
@@ -55,7 +55,7 @@ def rows_of_columns(wanted: Sequence[Wanted], training: bool, name: str) -> list
 def _joined(
     rows: EmbeddingRows, positions: Sequence[Positions]
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns keys, buckets and masks of columns that share rows, one behind the other."""
+    """Returns keys, buckets and masks of columns that share rows, one after the other."""
     fields = [(one.keys, rows.buckets_of(one.keys, one.buckets), one.mask) for one in positions]
     keys, buckets, mask = (tf.concat(field, 0) for field in zip(*fields, strict=True))
     return keys, buckets, mask

@@ -30,7 +30,8 @@ _BRANCHES = (
     control_flow.WhileCondFuncGraph,
 )
 
-# The key of a graph's collection of embeddings. tf.train.Saver exports those with strings as keys.
+# The key of a graph's collection of embeddings. It is a tuple, since tf.train.Saver exports
+# collections whose keys are strings.
 _EMBEDDINGS = ("sok_embed.feature_column",)
 
 
@@ -57,8 +58,8 @@ class GraphTable:
         refuse_in_graph(f"Table '{name}'", column.ev_option.device)
         # Handles of the slots of the static rows, once an optimizer has been applied.
         self.slot_sources: Sequence[tf.Tensor] = ()
-        self.lookups: list[tf.Tensor] = []  # what they read
-        # Kept, since a storage without a reference is closed.
+        self.lookups: list[tf.Tensor] = []  # the outputs of lookups
+        # The reference keeps the storage open.
         self.storage = open_storage(column, name)
         attributes = table_attributes(column)
         if self.storage is not None:
@@ -86,10 +87,10 @@ class GraphTable:
         return self._evict(self.resource_handle, committed)
 
     def _read_slots_first(self) -> None:
-        """Has whatever changes a slot wait for the lookups, which may copy it.
+        """Makes ops that change a slot wait for the lookups, which may copy it.
 
-        All optimizers but Adam change slots by the gradient, after the lookups. Adam of
-        tf.compat.v1 lets slots decay at once.
+        All optimizers but Adam change slots after they have the gradient, and so after the lookups.
+        Adam of tf.compat.v1 makes slots decay at once.
         """
         for handle in self.slot_sources:
             for change in handle.consumers():
@@ -168,7 +169,7 @@ def embedding(column: Any, weight_collections: Any, trainable: Any) -> GraphEmbe
             collections=_collections(weight_collections),
             use_resource=True,
         )
-        # Optimizers have a step of the rows run where their anchor is.
+        # Optimizers run the step of the rows on the device of the anchor.
         with _no_partitioner(), tf.device("/device:CPU:0"):
             found.add_table(table, what, make, static)
         found.rows = RowsSaveable(table)
@@ -180,7 +181,7 @@ def check_graph(what: str, call: str, instead: str) -> None:
     """Raises ValueError unless rows can be looked up in the graph that is being built.
 
     Args:
-        what: The name of the object that looks rows up, as it begins a message.
+        what: The beginning of a message: the name of the object that looks rows up.
         call: The call that looks them up.
         instead: The replacement outside of TF1 graphs and with several workers.
     """
@@ -220,8 +221,8 @@ def own_rows(
 
     Args:
         name: The name of the column, of the rows that shared columns share, of an embedding
-            variable, or of the variable of the static rows, by which columns of one name in several
-            layers are told apart.
+            variable, or of the variable of the static rows, which differs between columns of one
+            name in several layers.
         session: `None`: the default session.
 
     Returns:
@@ -263,7 +264,7 @@ def _embeddings() -> list[GraphEmbedding]:
 
 
 def _static_rows(column: Any, weight_collections: Any, trainable: Any) -> tf.Variable:
-    """Makes the weights of a column as TensorFlow does, but in one piece."""
+    """Makes the weights of a column as TensorFlow does, but without partitions."""
     # The op that reads both kinds of rows runs where the table is.
     with _no_partitioner(), tf.device("/device:CPU:0"):
         return tf.compat.v1.get_variable(
@@ -278,7 +279,7 @@ def _static_rows(column: Any, weight_collections: Any, trainable: Any) -> tf.Var
 
 
 def trains(column: Any, trainable: Any) -> bool:
-    """Returns true if a call trains a column: `trainable` is that of an input layer, or `None`."""
+    """Returns true if a call trains a column; `trainable` is an input layer's, or `None`."""
     return bool(column.trainable and (trainable is None or trainable))
 
 
@@ -289,12 +290,12 @@ def _collections(weight_collections: Any) -> list[str] | None:
 
 
 def check_regularizer(what: str, remedy: str, given: Any = None) -> None:
-    """Raises ValueError for a regularizer, which sees what rows start from, and not the rows.
+    """Raises ValueError for a regularizer, which would see the start of rows and not the rows.
 
     Args:
-        what: The name of the object that has rows, as it begins a message.
+        what: The beginning of a message: the name of the object that has rows.
         remedy: The remedy for a regularizer of a variable scope.
-        given: The regularizer that was asked for. `None`: that of the variable scope counts.
+        given: The regularizer that was asked for. `None`: the one of the variable scope.
     """
     regularizer, place, origin = given, "", ""
     if given is None:

@@ -1,4 +1,4 @@
-"""Initializers of static rows: TensorFlow's and Keras', compared and written down."""
+"""Compares and serializes initializers of static rows, of TensorFlow and of Keras."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def same_initializer(first: Any, second: Any) -> bool:
 
 
 def for_keras(initializer: Any) -> Any:
-    """Returns the initializer as Keras calls it: with the dtype as a name."""
+    """Returns the initializer in the form that Keras calls: with the name of the dtype."""
     if isinstance(initializer, keras.initializers.Initializer):
         return initializer
 
@@ -65,7 +65,7 @@ def deserialize_initializer(config: Mapping[str, Any] | None) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Arrays as lists, which JSON can hold and which can be compared."""
+    """Returns a value with arrays as lists, which JSON can hold and which can be compared."""
     return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
 
 

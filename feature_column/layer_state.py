@@ -75,9 +75,9 @@ class LayerEmbedding(EmbeddingRows):
             return super()._read(call, *asked)
 
     def _bind_slots(self) -> list[tf.Tensor]:
-        """Tells the table of the slots that the first step of a loaded model copies.
+        """Gives the table the slots that new rows copy in the first step of a loaded model.
 
-        Later steps know them from the commit, which also knows the optimizers of other loops.
+        In later steps a commit has set them, also with an optimizer of a loop of the user's own.
         """
         assert self.table is not None
         optimizer = callers.fitting_optimizer()
@@ -90,12 +90,12 @@ class LayerEmbedding(EmbeddingRows):
 
 
 class Found(NamedTuple):
-    """The rows that have been looked up for a column, which it has yet to combine.
+    """The rows that have been looked up for a column and are not combined yet.
 
     Attributes:
-        ids: All that the column has in the batch.
+        ids: All ids of the column in the batch.
         positions: The positions that were looked up.
-        rows: The rows of these, float32 `[n, dim]`.
+        rows: The rows of these positions, float32 `[n, dim]`.
     """
 
     ids: tf.SparseTensor
@@ -104,14 +104,14 @@ class Found(NamedTuple):
 
 
 class LayerState(fc_v2.StateManager):
-    """The state of the columns of a layer, as TensorFlow's columns ask for it.
+    """The state of the columns of a layer, with the methods that TensorFlow's columns call.
 
     Args:
         layer: The layer that gets the weights of the columns.
 
     Attributes:
-        embeddings: The rows of the layer's `RowsColumn`s, by the names that they go by.
-        training: True if the call that has this state makes rows.
+        embeddings: The rows of the layer's `RowsColumn`s, by their names.
+        training: True if the call with this state makes rows.
         found: The rows that the call has looked up for columns, by their names.
     """
 
@@ -125,7 +125,7 @@ class LayerState(fc_v2.StateManager):
         self.embeddings: dict[str, LayerEmbedding] = {}
 
     def create_embedding(self, column: Any) -> None:
-        """Makes the rows of a `RowsColumn`, unless it shares those of another."""
+        """Makes the rows of a `RowsColumn`, unless it shares the rows of another column."""
         made = self.embeddings.get(column.state_name)
         if made is None:
             self.embeddings[column.state_name] = LayerEmbedding(self._layer, column)
@@ -137,7 +137,7 @@ class LayerState(fc_v2.StateManager):
         return self.embeddings[column.state_name]
 
     def of_call(self, training: bool) -> LayerState:
-        """Returns this state, as one call of the layer hands it to the columns."""
+        """Returns this state for one call of the layer."""
         state = copy.copy(self)
         state.training = training
         return state
@@ -194,7 +194,7 @@ class LayerState(fc_v2.StateManager):
         return self._variables[feature_column, name].value
 
     def add_resource(self, feature_column: Any, name: str, resource: Any) -> None:
-        """Keeps a vocabulary of TensorFlow's, and has models that are exported carry it."""
+        """Keeps a vocabulary of TensorFlow, so that exported models have it."""
         self._resources[feature_column, name] = resource
         if isinstance(resource, tf.__internal__.tracking.Trackable):
             self._layer._track_trackable(resource, f"{feature_column.name}_{name}", overwrite=True)
@@ -209,17 +209,17 @@ class LayerState(fc_v2.StateManager):
 
 
 def add_weight(layer: Any, name: str, **arguments: Any) -> Any:
-    """Adds a weight to a layer as an attribute too, by which `tf.train.Checkpoint` finds it."""
+    """Adds a weight to a layer, and an attribute by which `tf.train.Checkpoint` finds it."""
     weight = layer.add_weight(name=name, autocast=False, **arguments)
     attribute = f"_{name}"
-    while hasattr(layer, attribute):  # of a name that differs in what `weight_name` replaces
+    while hasattr(layer, attribute):  # another name differs only in what `weight_name` replaces
         attribute += "_"
     setattr(layer, attribute, weight)
     return weight
 
 
 def weight_name(name: str) -> str:
-    """Returns a name that Keras lets a weight have."""
+    """Returns a name that Keras accepts for a weight."""
     return re.sub(r"[^\w.\-]", "_", name)
 
 

@@ -48,7 +48,7 @@ def with_masks(
 
 
 def named_masks(columns: Iterable[Any], masks: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns masks by the names of the adaptive columns that they belong to.
+    """Returns masks by the names of their adaptive columns.
 
     Raises:
         ValueError: For a mask of a column that takes none, and two masks of one column.
@@ -77,7 +77,7 @@ def named_masks(columns: Iterable[Any], masks: Mapping[str, Any] | None) -> dict
 def check_symbolic_masks(
     columns: Iterable[Any], wanting: Iterable[Any], masks: Mapping[str, Any] | None
 ) -> None:
-    """Raises for masks of a symbolic call as a call does, as far as their kind is known.
+    """Raises for masks of a symbolic call what a call would raise, as far as it is known.
 
     Args:
         columns: The columns of the layer.
@@ -102,7 +102,7 @@ def as_mask(column: str, mask: Any) -> Any:
         mask = mask.values
     if not hasattr(mask, "dtype"):
         tensor = tf.convert_to_tensor(mask)
-        # Without a dtype of their own, Python integers are of int32, and an empty list of float32.
+        # Python integers become int32, but an empty list becomes float32.
         mask = tf.cast(tensor, tf.int32) if tensor.shape.num_elements() == 0 else tensor
     _check_type(column, mask.dtype)
     return tf.convert_to_tensor(mask)
@@ -119,7 +119,7 @@ def aligned_mask(
         ids: The ids of the column; of a dense feature, those that are not missing.
 
     Returns:
-        int32 `[n]`; ones of a column all of whose ids have rows of their own.
+        int32 `[n]`; ones for a column in which all ids have rows of their own.
 
     Raises:
         ValueError: If there is none, or its shape does not fit.
@@ -136,7 +136,7 @@ def aligned_mask(
         if shape.rank is not None and mask.shape.rank == shape.rank:
             if not mask.shape.is_compatible_with(shape):
                 raise _misshapen(column, f"of the feature's shape {shape}", mask.shape)
-            # A feature [batch] was made one of [batch, 1].
+            # A feature of shape [batch] was changed to [batch, 1].
             return tf.gather_nd(mask[:, tf.newaxis] if shape.rank == 1 else mask, ids.indices)
     elif column.padding_value is not None and mask.shape.rank == 1:
         mask = tf.boolean_mask(mask, column.not_padding(feature.values))

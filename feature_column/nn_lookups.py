@@ -1,6 +1,7 @@
-"""The lookups of `tf.nn`, where they are given an embedding variable.
+"""Makes the lookups of `tf.nn` accept embedding variables.
 
-TensorFlow asks for them by the type of an argument: its functions stay as they are.
+TensorFlow dispatches to these functions by the type of an argument. Its own functions are not
+changed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import tensorflow as tf
 from sok_embed.arguments import shown
 from sok_embed.feature_column.embedding_variable import EmbeddingVariable
 
-# A list stands for the parts of a partitioned variable.
+# A list has the parts of a partitioned variable.
 _Variables = Union[EmbeddingVariable, List[EmbeddingVariable]]  # noqa: UP006, UP007
 
 

@@ -1,4 +1,4 @@
-"""DeepRec's options of an embedding variable, and what they mean for a table of own rows."""
+"""DeepRec's options of an embedding variable, and the arguments of a table that they become."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sok_embed.tables.row_dtypes import FLOAT32, check_row_dtypes
 class InitializerOption:
     """The start of rows.
 
-    Rows of an adaptive column start from its static rows, and these by the initializer. All others
+    Rows of an adaptive column start as its static rows, which the initializer draws. Other rows
     start from one of `default_value_dim` vectors that the initializer draws at once: the row of key
     `k` from vector `k % default_value_dim`.
 
@@ -35,10 +35,9 @@ class InitializerOption:
     >>> option = InitializerOption(tf.zeros_initializer(), default_value_dim=10000)
 
     Attributes:
-        initializer: The initializer, as for `embedding_column`, which must not be given another
-            one.
+        initializer: The initializer, as for `embedding_column`, to which no other one may be given.
         default_value_dim: The number of vectors. `None`: 4096. Not for adaptive columns.
-        default_value_no_permission: The value of each element of an id that a filter holds back.
+        default_value_no_permission: The value of each element for an id that a filter holds back.
             `None`: 0. Not for adaptive columns, where such an id reads its static row.
 
     Raises:
@@ -81,16 +80,17 @@ class EmbeddingVariableOption:
     ... )
 
     Attributes:
-        evict_option: `None`, `GlobalStepEvict` or `L2WeightEvict`: which rows go.
-        filter_option: `None`, `CounterFilter` or `CBFFilter`: which keys get a row. The others read
-            their static row, whatever their mask, and train it.
+        evict_option: The rule by which rows are removed: `None`, `GlobalStepEvict` or
+            `L2WeightEvict`.
+        filter_option: The rule by which keys get a row: `None`, `CounterFilter` or `CBFFilter`.
+            Other keys read and train their static row, even with mask 1.
         storage_option: `None` or `StorageOption`.
         init_option: `None` or `InitializerOption`.
         row_dtype: The type in which own rows lie, as for `DynamicEmbedding`.
-        slot_dtype: The type in which their optimizer's slots do.
+        slot_dtype: The type in which their optimizer slots lie.
         device: The device whose memory own rows lie in, as for `DynamicEmbedding`, and static rows
-            too unless there is a filter or several workers. A GPU has no use for `partition_num`,
-            and TF1 graphs, embedding variables too, have none.
+            too unless there is a filter or several workers. `partition_num` has no effect on a GPU.
+            TF1 graphs and embedding variables cannot use one.
 
     Raises:
         ValueError: For anything else, and for a `GlobalStepEvict` or other types than float32 of
@@ -139,7 +139,7 @@ class EmbeddingVariableOption:
         return None if self.init_option is None else self.init_option.initializer
 
     def refuse_default_values(self, column: str) -> None:
-        """Raises ValueError for what only rows without static rows have."""
+        """Raises ValueError for options that only rows without static rows have."""
         option = self.init_option
         for name in ("default_value_dim", "default_value_no_permission"):
             value = None if option is None else getattr(option, name)
@@ -183,7 +183,7 @@ def _config_of(part: Any) -> Any:
         values["counter_type"] = part.counter_type.name
     if isinstance(part, StorageOption):
         values["storage_type"] = part.storage_type and part.storage_type.name
-        del values["reset_slots"]  # leave for the process that was given it
+        del values["reset_slots"]  # it is a permission for one process
     if isinstance(part, InitializerOption):
         values["initializer"] = serialize_initializer(part.initializer)
     return {"kind": type(part).__name__, **values}

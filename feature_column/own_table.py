@@ -1,4 +1,4 @@
-"""The table of own rows: what a column's options make of it, and what follows a commit."""
+"""The table of own rows of a column: its attributes by the column's options, and its evictions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def open_storage(column: OwnRowsCategorical, name: str) -> kv.Storage | None:
 
 @contextlib.contextmanager
 def made_by_config() -> Iterator[None]:
-    """Marks folders that columns name as named by a file: they need consent, and are not made."""
+    """Marks folders of columns as named by a file, so that they need consent and are not made."""
     token = _by_config.set(True)
     try:
         yield
@@ -49,7 +49,7 @@ def made_by_config() -> Iterator[None]:
 
 
 def table_attributes(column: OwnRowsCategorical) -> dict[str, Any]:
-    """Returns the attributes that a column gives its table beside those of a bare `Table`."""
+    """Returns the attributes that a column adds to those of a plain `Table`."""
     eviction = column.ev_option.eviction
     return {
         "shards": column.partition_num or 0,
@@ -60,7 +60,7 @@ def table_attributes(column: OwnRowsCategorical) -> dict[str, Any]:
 
 
 class Evictor:
-    """Sends rows back to their static rows after a commit, as the column's options say.
+    """Evicts own rows after a commit, as the column's options say.
 
     Args:
         column: The column of the rows.
@@ -85,7 +85,7 @@ class Evictor:
             anchor: The anchor, as the commit returned it.
 
         Returns:
-            The same value, after everything has been done.
+            The same value, computed after the eviction.
         """
         option = self._column.ev_option.evict_option
         if option is None:
@@ -107,17 +107,18 @@ class Evictor:
             done = self._blend(keys, rows)
             with tf.control_dependencies([] if tf.executing_eagerly() else [done]):
                 anchor = tf.identity(anchor)
-        # Used, so that no graph is pruned of the eviction.
+        # The keys are used here, so that TensorFlow does not prune the eviction.
         return anchor + 0.0 * tf.cast(tf.size(keys), tf.float32)
 
     def _blend(self, keys: tf.Tensor, rows: tf.Tensor) -> Any:
-        """Moves static rows towards the rows that went, as if these had gone one by one."""
+        """Moves static rows towards removed rows, as if these had been removed one by one."""
         static = self._static()
         buckets, places = tf.unique(self._column.buckets_of(keys))
         ones = tf.ones_like(places, tf.float32)
         counts = tf.math.unsorted_segment_sum(ones, places, tf.size(buckets))[:, tf.newaxis]
         means = tf.math.unsorted_segment_sum(rows, places, tf.size(buckets)) / counts
-        # k rows of one bucket, alike, would move it so far; their mean stands for each of them.
+        # The share by which k equal rows of one bucket would move its static row, one after
+        # another. Their mean stands for each of them.
         share = 1.0 - (1.0 - self._column.demote_blend) ** counts
         moves = share * (means - tf.gather(static, buckets))
         return static.scatter_add(tf.IndexedSlices(moves, buckets))

@@ -1,4 +1,4 @@
-"""The dense column that finds the rows of ids by itself."""
+"""Embedding columns that look up the rows of ids without TensorFlow's code."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RowsColumn(
     fc_v1._SequenceDenseColumn,
     _EmbeddingFields,
 ):
-    """An embedding column that finds its rows by itself: an adaptive or a shared one."""
+    """An embedding column that looks up its rows itself: an adaptive or a shared one."""
 
     @property
     def _is_v2_column(self) -> bool:
@@ -51,7 +51,7 @@ class RowsColumn(
 
     @property
     def name(self) -> str:
-        """The name that TensorFlow gives such a column."""
+        """The name that TensorFlow would give such a column."""
         ending = "embedding" if self.shared_name is None else "shared_embedding"
         return f"{self.categorical_column.name}_{ending}"
 
@@ -74,7 +74,7 @@ class RowsColumn(
 
     @property
     def trains_static_rows(self) -> bool:
-        """True if static rows are trained, which is so where ids share them."""
+        """True if static rows are trained, which is so if ids share them."""
         adaptive = own_rows_column_in(self)
         return bool(self.trainable and (adaptive is None or adaptive.shares_static_rows))
 
@@ -89,7 +89,7 @@ class RowsColumn(
 
     @property
     def parents(self) -> list[Any]:
-        """The categorical column, as TensorFlow asks for it."""
+        """The categorical column, as TensorFlow's interface requires."""
         return [self.categorical_column]
 
     @property
@@ -109,7 +109,7 @@ class RowsColumn(
         return inputs.get(self.categorical_column)
 
     def create_state(self, state_manager: Any) -> None:
-        """Has the layer make the rows."""
+        """Makes the rows in the layer."""
         if not hasattr(state_manager, "create_embedding"):
             raise ValueError(
                 f"Column '{self.name}': expected DenseFeatures or SequenceFeatures of "
@@ -150,7 +150,7 @@ class RowsColumn(
         )
 
     def expect_sequence(self, sequence: bool) -> None:
-        """Raises ValueError unless the ids are sequences, or are none, as is said."""
+        """Raises ValueError unless the ids are sequences if `sequence`, or not if it is false."""
         if isinstance(self.categorical_column, _SEQUENCES) == sequence:
             return
         layer = "sequence_input_layer or SequenceFeatures"
@@ -169,7 +169,7 @@ class RowsColumn(
 
         Args:
             ids: The categorical column's ids and weights.
-            inputs: The features, and what columns have made of them.
+            inputs: The features, and transformed features of columns.
         """
         adaptive = own_rows_column_in(self)
         raw = adaptive.raw_ids(inputs)
@@ -181,7 +181,7 @@ class RowsColumn(
         return with_weight(self, positions)
 
     def _in_layer(self, cache: Any, state: Any) -> tuple[tf.Tensor, tf.SparseTensor]:
-        """Returns embeddings, and the ids that they belong to."""
+        """Returns the embeddings and their ids."""
         found = state.found.get(self.name)
         if found is not None:
             return combine(self, found.positions, found.rows), found.ids

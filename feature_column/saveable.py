@@ -16,8 +16,8 @@ from sok_embed.tables import contents
 class RowsSaveable(saveable_object.SaveableObject):
     """The rows, slots and steps of a table, as they are between two steps.
 
-    Of a table on disk the checkpoint has only the path: saving flushes the storage, whose rows stay
-    where they are.
+    For a table on disk the checkpoint has only the path: saving flushes the storage, and the rows
+    stay there.
 
     Args:
         table: The table, with a name, a handle, a dim and a storage or `None`.
@@ -47,12 +47,12 @@ class RowsSaveable(saveable_object.SaveableObject):
         slots = self._table.slot_sources
         if not slots:
             return restored
-        # The step after this one may make rows, which copy slots, before anything is committed.
+        # The next step may make rows, which copy slots, before any commit has set the slots.
         return tf.group(restored, tf_ops.bind_slots(handle, slots))
 
 
 def _flushed(storage: kv.Storage) -> tf.Tensor:
-    """Returns the path, once everything lies there."""
+    """Flushes the storage, and returns its path."""
 
     def flush() -> bytes:
         storage.flush()

@@ -13,8 +13,8 @@ from sok_embed.arguments import check_integer, shown
 class StorageType(enum.Enum):
     """The places of rows, by DeepRec's names.
 
-    Of `DRAM`, rows live in memory. Of `SSDHASH`, `LEVELDB`, `DRAM_SSDHASH` and `DRAM_LEVELDB`, they
-    live in RocksDB behind a cache in memory, all alike. The others are refused by `StorageOption`.
+    With `DRAM` rows live in memory. With `SSDHASH`, `LEVELDB`, `DRAM_SSDHASH` and `DRAM_LEVELDB`
+    they all live in RocksDB behind a cache in memory. `StorageOption` refuses the other types.
     """
 
     DRAM = "DRAM"
@@ -48,18 +48,18 @@ class StorageOption:
 
     Attributes:
         storage_type: A `StorageType`. `None`: on disk if there is a path, else in memory.
-        storage_path: The folder of what lies on disk. Each embedding has a folder in it.
-        storage_size: Bytes of the cache in memory of what lies on disk, the first of a list.
-            `None`: 256 MiB.
-        cache_strategy: Only `None`: rows used last stay.
+        storage_path: The folder of rows on disk. Each embedding has a folder in it.
+        storage_size: The bytes of the cache in memory for rows on disk; of a list the first
+            element. `None`: 256 MiB.
+        cache_strategy: Only `None`: the cache keeps the rows that were used last.
         layout: Only `None`.
         reset_slots: True if an optimizer of another rule may take over rows on disk that have been
             trained; see `sok_embed.kv.Storage`. Not an option of DeepRec, and not saved with a
             model.
 
     Raises:
-        ValueError: For a type that there is no hardware for here, a path or a size without a disk,
-            a disk without a path, or an argument that has no meaning here.
+        ValueError: For a type that needs other hardware, a path or a size with rows in memory, rows
+            on disk without a path, or an argument that is not supported.
     """
 
     storage_type: StorageType | None = None

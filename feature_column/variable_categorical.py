@@ -1,4 +1,4 @@
-"""The categorical column of which each key has a row of its own: DeepRec's embedding variable."""
+"""The categorical column in which each id has a row of its own: DeepRec's embedding variable."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class EmbeddingCategoricalColumn(OwnRowsCategorical, _Fields):
 
     @property
     def num_buckets(self) -> int:
-        """The largest integer: any key is possible, and no column makes a one-hot vector of it."""
+        """The largest integer: any key is possible, so no column makes one-hot vectors of ids."""
         return sys.maxsize
 
     @property
@@ -53,9 +53,9 @@ class EmbeddingCategoricalColumn(OwnRowsCategorical, _Fields):
 
     @property
     def absent_value(self) -> float | None:
-        """The value of each element of an id that a filter holds back."""
+        """The value of each element for an id that a filter holds back."""
         if self.ev_option.admission is None:
-            return None  # an id has no row where nothing is trained, and reads what it starts from
+            return None  # without training an id without a row reads its start vector
         option = self.ev_option.init_option
         return float((option and option.default_value_no_permission) or 0.0)
 
@@ -64,7 +64,7 @@ class EmbeddingCategoricalColumn(OwnRowsCategorical, _Fields):
         return tf.math.floormod(self.keys_of(ids), self.static_rows)
 
     def lookup_buckets(self, ids: tf.Tensor, transformed: tf.Tensor) -> tf.Tensor:
-        """Returns the same for ids that are keys already."""
+        """Returns the index of the start vector for ids that are keys already."""
         return self.buckets_of(transformed)
 
     def _transform_feature(self, inputs: Any, state_manager: Any = None) -> tf.SparseTensor:
@@ -99,8 +99,8 @@ def categorical_column_with_embedding(
             threads to work on. `None`: as many as suit the machine.
         ev_option: The option for the ids that keep a row, the place of rows and their start. An id
             that a filter holds back reads `default_value_no_permission` and trains nothing.
-        padding_value: An id that stands where there is none, beside "" and -1 of a dense tensor: it
-            is not looked up, and no filter counts it. `None`: there is none.
+        padding_value: An id that means that there is no id, in addition to "" and -1 of a dense
+            tensor: it is not looked up, and no filter counts it. `None`: there is none.
 
     Returns:
         A column for `embedding_column` and `shared_embedding_columns`.
@@ -142,7 +142,7 @@ def sequence_categorical_column_with_embedding(
         A column for an `embedding_column` of `sequence_input_layer` or `SequenceFeatures`.
 
     Raises:
-        ValueError: As there.
+        ValueError: As `categorical_column_with_embedding` raises.
     """
     return fc_v2.SequenceCategoricalColumn(
         categorical_column_with_embedding(
