@@ -10,15 +10,15 @@ from sok_embed.tables.adaptive_table import AdaptiveTable
 class AdaptiveMetrics(TableMetrics):
     """Adds the figures of every `AdaptiveEmbedding` of the model to the logs of each epoch.
 
-    They are `<layer>/own_rows`; `<layer>/promoted` and `<layer>/demoted`, keys that got a row and
-    that lost it in the epoch; `<layer>/own_share`, of the keys looked up in training in the epoch,
-    how many read rows of their own; `<layer>/sketch_saturation`; `<layer>/own_bytes`,
+    They are `<layer>/own_rows`; `<layer>/promoted` and `<layer>/demoted`, the keys that got or lost
+    a row in the epoch; `<layer>/own_share`, the share of keys looked up in training in the epoch
+    that read rows of their own; `<layer>/sketch_saturation`; `<layer>/own_bytes`,
     `<layer>/static_bytes` and `<layer>/sketch_bytes`. After an `evaluate` by itself, which counts
     nothing, the figures of events are left out.
 
     `History` has them. Callbacks that read logs, such as `keras.callbacks.TensorBoard` and
-    `CSVLogger`, must come after this one in the list. On several workers the figures are those of
-    the worker, and nothing travels; those of `TableMetrics` are sums.
+    `CSVLogger`, must come after this one in the list. With several workers the figures are those of
+    each worker alone; `TableMetrics` has sums over workers.
 
     Example:
     >>> import keras
@@ -47,5 +47,5 @@ class AdaptiveMetrics(TableMetrics):
         )
 
     def _communicator(self) -> Communicator:
-        """Returns that of this worker alone."""
+        """Returns a communicator of this worker alone."""
         return LocalCommunicator()

@@ -1,4 +1,4 @@
-"""The logs of all workers, for callbacks that decide by them: all decide alike."""
+"""Averages logs over all workers, so that callbacks decide alike on each of them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ class AverageMetrics(keras.callbacks.Callback):
     """Averages the figures in the logs over all workers, at the end of epochs and evaluations.
 
     Each worker has the metrics of its own examples. Callbacks that come after this one see the
-    averages: `History`, the progress bar at the end of an epoch, `ReduceLROnPlateau`, which has all
-    workers take the same learning rate then, `CSVLogger` and `TensorBoard`. So it is the first in
-    the list, on all workers. Figures that other callbacks add later stay those of the worker.
+    averages: `History`, the progress bar at the end of an epoch, `ReduceLROnPlateau`, which then
+    sets the same learning rate on all workers, `CSVLogger` and `TensorBoard`. So it must be the
+    first in the list, on all workers. Figures that other callbacks add later stay those of the
+    worker.
 
-    Workers count alike, however many examples each of them had. The average of a metric that is not
-    a mean over examples, as AUC, is near that of all examples, not the same. Figures in the midst
-    of an epoch, and what `evaluate` returns, which Keras takes before callbacks are asked, are
-    those of the worker.
+    Each worker has the same weight, however many examples it had. The average of a metric that is
+    not a mean over examples, such as AUC, is near the metric of all examples, but not equal.
+    Figures within an epoch, and the result of `evaluate`, which Keras makes before callbacks run,
+    are those of the worker alone.
 
     Example:
     >>> callbacks = [AverageMetrics(), keras.callbacks.ReduceLROnPlateau("val_loss")]
@@ -46,20 +47,20 @@ class AverageMetrics(keras.callbacks.Callback):
         self._fitting = False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Notes that validations are parts of epochs, which average them."""
+        """Notes that validations are now parts of epochs, whose averages include them."""
         self._fitting = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Averages the figures of the epoch, those of its validation among them."""
+        """Averages the figures of the epoch, including those of its validation."""
         if logs:
             logs.update(averaged_logs(logs))
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Notes that an evaluation is one by itself from now on."""
+        """Notes that from now on an evaluation is not part of an epoch."""
         self._fitting = False
 
     def on_test_end(self, logs: Any = None) -> None:
-        """Averages the figures of an evaluation by itself."""
+        """Averages the figures of an evaluation that is not part of an epoch."""
         if logs and not self._fitting:
             logs.update(averaged_logs(logs))
 

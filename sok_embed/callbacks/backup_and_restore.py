@@ -1,4 +1,4 @@
-"""Backups in `fit` that have rows, so that a killed training goes on where it was."""
+"""Backups in `fit` that include rows, so that a killed training can go on."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from sok_embed.checkpoint.manager import POLL_EVERY
 
 
 class BackupAndRestore(keras.callbacks.Callback):
-    """`keras.callbacks.BackupAndRestore` that has the rows, with one worker and with many.
+    """`keras.callbacks.BackupAndRestore` with the rows of tables, for one worker or many.
 
-    `fit` saves a checkpoint at the end of each epoch, and begins the next epoch when it is whole.
-    If `fit` is interrupted, or killed, the same `fit` in a new process, on as many workers or on
-    others, begins with the epoch after the last one that has ended. All workers need the callback,
-    and a directory that all of them share; it is that of a
+    `fit` saves a checkpoint at the end of each epoch, and begins the next epoch when the checkpoint
+    is complete. If `fit` is interrupted or killed, the same `fit` in a new process, with any number
+    of workers, begins with the epoch after the last one that has ended. All workers need the
+    callback, and a directory that they share; it is the directory of a
     `sok_embed.checkpoint.CheckpointManager`.
 
     With a number for `save_freq`, checkpoints are saved within epochs too. From one of these `fit`
-    goes on at the beginning of its epoch, and says so in a warning: it trains on the first batches
-    of the epoch again, as Keras' callback does. `sok_embed.checkpoint.fit` goes on at the next
-    batch instead.
+    goes on at the beginning of its epoch, with a warning: it trains on the first batches of the
+    epoch again, as Keras' callback does. `sok_embed.checkpoint.fit` goes on at the next batch
+    instead.
 
-    Where the optimizer has accumulated gradients that it has not applied, a save waits for a later
-    batch or epoch.
+    If the optimizer has accumulated gradients and not applied them, a save waits for a later batch
+    or epoch.
 
     Training goes on while a checkpoint within an epoch is written, see
     `sok_embed.checkpoint.CheckpointManager`. An error of such a save ends `fit` at one of the next
@@ -41,17 +41,17 @@ class BackupAndRestore(keras.callbacks.Callback):
     Args:
         backup_dir: The folder of the checkpoints, or the URL of an object store. Nothing else
             should be in there, and each `fit` of a program has one of its own.
-        save_freq: `"epoch"`, or after how many batches to save.
+        save_freq: `"epoch"`, or the number of batches after which to save.
         incremental: True if checkpoints may have only the changes since the one before.
         max_deltas: The most checkpoints of changes, one after another.
-        max_to_keep: The most checkpoints, beside those that they build on.
+        max_to_keep: The most checkpoints that are kept, not counting those that they build on.
         save_on_background: True if training goes on while a checkpoint within an epoch is written.
         delete_checkpoint: True if checkpoints are removed when `fit` has done all its epochs, or a
             callback has stopped it; save the model after `fit` then. If not, the same `fit` does
             nothing afterwards.
 
     Raises:
-        ImportError: For a URL, without fsspec or what it needs for the store.
+        ImportError: For a URL, without fsspec or the package that it needs for the store.
         ValueError: For another `save_freq`, and numbers that are not positive.
     """
 
@@ -84,7 +84,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             "max_deltas": max_deltas,
             "save_on_background": save_on_background,
         }
-        self._saved_at = 0  # batches of the epoch
+        self._saved_at = 0  # the batch of the epoch
         self._make_manager(None)
 
     def _make_manager(self, model: keras.Model | None) -> None:
@@ -113,7 +113,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._saved_at = 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Saves after so many batches."""
+        """Saves after every `save_freq` batches."""
         done = batch + 1
         if done == self.params.get("steps"):
             return  # the end of the epoch is saved
@@ -126,12 +126,12 @@ class BackupAndRestore(keras.callbacks.Callback):
         """Saves at the end of the epoch, and waits until the checkpoint is whole."""
         self._epoch.assign(epoch + 1)
         self._save(0)
-        # A kill at the beginning of the next epoch would go back by a whole one.
+        # After a kill at the beginning of the next epoch the whole epoch would be repeated.
         self._manager.wait()
 
     def _save(self, batch: int) -> None:
         if self._checkpoint.waiting_calls():
-            return  # the gradients that were accumulated would be lost
+            return  # accumulated gradients would be lost
         self._batch.assign(batch)
         # The end of an epoch may be the step that was saved last.
         self._manager.save(self._checkpoint.step(), self._incremental)

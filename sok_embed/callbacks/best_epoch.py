@@ -1,4 +1,4 @@
-"""Stopping at the right epoch, with one worker and with many, and going back to the best one."""
+"""Stops at the right epoch, with one worker or many, and goes back to the best one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sok_embed.keras_bridge.private_state import print_line
 
 
 class EarlyStopping(keras.callbacks.EarlyStopping):
-    """`keras.callbacks.EarlyStopping` that has the rows, with one worker and with many.
+    """`keras.callbacks.EarlyStopping` with the rows of tables, for one worker or many.
 
     The monitored metric is averaged over all workers, so that they stop at the same epoch. All of
     them need the callback.
@@ -26,25 +26,25 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
     With `restore_best_weights`, each epoch that is better than those before is kept as a
     `sok_embed.checkpoint.Checkpoint`, instead of the one before, and the best one is restored
     when training has ended: dense weights, rows with their slots, and the optimizer with its step,
-    which Keras leaves as the last epoch had it. A checkpoint has no gradients that were accumulated
-    and not applied, so an epoch must end where the optimizer applies them.
+    which Keras would leave at the last epoch. A checkpoint does not have gradients that were
+    accumulated and not applied, so an epoch must end when the optimizer applies them.
 
     Example:
     >>> callback = EarlyStopping(monitor="loss", patience=2, restore_best_weights=True)
 
     Args:
-        monitor: The metric that is looked at.
-        min_delta: A change that is smaller is none.
+        monitor: The metric that is compared.
+        min_delta: The smallest change that counts as an improvement.
         patience: The number of epochs without a better one after which training stops.
-        verbose: 1: worker 0 says when it stops and what it restores. 0: it does not.
-        mode: `"min"`, `"max"` or `"auto"`: which metric is the better one.
+        verbose: 1: worker 0 prints when it stops and which epoch it restores. 0: it does not.
+        mode: `"min"`, `"max"` or `"auto"`: whether a smaller or a greater metric is better.
         baseline: The value that the metric must improve on, or training stops after `patience`
             epochs.
-        restore_best_weights: True if the model of the best epoch comes back when training ends.
-        start_from_epoch: Epochs before this one are not looked at.
+        restore_best_weights: True if the model of the best epoch is restored when training ends.
+        start_from_epoch: The first epoch that is compared.
         directory: The folder where the best epoch is kept, and stays; nothing else should be in
-            there. `None`: in a temporary folder, which is possible with one worker alone. Several
-            need a folder that all of them share.
+            there. `None`: in a temporary folder, which is possible only with one worker. Several
+            workers need a folder that they share.
 
     Raises:
         ValueError: For a directory without `restore_best_weights`, and for a URL; at the beginning
@@ -72,7 +72,7 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
             verbose=verbose,
             mode=mode,
             baseline=baseline,
-            # Keras' own way has no rows, so it must keep nothing.
+            # Keras would keep weights without rows, so it must keep none.
             restore_best_weights=False,
             start_from_epoch=start_from_epoch,
         )
@@ -87,7 +87,7 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
             local_path(directory)  # refuses a URL
         self._directory = directory
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
-        self._kept: str | None = None  # the folder, once an epoch is in there
+        self._kept: str | None = None  # the folder, once it has an epoch
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Forgets the epochs of an earlier `fit`."""
@@ -105,7 +105,7 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
             self.verbose = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Warns where a best epoch of before would be forgotten."""
+        """Warns if the best epoch of an earlier `fit` would be forgotten."""
         super().on_epoch_begin(epoch, logs)
         folder = self._directory
         if epoch and self.best is None and folder is not None and os.path.exists(folder):
@@ -118,7 +118,7 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
                 )
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Keeps the epoch if it is the best one, and stops if none has been for too long."""
+        """Keeps the epoch if it is the best one, and stops if there was none for too long."""
         before, self.best_epoch = self.best_epoch, -1
         super().on_epoch_end(epoch, averaged_logs(logs))
         if self.best_epoch != epoch:

@@ -1,4 +1,4 @@
-"""Dense weights that all workers begin with alike."""
+"""Gives all workers the same dense weights before training."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from sok_embed import communicators
 class BroadcastVariables(keras.callbacks.Callback):
     """Gives every worker the dense weights and optimizer state of one of them, before training.
 
-    Rows of tables need no broadcast: where a row starts is a function of its key.
+    Rows of tables need no broadcast: the start of a row is a function of its key.
 
     Example:
     >>> callback = BroadcastVariables(root_rank=0)
 
     Args:
-        root_rank: The worker whose values all others take.
+        root_rank: The worker whose values all other workers take.
 
     Raises:
         ValueError: For a rank that no worker has.

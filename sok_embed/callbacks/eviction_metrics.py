@@ -6,7 +6,7 @@ from sok_embed.callbacks.table_metrics import TableMetrics
 
 
 class EvictionMetrics(TableMetrics):
-    """Adds to the logs of each epoch how many rows every table has, and how many have gone.
+    """Adds to the logs of each epoch how many rows each table has, and how many were evicted.
 
     It is `TableMetrics(figures=["rows", "evicted", "left_out"])`: see there. `removed_keys` of a
     table has the keys.

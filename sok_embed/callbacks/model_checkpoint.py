@@ -1,4 +1,4 @@
-"""Files of the model in `fit`: whole ones, with the rows of all workers."""
+"""Saves complete files of the model in `fit`, with the rows of all workers."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ _WHOLE, _WEIGHTS = ".keras", ".weights.h5"
 
 
 class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
-    """`keras.callbacks.ModelCheckpoint` whose file is the last whole one, with all rows.
+    """`keras.callbacks.ModelCheckpoint` with all rows, whose file is always complete.
 
-    Keras' own writes over the best model that there is. Here a file is replaced once the new one is
-    whole, as `sok_embed.save_model` does.
+    Keras' callback writes over the best model so far. This one replaces a file once the new one is
+    complete, as `sok_embed.save_model` does.
 
-    Rows in a storage go on changing after the file was written, so they are copied with it: by hard
-    links, where the file system has them, into a folder beside the file, `best.keras.rows`. File
-    and rows are replaced in one step. `keras.saving.load_model` reads the rows where they lie, from
-    a storage that is open read-only, so such a model predicts and does not train; to go on from
+    Rows in a storage go on changing after the file was written, so they are copied with it, into a
+    folder beside the file, `best.keras.rows`: by hard links if the file system has them. File and
+    rows are replaced in one step. `keras.saving.load_model` reads the rows where they lie, from a
+    storage that is open read-only, so such a model predicts and does not train; to go on from
     there, make the model by its class and `model.load_weights(file)`, which puts the rows into the
-    storage of the model. Take the folder along wherever the file goes.
+    storage of the model. Move the folder together with the file.
 
     With several workers, all of them need the callback, with the same path in a folder that they
-    share. Metrics are averaged over them before they are compared, and before they come into the
-    file's name, so that all of them save or none does.
+    share. Metrics are averaged over the workers before they are compared and put into the file's
+    name, so that all workers save or none does.
 
     Example:
     >>> callback = ModelCheckpoint("best.keras", monitor="loss", save_best_only=True)
 
     Args:
         filepath: The path of the file, which ends in `.keras`, or in `.weights.h5` with
-            `save_weights_only`. It may have fields as `{epoch}` and `{val_loss:.2f}`.
-        monitor: The metric that `save_best_only` looks at.
-        verbose: 1: worker 0 says when it saves. 0: it does not.
-        save_best_only: True if a file is written only where the metric is better than ever.
-        save_weights_only: True if the file is the one of `model.save_weights`, which has rows too.
-        mode: `"min"`, `"max"` or `"auto"`: which metric is the better one.
-        save_freq: `"epoch"`, or after how many batches to save.
+            `save_weights_only`. It may have fields such as `{epoch}` and `{val_loss:.2f}`.
+        monitor: The metric that `save_best_only` compares.
+        verbose: 1: worker 0 prints when it saves. 0: it does not.
+        save_best_only: True if a file is written only when the metric is better than ever.
+        save_weights_only: True if the file is that of `model.save_weights`, with rows too.
+        mode: `"min"`, `"max"` or `"auto"`: whether a smaller or a greater metric is better.
+        save_freq: `"epoch"`, or the number of batches after which to save.
         initial_value_threshold: The value that the metric must improve on at first.
 
     Raises:
@@ -57,7 +57,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
             and for feature columns whose rows lie in a storage.
     """
 
-    # Layers with rows ask for this before `fit` begins.
+    # Layers with rows read this attribute before `fit` begins.
     saves_rows_of_all_workers = True
 
     def __init__(
@@ -88,19 +88,19 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
             )
 
     def set_model(self, model: keras.Model) -> None:
-        """Takes the model that `fit` trains; one worker alone speaks."""
+        """Takes the model that `fit` trains; only one worker prints."""
         super().set_model(model)
         if communicators.rank():
             self.verbose = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Refuses tables of which no file can be written, before the first step."""
+        """Refuses tables that cannot be written to a file, before the first step."""
         super().on_train_begin(logs)
         tables_of_one_file(self.model)
         check_rows_can_be_copied(self.model)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Warns where a best epoch of before would be forgotten."""
+        """Warns if the best epoch of an earlier `fit` would be forgotten."""
         super().on_epoch_begin(epoch, logs)
         forgets = self.save_best_only and self.best in (None, float("inf"), -float("inf"))
         if forgets and epoch and os.path.exists(self.filepath) and not communicators.rank():
@@ -113,11 +113,11 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
             )
 
     def _save_model(self, epoch: int, batch: int | None, logs: Any) -> None:
-        """Saves where Keras would, by the metrics of all workers."""
+        """Saves when Keras would, by the metrics of all workers."""
         super()._save_model(epoch, batch, averaged_logs(logs))
 
     def _should_save_model(self, epoch: int, batch: Any, logs: Any, filepath: str) -> bool:
-        """Saves where Keras would, and returns false, so that Keras saves nothing."""
+        """Saves when Keras would, and returns false, so that Keras saves nothing."""
         if super()._should_save_model(epoch, batch, logs, filepath):
             if self.save_weights_only:
                 self._save_file(filepath, _WEIGHTS, self._save_weights)

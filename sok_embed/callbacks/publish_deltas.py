@@ -1,4 +1,4 @@
-"""Publishes what `fit` changes, for models that are served and follow it."""
+"""Publishes the changes of a `fit`, for served models that follow it."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ class PublishDeltas(keras.callbacks.Callback):
 
     `sok_embed.serving.export(model, path)` writes the export first. From then on a model that
     `sok_embed.serving.load(path, follow=True)` has loaded, in any process that sees the folder,
-    answers as this one does at each step that is published. A delta has the rows that have changed
-    since the one before, the keys whose rows went, and all dense weights of the same step; it is
-    whole and on the device before it has its number.
+    gives the answers of this model at each step that is published. A delta has the rows that have
+    changed since the delta before, the keys whose rows were removed, and all dense weights of the
+    same step. It gets its number once it is complete and on the device.
 
-    The first delta of a `fit` compares all rows with what is published, since a training may have
-    gone back to a checkpoint. So does each delta of a table in a storage, and one after rows were
-    replaced as a whole. All others take the rows that are noted as changed, beside which
-    incremental checkpoints have notes of their own. While a checkpoint is written in the
-    background, a delta waits for a later batch, and after `every` more batches `fit` waits for it.
+    The first delta of a `fit` compares all rows with the published ones, since a training may have
+    gone back to a checkpoint. So do each delta of a table in a storage, and a delta after all rows
+    were replaced. Other deltas take the rows that the table has noted as changed; incremental
+    checkpoints have notes of their own. While a checkpoint is written in the background, a delta
+    waits for a later batch, and after `every` more batches `fit` waits for it.
 
-    With several workers, each has the callback, with the same arguments, in a `fit` of as many
-    batches, and all share the folder: a delta has the changes of all of them.
+    With several workers, each needs the callback, with the same arguments, in a `fit` of equally
+    many batches, and all share the folder: a delta has the changes of all workers.
 
     Example:
     >>> callback = PublishDeltas("served", every=100)
 
     Args:
         path: The folder of all versions of the model, as it was given to `export`. Deltas belong to
-            the newest version there, also to one that comes while `fit` goes on.
-        every: The number of batches between two deltas. What is left is published at the end.
+            the newest version there, even if it comes while `fit` is running.
+        every: The number of batches between two deltas. The last changes are published at the end.
 
     Raises:
         ValueError: For an `every` that is not positive. From `fit`: for an export of another model,
@@ -52,7 +52,7 @@ class PublishDeltas(keras.callbacks.Callback):
         self._publisher: Publisher | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Looks for the export, and for the deltas that are there."""
+        """Finds the export and its deltas."""
         self._close()  # of a fit that was interrupted
         self._publisher = Publisher(self.model, self._path)
         self._waiting = 0  # batches
@@ -63,7 +63,7 @@ class PublishDeltas(keras.callbacks.Callback):
         self._batch = -1
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Publishes after so many batches."""
+        """Publishes after every `every` batches."""
         self._waiting += batch - self._batch
         self._batch = batch
         assert self._publisher is not None
@@ -73,7 +73,7 @@ class PublishDeltas(keras.callbacks.Callback):
             self._waiting = 0
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Publishes what is left."""
+        """Publishes the last changes."""
         assert self._publisher is not None
         self._publisher.publish()
         self._close()

@@ -1,4 +1,4 @@
-"""The figures of tables that callbacks log: what they are called and how they are computed."""
+"""The figures of tables that callbacks log: their names, and how they are computed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AnyTable = Table | AdaptiveTable
 # Numbers by name: `"items/rows"`.
 Figures = dict[str, float]
 
-# A state is a count as it stands, by the name that it has in `stats` of the table.
+# A state is a present count. Maps its name to the name in `stats` of the table.
 STATES = {
     "rows": "rows",
     "memory_bytes": "bytes",
@@ -54,7 +54,7 @@ NAMES = (*STATES, *_EVENTS, *_SHARES)
 # An evaluation counts these.
 EVALUATED = ("hit_rate", "cache_hit_rate")
 
-# These count what each worker looked up, also in a table that every worker holds.
+# Counters of the lookups of each worker, even in a table that every worker holds.
 _LOOKUPS = ("looked_up", "found", "cache_hits")
 _AVERAGED = ("sketch_saturation", "exchange/seconds")
 
@@ -72,7 +72,7 @@ def tables_of(model: keras.Model) -> Iterator[tuple[str, AnyTable]]:
 
 
 def usual_figures(table: AnyTable) -> tuple[str, ...]:
-    """Returns the names of the figures that say something of a table."""
+    """Returns the names of the figures that have a meaning for a table."""
     names = ["rows", "new_rows", "hit_rate", "memory_bytes"]
     if isinstance(table, AdaptiveTable):
         return (*names, "evicted", "sketch_saturation")
@@ -101,7 +101,7 @@ def counters_of(table: AnyTable, rank: int) -> Figures:
 
 
 def exchange_counters(communicator: Communicator) -> Figures:
-    """Returns `bytes` and `seconds` of exchanges so far; nothing where nobody counts them."""
+    """Returns `bytes` and `seconds` of exchanges so far; an empty dict if they are not counted."""
     connections = getattr(communicator, "connections", None)
     if connections is None:
         return {}

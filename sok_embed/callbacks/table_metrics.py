@@ -1,4 +1,4 @@
-"""Logs how tables stand and what happened in them, in the logs of `fit` and `evaluate`."""
+"""Adds figures of tables, and of events in them, to the logs of `fit` and `evaluate`."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _EXCHANGE = "exchange"
 class TableMetrics(keras.callbacks.Callback):
     """Adds figures of every table of the model to the logs, for all callbacks that read logs.
 
-    A figure is `<layer>/<figure>`, of a layer with several tables `<layer>/<table>/<figure>`. Each
-    table has those that say something of it:
+    The name of a figure is `<layer>/<figure>`; for a layer with several tables it is
+    `<layer>/<table>/<figure>`. Each table has the figures that have a meaning for it:
 
     | Figure | Unit |
     |---|---|
@@ -50,13 +50,13 @@ class TableMetrics(keras.callbacks.Callback):
 
     With several workers there are `exchange/bytes`, the bytes of rows and gradients that went to
     other workers in the epoch, and `exchange/seconds`, the time that exchanges were under way.
-    Validations add `val_<layer>/hit_rate` and `val_<layer>/cache_hit_rate`. An `evaluate` by itself
-    logs rates and how the tables stand, for later callbacks: what it returns does not have them.
+    Validations add `val_<layer>/hit_rate` and `val_<layer>/cache_hit_rate`. An `evaluate` outside
+    of `fit` logs rates and states of tables, for later callbacks; its result does not have them.
 
     Figures are sums over all workers, seconds are averages, and the callback is collective: all
-    workers have it. `hit_rate`, `cache_hit_rate` and `refused` count the keys that tables are asked
-    for: each id of the batch with one worker; the distinct ids of each worker's batch with several,
-    and in a `DistributedEmbedding`.
+    workers have it. `hit_rate`, `cache_hit_rate` and `refused` count the keys that are looked up in
+    tables: with one worker each id of the batch; with several workers, and in a
+    `DistributedEmbedding`, the distinct ids of each worker's batch.
 
     `History` and the progress bar have the figures. `keras.callbacks.TensorBoard`, `CSVLogger` and
     other callbacks must come after this one in the list.
@@ -65,12 +65,13 @@ class TableMetrics(keras.callbacks.Callback):
     >>> callbacks = [TableMetrics(), keras.callbacks.CSVLogger("epochs.csv")]
 
     Args:
-        update_freq: `"epoch"`: figures at the end of each epoch. A number of batches: also after
-            every so many, for the epoch so far, and the batches between have the last figures.
+        update_freq: `"epoch"`: figures at the end of each epoch. A number of batches: figures of
+            the epoch so far after every so many batches too; batches in between have the last
+            figures.
         figures: The names of the figures of all tables, such as `["rows", "hit_rate"]`; exchanges
             are left out then. `None`: those of the table above.
-        path: A folder, made if need be, for `sok-embed top`: worker 0 writes the logs into a small
-            file there when there are new figures. `None`: no file is written.
+        path: A folder for `sok-embed top`, which is made if it does not exist: worker 0 writes the
+            logs into a small file there when there are new figures. `None`: no file is written.
 
     Raises:
         ValueError: For another `update_freq`, an unknown figure; at the beginning of `fit` or
@@ -78,7 +79,7 @@ class TableMetrics(keras.callbacks.Callback):
             figures are due.
     """
 
-    # The tables that have figures, and what a message calls them.
+    # The kinds of tables that have figures, and their name in messages.
     _kinds: ClassVar[Any] = AnyTable
     _wanted: ClassVar[str] = "layers with tables"
 
@@ -105,7 +106,7 @@ class TableMetrics(keras.callbacks.Callback):
         self._every = every
         self._figures = figures
         self._folder = path
-        # Keras then need not wait for each batch, whose end is only counted here.
+        # Without `every` the end of a batch is only counted, so Keras need not wait for each batch.
         self.async_safe = not every
         self._fitting = False
         self._epoch = self._batches = 0
@@ -120,12 +121,12 @@ class TableMetrics(keras.callbacks.Callback):
         self._tables(may_lack=not self.model.built)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Remembers where the counters stand."""
+        """Remembers the present counters."""
         self._epoch, self._batches = epoch, 0
         self._began, self._tested, self._last = self._counters(may_lack=True), {}, {}
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Adds the figures of the epoch so far, where they are due after batches."""
+        """Adds the figures of the epoch so far, if they are due."""
         self._batches += 1
         if not self._every:
             return
@@ -143,16 +144,19 @@ class TableMetrics(keras.callbacks.Callback):
         self._write(logs)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Says in the file that training has ended."""
+        """Notes in the file that training has ended."""
         self._fitting = False
         self._write(logs, ended=True)
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Remembers where the counters stand."""
+        """Remembers the present counters."""
         self._test_began = self._counters(may_lack=self._fitting or not self.model.built)
 
     def on_test_end(self, logs: Any = None) -> None:
-        """Adds the figures of an evaluation by itself; an epoch has those of its validation."""
+        """Adds the figures of an evaluation outside of `fit`.
+
+        An epoch has those of its validation.
+        """
         now = self._counters()
         risen = _risen(now, self._test_began)
         if self._fitting:
@@ -172,8 +176,8 @@ class TableMetrics(keras.callbacks.Callback):
         """Returns the figures of all workers. Collective.
 
         Args:
-            now: The counters of this worker as they stand.
-            trained: The rises of counters in training; `None` for an evaluation by itself.
+            now: The present counters of this worker.
+            trained: The rises of counters in training; `None` for an evaluation outside of `fit`.
             tested: The rises of counters in an evaluation; empty without one.
         """
         windows = {"now": now, "trained": trained or {}, "tested": tested}
@@ -252,7 +256,7 @@ class TableMetrics(keras.callbacks.Callback):
 
 
 def _risen(after: _Counters, before: _Counters) -> _Counters:
-    """Returns how much counters have risen; what is missing before was 0."""
+    """Returns how much counters have risen; a counter that is missing before was 0."""
     return {
         table: {name: count - before.get(table, {}).get(name, 0) for name, count in each.items()}
         for table, each in after.items()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Checkpoint", "CheckpointManager", "compact", "fit", "set_copy_budget"]
 
-# Says in which module each of these names is.
+# The module of each public name.
 _HOMES = {
     "Checkpoint": "checkpoint",
     "CheckpointManager": "manager",

@@ -1,4 +1,4 @@
-"""The batches that a run trains on, and where it stands among them."""
+"""The batches of a run, and the run's place among them."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ Position = Literal["iterator", "count"]
 
 
 class Batches:
-    """Passes through a dataset, one after the other.
+    """Makes passes through a dataset, one after the other.
 
     Args:
         dataset: The dataset of batches.
-        position: The way in which its place is found again: `"iterator"`, by the state of the
-            iterator, which the owner of this object saves and restores; `"count"`, by the number of
-            batches taken.
+        position: The way in which the place in the dataset is found again: `"iterator"`, by the
+            state of the iterator, which the owner of this object saves and restores; `"count"`, by
+            the number of batches taken.
 
     Attributes:
         iterator: The iterator of the pass; `None` before the first.
-        following: The iterator of the next pass, of which nothing was taken. An iterator that is
-            restored also sets how often shuffles have drawn an order, but not rightly if it was at
-            its end; one at its beginning that is restored after it sets that right. `None`: nothing
-            is shuffled.
+        following: The iterator of the next pass, from which no batch was taken. Restoring an
+            iterator also restores how often shuffles have drawn an order, but wrongly if it was at
+            its end. Restoring an iterator at its beginning afterwards corrects that. `None`:
+            nothing is shuffled.
         passes: The number of passes that have begun.
-        taken: The batches taken from the last one.
-        in_a_pass: The batches of a pass; `None` if that is not known or there is no end.
+        taken: The batches taken from the last pass.
+        in_a_pass: The number of batches of a pass; `None` if it is not known or endless.
         endless: True if there is no end.
     """
 
@@ -68,24 +68,24 @@ class Batches:
         self.passes, self.taken = passes, taken
 
     def skip_to(self, passes: int, taken: int) -> None:
-        """Goes to a place by counts alone: the pass of that number, after so many batches."""
+        """Goes to a place by counts: to the pass of that number, after so many batches."""
         for _ in range(passes - 1):
             iter(self._dataset)  # a shuffle draws the order of a pass when its iterator is made
         self.iterator = iter(self._dataset.skip(taken)) if passes else None
         self.passes, self.taken = passes, taken
 
     def seeds(self) -> list[list[int]]:
-        """Returns the seeds of everything that draws from the dataset at random."""
+        """Returns the seeds of everything in the dataset that draws at random."""
         return [_seeds_of(each) for each in _chain(self._dataset) if _seeds_of(each)]
 
     def shuffles_a_shard(self) -> bool:
-        """Returns true if a worker's part is shuffled: batches depend on the number of workers."""
+        """Returns true if parts of workers are shuffled: they depend on the number of workers."""
         shuffles = [each for each in _chain(self._dataset) if _shuffles(each)]
         below = itertools.chain.from_iterable(_chain(each) for each in shuffles)
         return any(type(each).__name__ == "_ShardDataset" for each in below)
 
     def batch_size(self) -> int | None:
-        """Returns the examples of a batch, the last of a pass apart; `None`: unknown."""
+        """Returns the examples of a batch, which the last of a pass may lack; `None`: unknown."""
         for each in _chain(self._dataset):
             size = tf.get_static_value(getattr(each, "_batch_size", None))
             if size is not None:
@@ -96,11 +96,11 @@ class Batches:
 
 
 def _check_order_is_known(dataset: tf.data.Dataset) -> None:
-    """Raises for a dataset whose batches come in another order in every process.
+    """Raises for a dataset whose batches come in a different order in each process.
 
     Raises:
         ValueError: For a shuffle without a seed, and `deterministic=False`. Datasets within
-            functions, as those of `interleave`, are not looked at.
+            functions, as in `interleave`, are not checked.
     """
     received = None
     if dataset.options().deterministic is False:
@@ -119,7 +119,7 @@ def _check_order_is_known(dataset: tf.data.Dataset) -> None:
 
 
 def _chain(dataset: Any) -> Iterator[Any]:
-    """Yields the dataset and those that it is made of, from the last to the first."""
+    """Yields the dataset and the datasets that it is made of, from the last to the first."""
     yield dataset
     inputs = getattr(dataset, "_inputs", None)
     for each in inputs() if inputs is not None else ():
@@ -127,7 +127,7 @@ def _chain(dataset: Any) -> Iterator[Any]:
 
 
 def _seeds_of(dataset: Any) -> list[int]:
-    """Returns the two seeds of a dataset that draws at random; for others none."""
+    """Returns the two seeds of a dataset that draws at random, and nothing for others."""
     seeds = [tf.get_static_value(getattr(dataset, name, None)) for name in ("_seed", "_seed2")]
     return [] if None in seeds else [int(seed) for seed in seeds]
 

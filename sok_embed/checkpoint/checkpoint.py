@@ -1,4 +1,4 @@
-"""A checkpoint: all workers write it together, and any number of them reads it."""
+"""A checkpoint, which all workers write together and any number of workers can read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Ready(NamedTuple):
         dense: The state other than rows, and the tables.
         step: The step of the save.
         folder: The path of the checkpoint's folder.
-        attempt: The number of the save, that of worker 0.
+        attempt: The number of the save, which worker 0 has chosen.
     """
 
     dense: DenseState
@@ -41,10 +41,10 @@ class _Ready(NamedTuple):
     attempt: int
 
 
-_TRIES = 10  # to have all workers open the same save, where another job saves meanwhile
+_TRIES = 10  # attempts to open the same save on all workers, if another job saves
 
-# Of tables and models that a restore has begun to change and has not ended: the checkpoint. They
-# may be saved by another object than the one that was to restore them.
+# Maps tables and models that a restore has begun to change, and has not finished, to the
+# checkpoint. Another object than the one that restored them may try to save them.
 _in_part: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
@@ -52,15 +52,15 @@ class Checkpoint:
     """Dense weights, optimizers, seeds, metrics and all rows, in one folder.
 
     Every method is collective: all workers call it, with the same folder, which must lie on a file
-    system that all of them share, or be the URL of an object store. Each writes the rows that it
-    has, worker 0 writes everything else, and at last a manifest, with which the checkpoint is
-    whole. Any number of workers reads it: each takes the rows that are its own by its own placement
-    of tables. Rows come back bit for bit, with slots, update counts and times; so do the steps of
+    system that all of them share, or be the URL of an object store. Each writes its rows, and
+    worker 0 writes everything else and at last a manifest, which makes the checkpoint complete. Any
+    number of workers can read it: each takes the rows that belong to it by its own placement of
+    tables. Rows come back bit for bit, with slots, update counts and times; so do the steps of
     tables, counts of admissions and sketches.
 
-    The objects are those of `tf.train.Checkpoint`. An iterator of `tf.data` that is given as one
-    of them is each worker's own: each saves where it stands, and as many workers go on from there;
-    others than so many cannot restore it. Rows of tables on disk are copied too, and a
+    The objects are those of `tf.train.Checkpoint`. If an iterator of `tf.data` is one of them, each
+    worker saves its own iterator's place, and the same number of workers goes on from there;
+    another number cannot restore it. Rows of tables on disk are copied too, and a
     restore replaces what is in the storage.
 
     Example:
@@ -75,7 +75,7 @@ class Checkpoint:
 
     Args:
         model: A Keras model; it must be built when the checkpoint is saved or restored.
-        **objects: Others that `tf.train.Checkpoint` takes: variables, layers, optimizers, tables.
+        **objects: Other objects for `tf.train.Checkpoint`: variables, layers, optimizers, tables.
 
     Raises:
         ValueError: Without a model and objects, and for an object of the name `model`.
@@ -92,30 +92,30 @@ class Checkpoint:
             )
         self._model = model
         self._objects = objects
-        # The checkpoint of a restore that has begun to change things and has not ended.
+        # The checkpoint of a restore that has begun to change objects and has not finished.
         self._half_restored: str | None = None
-        self._restores = 0  # how many have changed something
+        self._restores = 0  # the number of restores that have changed something
 
     def save(self, directory: str | os.PathLike[str]) -> str:
-        """Writes everything into a folder, and replaces a checkpoint that is there.
+        """Writes everything into a folder, and replaces a checkpoint in it.
 
-        The checkpoint that is there stays until the new one is whole; a save that fails, or is
-        killed, leaves it. What such a save has left, the next one removes.
+        An existing checkpoint stays until the new one is complete, and after a save that fails or
+        is killed. The next save removes the files that such a save has left.
 
         Args:
-            directory: The folder, which is made if there is none, or a URL such as
-                `s3://bucket/run7/final`, which fsspec leads to an object store.
+            directory: The folder, which is made if there is none, or the URL of an object store,
+                such as `s3://bucket/run7/final`, which fsspec opens.
 
         Returns:
             The absolute path of the folder, or its URL.
 
         Raises:
-            ImportError: For a URL, without fsspec or what it needs for the store.
-            ValueError: If workers have different models or steps, or are in the midst of an
-                accumulation of gradients; on all workers.
+            ImportError: For a URL, without fsspec or the package that it needs for the store.
+            ValueError: On all workers, if they have different models or steps, or are in the middle
+                of an accumulation of gradients.
             OSError: From the file system or the store.
             RuntimeError: If another worker has failed, a table changes meanwhile, or the last
-                restore has failed when it had changed something.
+                restore failed after it had changed something.
         """
         return self._save(place_of(directory).path)
 
@@ -150,18 +150,18 @@ class Checkpoint:
         return Save(agreement, ready.folder, ready.attempt, ready.dense, own, options)
 
     def _ready(self, agreement: Agreement, where: Callable[[Found], tuple[int, str]]) -> _Ready:
-        """Looks at everything that is to be saved. Collective.
+        """Finds and checks everything that is to be saved. Collective.
 
         Args:
-            agreement: Between the workers.
-            where: The function that returns the step and the path of the folder for the objects
-                that were found.
+            agreement: The agreement of the workers.
+            where: A function that returns the step and the path of the folder for the objects that
+                were found.
 
         Raises:
-            ValueError: If workers have different models or steps, or are in the midst of an
+            ValueError: If workers have different models or steps, or are in the middle of an
                 accumulation of gradients.
-            RuntimeError: If another worker has failed, or the last restore when it had changed
-                something.
+            RuntimeError: If another worker has failed, or the last restore failed after it had
+                changed something.
         """
         half_restored: str | None = None
 
@@ -204,15 +204,16 @@ class Checkpoint:
         return ready._replace(attempt=attempts[0])
 
     def restore(self, directory: str | os.PathLike[str]) -> int:
-        """Replaces everything by what a checkpoint has.
+        """Replaces everything by the contents of a checkpoint.
 
-        All files that this worker needs are opened, read and checked before anything is changed; if
-        one of them is damaged, or is that of another model, all workers are left as they were. What
-        fails after that leaves things of two times: `save` refuses them until a restore has ended.
+        All files that this worker needs are opened, read and checked before anything is changed. If
+        one of them is damaged, or belongs to another model, nothing changes on any worker. A
+        failure after that leaves objects of two different times: `save` refuses them until a
+        restore has succeeded.
 
         The files stay open to the end, so another process may save, remove or compact meanwhile;
-        those of an object store are copied first. A checkpoint that goes before all of its files
-        are open is a FileNotFoundError.
+        files of an object store are copied first. If the checkpoint is removed before all of its
+        files are open, a FileNotFoundError is raised.
 
         Args:
             directory: The folder that `save` was given.
@@ -220,11 +221,11 @@ class Checkpoint:
         Objects beside a model that were saved and are not given here are left out.
 
         Returns:
-            The step that was saved: the iterations of the model's optimizer, or what a
-            `CheckpointManager` was given.
+            The step that was saved: the iterations of the model's optimizer, or the argument of a
+            `CheckpointManager`.
 
         Raises:
-            FileNotFoundError: If the folder lacks a whole checkpoint.
+            FileNotFoundError: If the folder has no complete checkpoint.
             CorruptionError: For a file that is not as it was written.
             OSError: From the file system or the store.
             ValueError: For the checkpoint of another model, or of a later version.
@@ -241,7 +242,7 @@ class Checkpoint:
             held.end()
 
     def _held(self, folder: str, agreement: Agreement, dense: DenseState, own: OwnState) -> Held:
-        """Opens the files that this worker needs, of the same save as the others."""
+        """Opens the files that this worker needs, of the same save as all other workers."""
         rank, size = agreement.rank, agreement.size
         hosts = dense.found.tables
 
@@ -265,7 +266,7 @@ class Checkpoint:
             )
             if min(attempts) == max(attempts):
                 return held
-            held.end()  # it was replaced meanwhile
+            held.end()  # the checkpoint was replaced meanwhile
         raise ValueError(
             "Expected all workers to open the same checkpoint. Received: those of several saves. "
             "Give all workers the same folder, of a shared disk, into which no job is saving."
@@ -319,7 +320,7 @@ class Checkpoint:
     def _checked(
         self, held: Held, dense: DenseState, own: OwnState, agreement: Agreement
     ) -> TablesReader:
-        """Reads all files that this worker needs, and raises for what cannot be restored."""
+        """Reads all files that this worker needs, and raises if something cannot be restored."""
         manifest, place = held.chain[0].manifest, held.places[0]
         rank, size = agreement.rank, agreement.size
         own.check(place, manifest, rank, size)
@@ -331,7 +332,7 @@ class Checkpoint:
         return tables
 
     def step(self, found: Found | None = None) -> int:
-        """Returns the step that a save would have: the model's optimizer's iterations, or 0."""
+        """Returns the step of a save: the iterations of the model's optimizer, or 0."""
         optimizer = getattr(self._model, "optimizer", None)
         if optimizer is not None:
             return steps_of(optimizer)
@@ -343,7 +344,7 @@ class Checkpoint:
         return waiting_calls(self._prepared().found)
 
     def _prepared(self) -> DenseState:
-        """Returns everything that is to be saved, as it can be saved now."""
+        """Returns everything that is to be saved, in its present state."""
         dense = DenseState(self._model, self._objects)
         nested = [path for path in dense.found.iterators if path not in self._objects]
         if nested and communicators.size() > 1:
@@ -355,7 +356,7 @@ class Checkpoint:
         return dense
 
     def _shared_parts(self, found: Found) -> Iterator[Any]:
-        """Yields the parts that other checkpoints may share: tables, and the model."""
+        """Yields the objects that other checkpoints may have too: tables, and the model."""
         yield from (host.table for host in found.tables)
         if self._model is not None:
             yield self._model
@@ -371,7 +372,7 @@ def waiting_calls(found: Found) -> int:
     """Returns the number of calls whose gradients optimizers have accumulated and not applied."""
     return max(
         (
-            # `iterations` are those in which gradients were applied.
+            # `iterations` only counts calls that have applied gradients.
             calls_of(optimizer) % (optimizer.gradient_accumulation_steps or 1)
             for optimizer in found.optimizers
         ),

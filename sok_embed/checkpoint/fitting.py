@@ -36,22 +36,23 @@ def fit(
     validation_freq: int = 1,
     verbose: str | int = "auto",
 ) -> keras.callbacks.History:
-    """Trains as `model.fit` does, with checkpoints that it goes on from, also within an epoch.
+    """Trains as `model.fit` does, and goes on from its checkpoints, also within an epoch.
 
-    If the process is killed, the same call in a new one goes on at the batch after the last
+    If the process is killed, the same call in a new process goes on at the batch after the last
     checkpoint: losses, metrics, weights and rows become those of a run that was never stopped.
-    Callbacks see the epochs and batches that are left by their numbers, and `on_epoch_end` once an
-    epoch with the logs of the whole epoch; `History` has all epochs. `EarlyStopping`,
-    `ReduceLROnPlateau` and `ModelCheckpoint` go on with what they remembered, and so do callbacks
-    that have `get_state()`, which returns what JSON can hold, and `set_state(state)`.
+    Callbacks see the remaining epochs and batches with their numbers, and one `on_epoch_end` for
+    each epoch, with the logs of the whole epoch; `History` has all epochs. `EarlyStopping`,
+    `ReduceLROnPlateau` and `ModelCheckpoint` go on with their earlier state, and so do callbacks
+    that have `get_state()`, which returns values that JSON can hold, and `set_state(state)`.
 
     A checkpoint is saved before the first batch, after every `save_freq` batches of an epoch, and
-    at the end of each epoch; where the optimizer has accumulated gradients, after the batch that
-    applies them. They stay when training has ended: the same call then restores the last one and
-    trains nothing, and one with more epochs trains these, unless a callback had stopped the run.
+    at the end of each epoch; if the optimizer has accumulated gradients, after the batch that
+    applies them. Checkpoints stay when training has ended: the same call then restores the last one
+    and trains nothing, and a call with more epochs trains these, unless a callback has stopped the
+    run.
 
-    Collective: all workers call it with the same arguments and a dataset of their own with as many
-    batches. If a callback stops training at the end of an epoch on one worker, it ends on all.
+    Collective: all workers call it with the same arguments, each with its own dataset of equally
+    many batches. If a callback stops training at the end of an epoch on one worker, it ends on all.
 
     Example:
     >>> import sok_embed
@@ -68,17 +69,18 @@ def fit(
         model: The model, compiled and built, with no strategy of `tf.distribute` in its scope.
         dataset: The dataset of batches `(x, y)` or `(x, y, sample_weight)`.
         directory: The directory of a `CheckpointManager`'s checkpoints: a folder that all workers
-            share, or the URL of an object store. Each run has one of its own.
+            share, or the URL of an object store. Each run needs its own.
         epochs: The number of the last epoch, counted from 1.
         steps_per_epoch: The batches of an epoch. `None`: an epoch is a pass through the dataset.
-        save_freq: `"epoch"`, or after how many batches of an epoch to save too.
+        save_freq: `"epoch"`, or the number of batches of an epoch after which to save too.
         position: The way in which the place in the dataset is found again. `"iterator"`: each
-            worker saves the state of its iterator, which as many workers restore. `"count"`:
-            batches that were trained on are skipped, so the dataset must have the same ones in
-            every process; any number of workers can go on, with the same global batches.
+            worker saves the state of its iterator, which the same number of workers can restore.
+            `"count"`: batches that were trained on are skipped, so the dataset must have the same
+            batches in every process; any number of workers can go on, with the same global batches.
         incremental: True if checkpoints may have only the changes since the one before.
         max_deltas: The most checkpoints of changes, one after another.
-        max_to_keep: The most checkpoints, beside those that they build on. `None`: all of them.
+        max_to_keep: The most checkpoints that are kept, not counting those on which they build.
+            `None`: all are.
         save_on_background: True if training goes on while a checkpoint is written.
         callbacks: Callbacks of Keras.
         validation_data: The validation data, as for `model.fit`.
@@ -87,13 +89,14 @@ def fit(
         verbose: The verbosity, as for `model.fit`.
 
     Returns:
-        The history of all epochs of the run, also of those before it was stopped.
+        The history of all epochs of the run, also before it was stopped.
 
     Raises:
         TypeError: For another kind of dataset.
         ValueError: For arguments that do not fit; for a dataset whose state cannot be saved, or
-            whose order is not known, by `position`; for one that ends within an epoch; for a
-            checkpoint of other arguments, or of another number of workers with iterators.
+            whose order is not known, as `position` needs it; for a dataset that ends within an
+            epoch; for a checkpoint of other arguments, or of another number of workers with
+            iterators.
         Exception: As `CheckpointManager.save` and `restore_or_initialize`.
     """
     _check_model(model)
@@ -119,7 +122,7 @@ def fit(
     run.open(directory, incremental, **keeps)
     run.validation = {"x": validation_data, "steps": validation_steps}
     run.validation_freq = validation_freq
-    # Layers look at the callbacks of a function of this name when metrics are reset.
+    # Layers read the variable `callbacks` of a function named `fit` when metrics are reset.
     callbacks = run.make_callbacks(given, verbose)
     model.reset_metrics()
     run.begin()

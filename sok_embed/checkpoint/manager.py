@@ -29,20 +29,20 @@ from sok_embed.checkpoint.transfer.saves import (
 )
 from sok_embed.communicators.agreement import LARGEST, Agreement
 
-# After so many batches of training, workers ask each other whether a save has been written.
+# After so many batches of training, workers ask each other whether they have written a save.
 POLL_EVERY = 16
 
-_NICENESS = 15  # of a thread that writes while training goes on
+_NICENESS = 15  # the niceness of a thread that writes while training goes on
 
 
 class _Chain(NamedTuple):
-    """The last checkpoint from which the changes since then can be saved.
+    """The last checkpoint on which a checkpoint of changes can build.
 
     Attributes:
         parent: The name and the state of that checkpoint.
         deltas: The number of checkpoints of changes up to it.
-        base_bytes: The length of the files that have everything.
-        delta_bytes: The length of those that have changes.
+        base_bytes: The bytes of the files of the checkpoint that has everything.
+        delta_bytes: The bytes of the files of changes.
     """
 
     parent: Parent
@@ -54,25 +54,24 @@ class _Chain(NamedTuple):
 class CheckpointManager(StepFolders):
     """Saves checkpoints into folders `step-000012000` of a directory, and keeps the last ones.
 
-    Collective as `Checkpoint` is. The last checkpoint is the one that was saved last, also where
-    training went back to an earlier step and an older checkpoint has a greater one. A folder
-    without a manifest is what a save has left that did not end: it is never taken for a checkpoint,
-    and the next save removes it. Old checkpoints lose their manifest first, so that half of one is
-    never taken for one either.
+    Collective as `Checkpoint` is. The last checkpoint is the one that was saved last, even if
+    training went back to an earlier step and an older checkpoint has a greater step. A folder
+    without a manifest comes from a save that did not finish: it is never read as a checkpoint, and
+    the next save removes it. Old checkpoints lose their manifest first, so that half of one is
+    never read either.
 
     `save(incremental=True)` writes dense weights, and of tables in memory only the rows that were
     made or changed since the save before, and the keys that went. Such a checkpoint needs those
-    before it, back to one that has everything, and these stay as long as it does. One that has
-    everything is made where there is none to begin with: by the first save of a process, after a
-    restore, where there are other tables than before, after `max_deltas`, where the changes
-    together have become longer than everything was, and where it replaces a checkpoint of the
-    chain.
+    before it, back to a full one, and these stay as long as it does. A full checkpoint is saved if
+    the chain cannot go on: by the first save of a process, after a restore, if there are other
+    tables than before, after `max_deltas`, if the changes together have become longer than the full
+    one, and if the save replaces a checkpoint of the chain.
 
-    With `save_on_background`, `save` returns once it is known what is to be saved, and training
-    goes on while a thread writes. What is saved is what was there at the call, bit for bit: code
-    that changes a row that is not written yet keeps a copy of it first. Once these copies take 256
-    MiB (see `set_copy_budget`), the next change waits. Call `wait` after the last save. An error of
-    a save is raised by the next call of `save`, `poll` or `wait`.
+    With `save_on_background`, `save` returns once it has captured the state, and training goes on
+    while a thread writes. The checkpoint has the state at the call, bit for bit: code that changes
+    a row that is not written yet keeps a copy of it first. Once these copies take 256 MiB (see
+    `set_copy_budget`), the next change waits. Call `wait` after the last save. An error of a save
+    is raised by the next call of `save`, `poll` or `wait`.
 
     Example:
     >>> import tensorflow as tf
@@ -85,8 +84,8 @@ class CheckpointManager(StepFolders):
 
     Args:
         checkpoint: The checkpoint that is saved.
-        directory: The directory; it is made when it is needed. Nothing else should be in there. It
-            may be a URL, as `Checkpoint.save` takes it.
+        directory: The directory, which is made when it is needed. Nothing else should be in it. It
+            may be a URL, as for `Checkpoint.save`.
         max_to_keep: The most checkpoints, beside those of `keep_every`. `None`: all of them.
         keep_every: The number of steps of each of which the first checkpoint is kept for good.
             `None`: none is.
@@ -114,8 +113,8 @@ class CheckpointManager(StepFolders):
         self._on_background = save_on_background
         self._chain: _Chain | None = None
         self._pending: _Pending | None = None
-        self._last_step: int | None = None  # of the last save, if no restore came after it
-        self._restores = 0  # of the checkpoint, when the last save began
+        self._last_step: int | None = None  # the step of the last save, if no restore came after it
+        self._restores = 0  # the checkpoint's number of restores when the last save began
 
     @property
     def checkpoints(self) -> list[str]:
@@ -130,14 +129,14 @@ class CheckpointManager(StepFolders):
     def save(self, step: int | None = None, incremental: bool = False) -> str:
         """Saves a checkpoint of the step, and removes old ones. Returns its folder.
 
-        A save that is still being written, be it that of another manager of the process, is waited
-        for first. An old checkpoint that cannot be removed is a warning. So is a step that is not
-        given and is that of the save before, which is replaced: nothing that is saved has counted
-        it.
+        It first waits for a save that is still being written, even by another manager of the
+        process. It warns if an old checkpoint cannot be removed. It also warns if the step is not
+        given and is that of the save before, which is replaced: no saved optimizer counts steps
+        then.
 
         Args:
             step: The number of the folder, not negative. `None`: the iterations of the model's
-                optimizer; without one, those of the optimizers among the objects, or 0.
+                optimizer; without a model, of the optimizers among the objects, or 0.
             incremental: True to save only the changes since the save before, if that is possible.
 
         Raises:
@@ -146,7 +145,7 @@ class CheckpointManager(StepFolders):
         """
         self._wait_for_all()
         if self._restores != self._checkpoint._restores:
-            # What was changed since then is not what was changed since the save before.
+            # After a restore the noted changes are not those since the save before.
             self._restores = self._checkpoint._restores
             self._last_step, self._chain = None, None
         agreement = Agreement(communicators.current())
@@ -183,16 +182,16 @@ class CheckpointManager(StepFolders):
         return save.folder
 
     def poll(self) -> bool:
-        """Ends a save that all workers have written, if there is one; the others go on.
+        """Completes a save that all workers have written, if there is one.
 
-        Call it now and then where training goes on for long after a save: several workers end a
-        save together, and it is not a checkpoint until then. It takes the time of a small message.
+        Call it now and then if training goes on for long after a save: several workers complete a
+        save together, and it is not a checkpoint before. It takes the time of a small message.
 
         Returns:
             True if no save is being written any more.
 
         Raises:
-            Exception: That of the save.
+            Exception: The error of the save.
         """
         pending = self._pending
         if pending is None:
@@ -203,18 +202,19 @@ class CheckpointManager(StepFolders):
         return True
 
     def wait(self) -> None:
-        """Waits until the last save is whole.
+        """Waits until the last save is complete.
 
         Raises:
-            Exception: That of the save. All checkpoints stay, and the next save may follow.
+            Exception: The error of the save. All checkpoints stay, and the next save may follow.
         """
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.finish()
 
     def _finish(self, save: Save, step: int) -> None:
-        """Makes a save whole, once this worker has written its part; collective."""
-        # The other workers wait for worker 0 to remove old ones, so that all see the same.
+        """Completes a save, after this worker has written its part; collective."""
+        # The other workers wait until worker 0 has removed old checkpoints, so that all see the
+        # same.
         manifest = save.finish(lambda: self._remove_old(step))
         length = sum(record.bytes for record in (*manifest.rows, *manifest.files))
         parent = Parent(os.path.basename(save.folder), manifest.state)
@@ -229,15 +229,16 @@ class CheckpointManager(StepFolders):
             )
 
     def _wait_for_all(self) -> None:
-        """Waits until no save is being written, as by the manager of a `fit` that was interrupted.
+        """Waits until no save is being written, such as one of a `fit` that was interrupted.
 
-        Its tables would be captured twice, and its folder be taken for what a killed save has left.
+        Otherwise its tables would be captured twice, and its folder would look like that of a
+        killed save.
         """
         self.wait()
         wait_for_writers()
 
     def _parent(self, step: int, tables: Sequence[tuple[Any, ...]], workers: int) -> Parent | None:
-        """Returns the checkpoint since which a save of a step may have the changes alone.
+        """Returns the checkpoint on which a save of a step may build.
 
         Args:
             step: The step of the save.
@@ -254,16 +255,16 @@ class CheckpointManager(StepFolders):
         except (OSError, ValueError):
             return None  # it was removed or damaged meanwhile
         if self._folder(step) in [link.folder for link in links]:
-            return None  # the save takes its place
+            return None  # the save replaces it
         last = links[0].manifest
         saved = (last.state, last.workers, [manifests.identity(table) for table in last.tables])
         return chain.parent if saved == (chain.parent.state, workers, tables) else None
 
     def restore_or_initialize(self) -> str | None:
-        """Restores the whole checkpoint that was saved last.
+        """Restores the complete checkpoint that was saved last.
 
-        Where another process saves and removes meanwhile, and the checkpoint goes before its files
-        are open, that is the one that was saved last by then.
+        If another process removes the checkpoint before its files are open, the one that was saved
+        last by then is restored.
 
         Returns:
             The folder of the checkpoint. `None`: there is none, and everything is left as it is.
@@ -274,7 +275,7 @@ class CheckpointManager(StepFolders):
         self._wait_for_all()
         agreement = Agreement(communicators.current())
         while True:
-            # Worker 0 says which: others may have an older view of a shared disk.
+            # Worker 0 decides which one: others may have an older view of a shared disk.
             _, told = agreement.gather_together(
                 "find the last checkpoint",
                 lambda: self._by_age()[-1:] if agreement.rank == 0 else [],
@@ -328,18 +329,18 @@ class CheckpointManager(StepFolders):
         return step
 
     def _make_room(self, step: int) -> int:
-        """Removes what saves have left that did not end. Returns the serial of the next save."""
+        """Removes files of saves that did not finish. Returns the serial of the next save."""
         for each in self._leftovers():
             if each != step:
                 self._remove(each)
         for each in self._steps():
             if self._is_whole(each):
-                # A save in its place, or a compaction, may not have ended.
+                # A save that replaces it, or a compaction, may not have finished.
                 manifests.remove_attempts(self._folder(each), lambda _: True)
         return max(self._serials().values(), default=0) + 1
 
     def _remove_old(self, saved: int) -> None:
-        """Removes the checkpoints that are too many. An error is a warning: the save is done."""
+        """Removes checkpoints that are too many. Warns after an error, since the save is done."""
         try:
             found = self._too_many(saved)
             for step in found.steps:
@@ -385,7 +386,7 @@ class _Pending:
             _lower_priority()
         self._save.write()
         if self._alone:
-            # No other worker need be asked, so the checkpoint is whole as soon as it can be.
+            # No other worker must agree, so the checkpoint is completed as soon as possible.
             try:
                 self._manager._finish(self._save, self._step)
                 _unfinished.discard(self)
@@ -398,7 +399,7 @@ class _Pending:
         return not any(self._save.agreement.gather(int(writing), "still writing"))
 
     def finish(self) -> None:
-        """Waits for the thread, and makes the save whole; collective."""
+        """Waits for the thread, and completes the save; collective."""
         _unfinished.discard(self)
         if self._thread is not None:
             self._thread.join()
@@ -408,7 +409,7 @@ class _Pending:
             raise self._error
 
     def end_with_process(self) -> None:
-        """Waits for the thread, and logs if that has not made the save whole."""
+        """Waits for the thread, and logs if the save was not completed."""
         if self._thread is not None:
             self._thread.join()
         if self._error is not None or not self._alone:
@@ -422,8 +423,8 @@ class _Pending:
 
 
 def _lower_priority() -> None:
-    """Has this thread run where the threads that train leave a core idle."""
-    if sys.platform == "linux":  # elsewhere the priority would be that of the process
+    """Lowers the priority of this thread, so that it runs when training leaves a core idle."""
+    if sys.platform == "linux":  # on other systems the priority would be that of the process
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
@@ -431,8 +432,8 @@ def _lower_priority() -> None:
 def set_copy_budget(mebibytes: int) -> None:
     """Sets how much memory this process may take for copies of rows that change while it saves.
 
-    Beyond it, the next change of rows waits until copies are written; one that has begun takes what
-    it needs. The default is 256.
+    Beyond it, the next change of rows waits until copies are written; a change that has begun takes
+    what it needs. The default is 256.
 
     Args:
         mebibytes: The memory in units of 2^20 bytes, for all tables together.
@@ -444,7 +445,7 @@ def set_copy_budget(mebibytes: int) -> None:
     _core.set_capture_budget(mebibytes << 20)
 
 
-# Saves that threads write, until they are whole or were waited for.
+# Saves that threads are writing, until they are complete or were waited for.
 _unfinished: set[_Pending] = set()
 
 
@@ -453,7 +454,7 @@ def _end_with_process() -> None:
         pending.end_with_process()
 
 
-# The interpreter waits for threads only when executors take no work any more, which clients of
-# object stores have to give them. What is registered last is called first: before that of
-# `concurrent.futures`, which closes the executors.
+# The interpreter waits for threads only after executors accept no more work, but clients of object
+# stores need executors. The function that is registered last is called first, and so before the
+# function of `concurrent.futures`, which closes the executors.
 threading._register_atexit(_end_with_process)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The progress of a run, beside its model and its data."""
+"""The progress of a run, which a checkpoint has beside model and data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _REMEMBERED: dict[type, tuple[str, ...]] = {
 
 
 class Progress(tf.train.experimental.PythonState):
-    """A dict that a checkpoint has as JSON.
+    """A dict that a checkpoint stores as JSON.
 
     Attributes:
         fields: The dict, empty before the first save or restore.
@@ -36,12 +36,12 @@ class Progress(tf.train.experimental.PythonState):
         return json.dumps(self.fields)
 
     def deserialize(self, string_value: str | bytes) -> None:
-        """Takes the dict of a checkpoint."""
+        """Sets the dict from a checkpoint."""
         self.fields = json.loads(string_value)
 
 
 def plain(value: Any) -> Any:
-    """Returns a figure of logs, or a value of a callback's state, as JSON has it."""
+    """Returns a figure of logs, or a value of a callback's state, in the form for JSON."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, dict):
@@ -62,7 +62,7 @@ def states_of(callbacks: Sequence[Any]) -> list[list[Any]]:
 def restore_states(callbacks: Sequence[Any], states: Sequence[Sequence[Any]]) -> None:
     """Gives callbacks the states that `states_of` has found in another process.
 
-    Callbacks that are not those of the saved run begin anew, with a warning.
+    Callbacks that the saved run did not have begin anew, with a warning.
     """
     holders = [callback for callback in callbacks if _state_of(callback) is not None]
     names = [type(callback).__name__ for callback in holders]
@@ -99,7 +99,7 @@ def _state_of(callback: Any) -> Any:
 
 
 def check_callbacks(callbacks: Sequence[Any]) -> None:
-    """Raises for callbacks whose work would be lost, or would spoil that of the run.
+    """Raises for callbacks whose work would be lost, or would disturb the run.
 
     Raises:
         ValueError: For callbacks that back a run up themselves, and for one that keeps an

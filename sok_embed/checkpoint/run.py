@@ -1,4 +1,4 @@
-"""A training of `checkpoint.fit`: its loop, its checkpoints, and where it stands."""
+"""A training of `checkpoint.fit`: its loop, its checkpoints, and its place."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ENDS = (StopIteration, tf.errors.OutOfRangeError)
 
 
 class _RunCheckpoint(Checkpoint):
-    """A checkpoint of a run, with what each worker counts for itself.
+    """A checkpoint of a run, with the counts that each worker has for itself.
 
     Args:
         model: The model of the run.
@@ -60,14 +60,14 @@ class _RunCheckpoint(Checkpoint):
 
 
 class Run:
-    """A training and where it stands.
+    """A training and its place in epochs and batches.
 
     Args:
         model: Compiled and built.
         batches: The batches of training.
         position: The way in which the place among these is found again.
         epochs: The number of the last epoch.
-        steps: The batches of an epoch. `None`: those of a pass.
+        steps: The batches of an epoch. `None`: an epoch is a pass.
 
     Attributes:
         every: The number of batches of an epoch after which to save; `None`: at its end alone.
@@ -76,7 +76,7 @@ class Run:
         history: The history of all epochs.
 
     Raises:
-        ValueError: For a dataset that does not end where an epoch does, and for no end at all.
+        ValueError: For a dataset that does not end with an epoch, and for one without an end.
     """
 
     def __init__(
@@ -99,9 +99,9 @@ class Run:
         # The examples of a batch over all workers; `None`: they are not known.
         self._global_batch = sum(sizes) if all(sizes) else None
         self._progress, self._own_progress = Progress(), Progress()
-        self._epoch = 0  # the first one that has not ended
-        self._batch = 0  # the batches of it that were trained on
-        self._logs: dict[str, Any] = {}  # of the last one of these
+        self._epoch = 0  # the first epoch that has not ended
+        self._batch = 0  # its batches that were trained on
+        self._logs: dict[str, Any] = {}  # the logs of the last of these batches
         self._stopped = False
         self._saved_at = 0
         self._due = False
@@ -146,7 +146,7 @@ class Run:
         return self._callbacks
 
     def begin(self) -> None:
-        """Takes up the last checkpoint, or saves one of the beginning."""
+        """Restores the last checkpoint, or saves one of the beginning."""
         model = self._model
         model.stop_training = False
         model.make_train_function()
@@ -170,9 +170,9 @@ class Run:
             self._save(0)
 
     def _set_progress(self) -> None:
-        """Sets what the checkpoint says beside the model, once it is restored."""
+        """Sets the progress that the checkpoint has beside the model, after it was restored."""
         fields = self._own_progress.fields or self._progress.fields
-        # Seeds and sizes are those of a worker.
+        # Seeds and sizes belong to each worker.
         self._agreement.together(
             "find the place in the data again", lambda: self._check_saved(fields)
         )
@@ -185,7 +185,7 @@ class Run:
             self._batches.note_restored(fields["passes"], fields["taken"])
 
     def _check_saved(self, fields: dict[str, Any]) -> None:
-        """Raises if the place of a checkpoint is none in this run."""
+        """Raises if the place of a checkpoint does not exist in this run."""
         within_epoch = fields["batch"] > 0
         remedy = "Go on as the run was begun, or begin another one in another directory."
         if within_epoch and fields["steps"] != self._steps:
@@ -197,7 +197,7 @@ class Run:
             self._check_data(fields, remedy)
 
     def _check_data(self, fields: dict[str, Any], remedy: str) -> None:
-        """Raises for another dataset than the one in which the checkpoint stands."""
+        """Raises for another dataset than that of the checkpoint."""
         in_a_pass = self._batches.in_a_pass
         if in_a_pass is not None and fields["in_a_pass"] not in (None, in_a_pass):
             raise ValueError(
@@ -223,7 +223,7 @@ class Run:
             self._check_other_workers(size is None or saved is None)
 
     def _check_other_workers(self, unknown: bool) -> None:
-        """Raises where batches of another number of workers are other ones."""
+        """Raises if another number of workers would have different batches."""
         if self._batches.shuffles_a_shard():
             raise ValueError(
                 "Expected a dataset that is shuffled first and sharded then, since the number of "
@@ -240,9 +240,10 @@ class Run:
             )
 
     def train(self) -> None:
-        """Trains the epochs that are left."""
+        """Trains the remaining epochs."""
         model, callbacks = self._model, self._callbacks
-        # A learning rate that a callback has set at the beginning of the epoch is in there.
+        # These values include a learning rate that a callback has set at the beginning of the
+        # epoch.
         held = _values_of(model) if self._batch else []
         callbacks.on_train_begin()
         if self._epoch or self._batch:
@@ -263,7 +264,7 @@ class Run:
         self._manager.wait()
 
     def _train_epoch(self) -> dict[str, Any]:
-        """Trains what is left of an epoch, and returns its logs."""
+        """Trains the rest of an epoch, and returns its logs."""
         self._train_batches()
         results = self._model.get_metrics_result()
         logs = dict(results if results.keys() == self._logs.keys() else self._logs)
@@ -299,7 +300,7 @@ class Run:
                 return
 
     def _is_pass_over(self) -> bool:
-        """Returns true if an epoch begins with another pass."""
+        """Returns true if the next epoch begins with a new pass."""
         if self._batches.iterator is None:
             return True
         return self._batches.taken > 0 and (self._steps is None or self._batches.at_end)
@@ -344,7 +345,7 @@ class Run:
         return {f"val_{name}": value for name, value in logs.items()}
 
     def _save(self, batch: int) -> None:
-        """Saves where the run stands, or waits while gradients are accumulated."""
+        """Saves the place of the run, or waits while gradients are accumulated."""
         self._due = self._checkpoint.waiting_calls() > 0
         if self._due:
             return
@@ -391,10 +392,10 @@ def _check_batches_suffice(batches: Batches, epochs: int, steps: int | None, str
 
 
 def _make_metrics(model: keras.Model, element_spec: Any) -> None:
-    """Has Keras make the variables of metrics, as the first step of training does."""
+    """Makes Keras create the variables of metrics, as the first step of training does."""
     if not _is_unbuilt(model):
         return
-    if model.run_eagerly:  # its step may be none that can be traced
+    if model.run_eagerly:  # its step may be one that cannot be traced
         batch = tf.nest.map_structure(
             lambda spec: keras.KerasTensor(tuple(spec.shape), spec.dtype.name), element_spec
         )

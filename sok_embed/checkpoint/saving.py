@@ -1,4 +1,4 @@
-"""Saving models so that a file is the old one or the new one, and never a part."""
+"""Saves models so that the file is always the old or the new one, and never a part."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from sok_embed.tables import contents, storage_copies
 def save_model(model: keras.Model, path: str | os.PathLike[str]) -> None:
     """Saves a model as `model.save(path)` does, with the rows of all workers.
 
-    Keras writes over the old file: a process that is killed meanwhile leaves neither. Here the file
-    is written in a hidden folder beside it, forced to disk, and then takes the old one's place in
-    one step. What killed saves have left there, the next one removes.
+    Keras writes over the old file: a process that is killed meanwhile leaves neither file. This
+    function writes the file into a hidden folder beside it, syncs it, and replaces the old file in
+    one step. The next save removes files of killed saves.
 
     With several workers this is collective: all of them call it, with the same path, in a folder
     that all of them share. Each writes its rows into the hidden folder, in pieces, and worker 0
@@ -47,7 +47,7 @@ def save_model(model: keras.Model, path: str | os.PathLike[str]) -> None:
 
     Args:
         model: A Keras model.
-        path: A file that ends in `.keras`. Of a link, the file that it leads to is replaced.
+        path: A file that ends in `.keras`. If it is a link, its target is replaced.
 
     Raises:
         ValueError: For another name. With several workers also for a table on disk, and for workers
@@ -95,7 +95,7 @@ def save_whole(
         model: A Keras model.
         path: The path of the file.
         ending: The ending that the path must have.
-        write: Writes the file, to a path that it is given, with the rows of all workers.
+        write: A function that writes the file, with the rows of all workers, to a given path.
         make_folder: True to make the folder of the file if there is none.
         copy_storages: True if rows in storages are copied beside the file, which refers to them;
             else they stay where they are, but for those that lie beside another file.

@@ -1,1 +1,1 @@
-"""The files of checkpoints: where they lie, how they are named, written and checked."""
+"""The files of checkpoints: their places, names and checks, and how they are written."""

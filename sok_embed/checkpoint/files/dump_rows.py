@@ -31,7 +31,7 @@ class DumpRows(NamedTuple):
 
 
 def rows_of_dump(path: str) -> Iterator[DumpRows]:
-    """Yields the rows of what `Storage.dump` has written: see `docs/reference/dump-format.md`.
+    """Yields the rows of a file of `Storage.dump`: see `docs/reference/dump-format.md`.
 
     Raises:
         CorruptionError: For a damaged file.

@@ -1,4 +1,4 @@
-"""Opening all files of a checkpoint, which others may replace or remove meanwhile."""
+"""Opens all files of a checkpoint, which other processes may replace or remove meanwhile."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from sok_embed.checkpoint.files.places import Fetched
 from sok_embed.kv import CorruptionError
 
 _Reading = Callable[[str], Manifest]
-_TRIES = 100  # each has met another save or compaction of the checkpoint
+_TRIES = 100  # in each attempt the checkpoint was replaced meanwhile
 
 
 class Held(NamedTuple):
     """A checkpoint whose files stay readable, even if another process removes them.
 
     Attributes:
-        chain: The checkpoint, and those that it has the changes since, the newest first.
-        places: The places where the files of each of them are read.
+        chain: The checkpoint, and those on which it builds, the newest first.
+        places: The place from which the files of each of them are read.
     """
 
     chain: list[Link]
@@ -39,8 +39,8 @@ def hold(
 ) -> Held:
     """Opens all files of a checkpoint that are needed; files that it lacks are left out.
 
-    Where another process replaces the checkpoint, or compacts one that it builds on, that is found
-    out by the manifests, and it is opened as it is then.
+    If another process replaces the checkpoint, or compacts one on which it builds, the manifests
+    show it, and the new files are opened.
 
     Args:
         folder: The path of the checkpoint's folder.
@@ -50,8 +50,8 @@ def hold(
 
     Raises:
         FileNotFoundError: If there is no whole checkpoint in the folder, or if it was removed.
-        CorruptionError: For one that is damaged.
-        ValueError: For one of a later version.
+        CorruptionError: For a damaged checkpoint.
+        ValueError: For a checkpoint of a later version.
         OSError: From the file system or the store.
     """
     for _ in range(_TRIES):
@@ -76,7 +76,7 @@ def hold(
 
 
 def _held(chain: list[Link], needed: Callable[[int, Manifest], Iterable[str]]) -> Held | None:
-    """Opens the files of a chain; `None`: it is another one by now."""
+    """Opens the files of a chain; returns `None` if the chain has changed."""
     held = Held(chain, [])
     try:
         is_lacking = False

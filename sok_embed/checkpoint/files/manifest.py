@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint, which is written last: with it the checkpoint is whole."""
+"""The manifest of a checkpoint, which is written last and makes the checkpoint complete."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from sok_embed.checkpoint.files.schema import (
 NAME = "manifest.json"
 _FORMAT = "sok-embed checkpoint"
 _VERSION = 1
-# A reader must know these features to read a whole checkpoint of this writer.
+# The features that a reader must know to read a full checkpoint.
 _FEATURES = ("full", "rows-1", "tf.train.Checkpoint")
-# The same of a checkpoint that has the changes since another one.
+# The features for a checkpoint that only has the changes since another one.
 _DELTA_FEATURES = ("delta", "rows-1", "tf.train.Checkpoint")
 _KNOWN_FEATURES = frozenset(_FEATURES + _DELTA_FEATURES)
 
 
 class Parent(NamedTuple):
-    """The checkpoint whose changes since then another one has.
+    """The checkpoint on which another one builds, which has only the changes since then.
 
     Attributes:
-        folder: The name of the checkpoint, in the folder that both lie in.
-        state: The number of what it holds.
+        folder: The name of the checkpoint's folder, beside that of the other one.
+        state: The number of the state that it has.
     """
 
     folder: str
@@ -50,17 +50,18 @@ class Manifest(NamedTuple):
         attempt: The number of the save, in the names of its files.
         serial: The number of the save, which grows from one save of a `CheckpointManager` to the
             next; 0 for other saves.
-        step: The iterations of the optimizer, or what a manager was given.
+        step: The iterations of the optimizer, or the step that a manager was given.
         workers: The number of workers that wrote it.
         dense: The file of dense weights: `prefix`; `variables` and `metrics`, lists of
-            `[path, dtype, shape]`; `others`, paths of what else was saved.
+            `[path, dtype, shape]`; `others`, paths of other saved objects.
         tables: A dict for each table; see `docs/reference/checkpoint-format.md`.
-        rows: The file of rows of each worker; none without tables.
+        rows: The file of rows of each worker; empty without tables.
         files: The files of dense weights.
-        parent: The checkpoint whose changes since then this one has; `None`: it has everything.
-        state: The number of what it holds: that of the save that captured it, also where its files
-            were written again later.
-        data: The files that each worker has of its own, those of one after those of another.
+        parent: The checkpoint on which this one builds, with the changes since then; `None`: it has
+            everything.
+        state: The number of the state that it has: the number of the save that captured it, even if
+            its files were rewritten later.
+        data: The files that each worker has of its own, worker by worker.
     """
 
     attempt: int
@@ -77,12 +78,12 @@ class Manifest(NamedTuple):
 
     @property
     def names(self) -> set[str]:
-        """The names of all files, that of the manifest too."""
+        """The names of all files, including the manifest."""
         return {NAME, *(record.name for record in (*self.rows, *self.files, *self.data))}
 
 
 def write(folder: str | Place, manifest: Manifest) -> None:
-    """Makes the checkpoint whole, and replaces one that was there.
+    """Writes the manifest, which makes the checkpoint complete, and replaces an older one.
 
     Raises:
         ValueError: For a manifest that `read` would refuse; nothing is written.
@@ -110,7 +111,7 @@ def write(folder: str | Place, manifest: Manifest) -> None:
 
 
 def is_whole(folder: str | Place) -> bool:
-    """Returns whether a folder has a manifest, whatever it says."""
+    """Returns whether a folder has a manifest, readable or not."""
     return place_of(folder).has(NAME)
 
 
@@ -119,8 +120,8 @@ def read(folder: str | Place) -> Manifest:
 
     Raises:
         FileNotFoundError: If there is none.
-        CorruptionError: For one that is not as it was written.
-        ValueError: For one that this version does not know how to read.
+        CorruptionError: For a manifest that is not as it was written.
+        ValueError: For a manifest that this version cannot read.
     """
     place = place_of(folder)
     try:
@@ -161,8 +162,8 @@ def _parsed(path: str, data: bytes) -> dict[str, Any]:
     """Returns the content of a manifest, all of which has been checked.
 
     Raises:
-        CorruptionError: For one that is not as it was written.
-        ValueError: For one that this version does not know how to read.
+        CorruptionError: For a manifest that is not as it was written.
+        ValueError: For a manifest that this version cannot read.
     """
     content = parsed(path, data)
     if type(content) is not dict or content.get("format") != _FORMAT:
@@ -173,17 +174,17 @@ def _parsed(path: str, data: bytes) -> dict[str, Any]:
     checked(path, content, manifest_schema.manifest)
     for entry in content["tables"]:
         for part in entry["parts"].values():
-            part.setdefault("size", part["rows"])  # of before there were changes alone
+            part.setdefault("size", part["rows"])  # old manifests lack it
     return content
 
 
 def remove_attempts(folder: str | Place, goes: Callable[[int], bool]) -> None:
-    """Removes the files of saves, but those that the manifest in the folder names."""
+    """Removes the files of saves, except files that the manifest in the folder names."""
     place = place_of(folder)
     try:
         kept = read(place).attempt if is_whole(place) else None
     except (OSError, ValueError):
-        return  # what a damaged manifest names is not known
+        return  # the names in a damaged manifest are not known
     gone = []
     for name in place.names():
         found = OWN_NAME.fullmatch(name)
@@ -206,7 +207,7 @@ class Link(NamedTuple):
 
 
 def read_chain(folder: str, reading: Callable[[str], Manifest] = read) -> list[Link]:
-    """Reads the manifest of a folder, and of those that it has the changes since, the newest first.
+    """Reads the manifest of a folder, and of the checkpoints on which it builds, the newest first.
 
     Args:
         folder: The path of the checkpoint's folder.
@@ -214,9 +215,9 @@ def read_chain(folder: str, reading: Callable[[str], Manifest] = read) -> list[L
 
     Raises:
         FileNotFoundError: If there is none in the folder.
-        CorruptionError: For one that is not as it was written, and where one of the others is not
-            there or holds another state.
-        ValueError: For one that this version does not know how to read.
+        CorruptionError: For a manifest that is not as it was written, and if one of the other
+            checkpoints is missing or has another state.
+        ValueError: For a manifest that this version cannot read.
     """
     chain = [Link(folder, reading(folder))]
     while (parent := chain[-1].manifest.parent) is not None:
@@ -259,7 +260,10 @@ def identity(table: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _check_version(path: str, content: dict[str, Any]) -> None:
-    """Raises for what only a later version reads. Its checksum may be another one too."""
+    """Raises for a manifest that only a later version can read.
+
+    Its checksum may have another form too.
+    """
     checked(path, content.get("least_reader"), integer(1), "least_reader")
     checked(path, content.get("features"), list_of(text), "features")
     least, features = content["least_reader"], content["features"]

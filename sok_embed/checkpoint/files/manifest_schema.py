@@ -40,11 +40,11 @@ _MIXED = re.compile(r"mixed_owners\(key, (-?[0-9]+), size\)")
 # The parts of a table, by its kind, in the order of their entries in an index of rows.
 PARTS = {"table": ("rows",), "adaptive": ("own", "static")}
 BUCKET_OWNERS = "bucket % size"
-ANY_WORKER = "any worker"  # rows may be in the file of any worker: readers look into all
+ANY_WORKER = "any worker"  # rows may be in the file of any worker: readers search all
 
 
 def _path(value: Any, field: str) -> None:
-    """Checks the path of an object, for which a reader tries each of its parts."""
+    """Checks the path of an object, whose parts a reader follows one by one."""
     text(value, field)
     if len(value) > MOST_PATH:
         raise Misfit(field, f"a text of at most {MOST_PATH} letters", brief(value))
@@ -86,7 +86,7 @@ _fields = record(
     {
         "attempt": _hexadecimal,
         "step": integer(),
-        # The next save of a manager has a greater one.
+        # The next save of a manager has a greater serial.
         "workers": integer(1, MOST_WORKERS),
         "dense": record(
             {
@@ -142,14 +142,14 @@ def _check_tables(content: dict[str, Any]) -> None:
 
 def _check_part(part: Any, field: str, content: dict[str, Any]) -> None:
     _part(part, field)
-    # Without a checkpoint before, the rows of the table are those of the files.
+    # If the checkpoint does not build on another, the table has the rows of the files.
     size = part.get("size", part["rows"])
     if content.get("parent") is None and size != part["rows"]:
         raise Misfit(f"{field}.size", f"{part['rows']}, the number of rows", f"{size}")
 
 
 def _check_owners(entry: dict[str, Any], field: str, workers: int) -> None:
-    """Checks what is known of the rule; those of later versions pass."""
+    """Checks the rule of owners, if this version knows it; rules of later versions pass."""
     owners, is_adaptive = entry["owners"], entry["kind"] == "adaptive"
     if is_adaptive and owners not in (BUCKET_OWNERS, ANY_WORKER):
         raise Misfit(field, repr(BUCKET_OWNERS), brief(owners))
@@ -163,14 +163,14 @@ def _check_owners(entry: dict[str, Any], field: str, workers: int) -> None:
 
 
 def _check_names(content: dict[str, Any]) -> None:
-    """Checks that files have the names that the attempt gives them, and that none is lacking."""
+    """Checks that files have the names that the attempt gives them, and that none is missing."""
     attempt, workers = int(content["attempt"], 16), content["workers"]
     prefix = dense_prefix(attempt)
     if content["dense"]["prefix"] != prefix:
         raise Misfit("dense.prefix", repr(prefix), brief(content["dense"]["prefix"]))
     expected: dict[str, list[str]] = {"rows": [], "data": []}
     if content["tables"]:
-        # The list is as long as that of the file, whatever `workers` says.
+        # The list in the file bounds the length, whatever `workers` says.
         _check_count("rows", content, workers)
         expected["rows"] = [rows_name(worker, workers, attempt) for worker in range(workers)]
     if content.get("data"):
@@ -191,7 +191,7 @@ def _check_count(field: str, content: dict[str, Any], count: int) -> None:
 
 
 def _check_dense_names(prefix: str, names: list[str]) -> None:
-    """Checks that there is an index, and each of the files of data that its names count."""
+    """Checks that there is an index, and each of the data files that the names count."""
     count = len(names) - 1
     data = [f"{prefix}.data-{i:05d}-of-{count:05d}" for i in range(count)]
     if count < 1 or sorted(names) != [*data, f"{prefix}.index"]:
@@ -199,7 +199,7 @@ def _check_dense_names(prefix: str, names: list[str]) -> None:
 
 
 def _check_lengths(content: dict[str, Any]) -> None:
-    """Checks that the files are long enough for what they are said to have."""
+    """Checks that the files are long enough for their contents."""
     for field, records in (("rows", content["rows"]), ("files", content["files"])):
         total = sum(each["bytes"] for each in records)
         told = _row_bytes(content) if field == "rows" else _elements(content)

@@ -1,4 +1,4 @@
-"""Object stores: what checkpoints have under a prefix of a bucket, by way of fsspec."""
+"""Object stores: the files of checkpoints under a prefix of a bucket, through fsspec."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from sok_embed.checkpoint.files.places import SCRATCH_NAME, Fetched, Place, Read
 from sok_embed.checkpoint.files.records import check_most
 from sok_embed.files.scratch import ScratchFolder
 
-# File systems of fsspec where a file that is written can be seen before it is whole, or that only
-# read.
+# File systems of fsspec that show a file before it is complete, or that can only read.
 _NO_STORES = frozenset(
     "arrow_hdfs asyncwrapper blockcache cached dask data dbfs dir dropbox filecache ftp git github"
     " hdfs http https jlab jupyter libarchive reference sftp simplecache smb ssh tar webhdfs zip"
@@ -24,21 +23,24 @@ _FETCHES = 4  # at a time
 
 
 class StoreError(OSError):
-    """An object store did not do what it was asked for; nothing is said of what it holds."""
+    """An object store has failed to do what it was asked.
+
+    The error does not concern its contents.
+    """
 
 
 class StoreFolder(Place):
-    """The files of an object store under a prefix, by way of fsspec.
+    """The files of an object store under a prefix, through fsspec.
 
-    An object is there as a whole once its write has ended, and is listed from then on; the store
-    promises that. So nothing is renamed, and files are written elsewhere first.
+    The store promises that an object is complete as soon as it can be seen, and is listed from then
+    on. So nothing is renamed, and files are written to a local folder first.
 
     Args:
         path: A URL, such as `s3://bucket/run7`.
 
     Raises:
         ImportError: Without fsspec, or what it needs for the store.
-        ValueError: For a URL of something else than an object store.
+        ValueError: For a URL that does not lead to an object store.
     """
 
     def __init__(self, path: str) -> None:
@@ -49,7 +51,7 @@ class StoreFolder(Place):
         return f"{self._root}/{name}"
 
     def _entries(self) -> list[dict[str, Any]]:
-        """Returns the entries right under the prefix: `name`, within it, and `type`."""
+        """Returns the entries directly under the prefix: `name`, relative to it, and `type`."""
         with _asking(f"list '{self.path}'"):
             self._files.invalidate_cache(self._root)
             try:
@@ -62,7 +64,7 @@ class StoreFolder(Place):
         return [
             {**each, "name": each["name"].rpartition("/")[2]}
             for each in entries
-            if each["name"].strip("/") != self._root.strip("/")  # a mark of the folder itself
+            if each["name"].strip("/") != self._root.strip("/")  # the folder's own mark
         ]
 
     def names(self) -> list[str]:
@@ -96,7 +98,7 @@ class StoreFolder(Place):
 
     def read(self, name: str, most: int) -> bytes:
         """See `Place`."""
-        with contextlib.suppress(FileNotFoundError):  # which the next line explains
+        with contextlib.suppress(FileNotFoundError):  # the next line raises a clearer error
             check_most(self.file(name), self.length(name), most)
         return self.read_range(name, None, None)
 
@@ -121,7 +123,7 @@ class StoreFolder(Place):
 
     def make(self) -> None:
         """See `Place`."""
-        pass  # prefixes are there once something is under them
+        pass  # a prefix exists once an object is under it
 
     def remove(self, names: Iterable[str]) -> None:
         """See `Place`."""
@@ -144,7 +146,7 @@ class StoreFolder(Place):
             return
         with _asking(f"remove files of '{self.path}'"), contextlib.suppress(FileNotFoundError):
             self._files.rm(paths)
-        # Removing many at once may silently leave some.
+        # A store may silently fail to remove some of many objects.
         for path in set(paths).intersection(self._below()):
             with _asking(f"remove '{path}'"), contextlib.suppress(FileNotFoundError):
                 self._files.rm_file(path)
@@ -175,7 +177,7 @@ class StoreFolder(Place):
             self._files.get_file(self._at(name), os.path.join(folder, name))
 
     def _check_bucket(self) -> None:
-        """Raises unless there is a bucket, where nothing was found in it."""
+        """Raises unless the bucket exists, after nothing was found in it."""
         bucket = self._root.partition("/")[0]
         try:
             with _asking(f"find the bucket of '{self.path}'", missing=True):
@@ -186,11 +188,11 @@ class StoreFolder(Place):
                 "it, or give another path."
             ) from None
         except StoreError:
-            pass  # without leave to ask for buckets, the next call reports the error
+            pass  # if buckets may not be listed, the next call reports the error
 
 
 class _StoreFile:
-    """Reads what it is asked for, and nothing ahead."""
+    """Reads exactly the bytes that it is asked for, without reading ahead."""
 
     def __init__(self, folder: StoreFolder, name: str) -> None:
         self._folder = folder
@@ -222,7 +224,7 @@ class _StoreFile:
 
 
 class _Scratch:
-    """A local folder of files that are to go to a store."""
+    """A local folder of files that will be uploaded to a store."""
 
     def __init__(self, place: StoreFolder) -> None:
         self._place = place
@@ -240,7 +242,7 @@ class _Scratch:
 
 
 def _checked(url: str) -> str:
-    """Returns the URL without a slash at its end, if it leads to one place of an object store."""
+    """Returns the URL without a slash at its end; raises unless it leads to an object store."""
     scheme, _, rest = url.partition("://")
     if scheme.lower() in _NO_STORES:
         raise ValueError(
@@ -248,7 +250,7 @@ def _checked(url: str) -> str:
             f"{url!r}. Save to a folder that is mounted, or to a store such as s3:// or gs://."
         )
     segments = rest.rstrip("/").split("/")
-    # fsspec takes *, ? and [ for patterns, and :: for several file systems in one.
+    # fsspec reads *, ? and [ as patterns, and :: as several file systems in one.
     if re.search(r"[*?\[\]#]|::", url) or any(each in ("", ".", "..") for each in segments):
         raise ValueError(
             "Expected a URL of a bucket and names, without empty ones, . and .., and without "
@@ -268,7 +270,7 @@ def _file_system(url: str) -> tuple[Any, str]:
             "the store: pip install fsspec s3fs for s3://, or fsspec gcsfs for gs://."
         ) from error
     try:
-        # Other workers write too, so nothing is remembered of what was listed.
+        # Other workers write too, so listings are not cached.
         files, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
     except ImportError as error:
         raise ImportError(
@@ -284,14 +286,14 @@ def _file_system(url: str) -> tuple[Any, str]:
 
 @contextlib.contextmanager
 def _asking(what: str, missing: bool = False) -> Iterator[None]:
-    """Has what a store raises say what it was asked for.
+    """Turns errors of a store into errors that name the work.
 
     Args:
         what: The work that the store is asked to do.
         missing: True if a FileNotFoundError is an answer.
 
     Raises:
-        StoreError: For whatever the store and its library raise.
+        StoreError: For any error of the store and its library.
     """
     try:
         yield

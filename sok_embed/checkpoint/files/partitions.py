@@ -1,4 +1,4 @@
-"""Splits records that do not fit in memory by a hash of their keys, and returns part by part."""
+"""Splits records that do not fit into memory by a hash of their keys, and returns them by part."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import numpy.typing as npt
 
 from sok_embed.tables.owners import mixed_owners
 
-# A part of the keys takes about so much memory.
+# The memory that a part takes, roughly.
 PART_BYTES = 128 << 20
 _MOST_PARTS = 1024  # each is a file; with more, parts are larger
 _SALT = 0x5EED
 
 
 class Partitions:
-    """Records that are dealt out by a hash of their keys, and come back a part at a time.
+    """Records that are divided by a hash of their keys, and returned a part at a time.
 
-    All records of a key come back in one part. If they are many they lie in files meanwhile, which
-    have no more bytes than the records, and are removed at the end of the `with` block.
+    All records of a key are in one part. Many records are kept in files, which have no more bytes
+    than the records, and are removed at the end of the `with` block.
 
     Args:
         dtype: The dtype of the records; its field `key` is an int64.
         expected_bytes: The bytes of all records, by which the number of parts is chosen.
-        of_all_bytes: The bytes that all partitions that are used at the same time expect, these
-            included.
+        of_all_bytes: The bytes of the records of all `Partitions` that are used at the same time,
+            this one included.
     """
 
     def __init__(self, dtype: npt.DTypeLike, expected_bytes: int, of_all_bytes: int = 0) -> None:
@@ -47,7 +47,7 @@ class Partitions:
             self._folder.cleanup()
 
     def add(self, records: npt.NDArray[Any]) -> None:
-        """Deals records `[n]` out."""
+        """Adds records `[n]` to their parts."""
         if self._folder is None:
             self._held.append(records)
             return

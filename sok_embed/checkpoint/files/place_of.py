@@ -20,8 +20,7 @@ def place_of(path: str | os.PathLike[str] | Place) -> Place:
 
     Raises:
         ImportError: For a URL, without fsspec or what it needs for the store.
-        ValueError: For a URL of something else than an object store, and one that could be
-            understood in two ways.
+        ValueError: For a URL that does not lead to an object store, and for one that is ambiguous.
     """
     if isinstance(path, Place):
         return path

@@ -1,7 +1,7 @@
 """The places of checkpoint files: folders of a file system, or an object store.
 
-`place_of` makes a `Place` of a path, and code that lists, reads, writes and removes by its methods
-need not know which kind it is.
+`place_of` makes a `Place` for a path. Code that lists, reads, writes and removes files by its
+methods need not know which kind it is.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sok_embed.files.scratch import ScratchFolder
 from sok_embed.files.whole_files import remove_if_there, sync, write_whole
 
 SCRATCH_NAME = "sok-embed-checkpoint"  # begins the names of local folders of files
-_OTHER_FILES = 64  # that may be opened while those of a checkpoint are
+_OTHER_FILES = 64  # other files that may be open at the same time
 
 
 class Readable(Protocol):
@@ -58,14 +58,14 @@ class Work(Protocol):
     folder: str
 
     def put(self, names: Sequence[str]) -> None:
-        """Has files of the folder be in their place, where they outlive a failure of the machine.
+        """Brings files of the folder to their place, where they survive a failure of the machine.
 
         Raises:
             OSError: If one of them could not be brought there.
         """
 
     def end(self) -> None:
-        """Removes what lies elsewhere than in its place."""
+        """Removes files that were not brought to their place."""
 
 
 class Place(abc.ABC):
@@ -88,7 +88,7 @@ class Place(abc.ABC):
         """Returns the names of all files and folders; none if there is no such folder.
 
         Raises:
-            OSError: If that cannot be found out.
+            OSError: If they cannot be listed.
         """
 
     @abc.abstractmethod
@@ -112,7 +112,7 @@ class Place(abc.ABC):
         """Opens a file for reading.
 
         Raises:
-            CorruptionError: For what is not a regular file.
+            CorruptionError: For something other than a regular file.
             FileNotFoundError: If there is none, now or when it is read.
         """
 
@@ -121,23 +121,23 @@ class Place(abc.ABC):
         """Returns all bytes of a file that has at most so many.
 
         Raises:
-            CorruptionError: For a longer file, and for what is not a regular file.
+            CorruptionError: For a longer file, and for something other than a regular file.
             FileNotFoundError: If there is none.
         """
 
     @abc.abstractmethod
     def write(self, name: str, data: bytes, temporary: str) -> None:
-        """Writes a file that is there as a whole or not at all, and replaces one that was there.
+        """Writes a file so that it exists completely or not at all, and replaces an old one.
 
         Args:
             name: The name of the file.
             data: The content of the file.
-            temporary: A name that it may have until it is whole.
+            temporary: A name that it may have until it is complete.
         """
 
     @abc.abstractmethod
     def make(self) -> None:
-        """Makes the folder, and those that it lies in, as far as they are not there."""
+        """Makes the folder and missing parents of it."""
 
     @abc.abstractmethod
     def remove(self, names: Iterable[str]) -> None:
@@ -148,12 +148,12 @@ class Place(abc.ABC):
         """Removes the folder with all that is in it.
 
         Args:
-            first: The file that goes before all others, and for good.
+            first: The file that is removed durably before all others.
         """
 
     @abc.abstractmethod
     def remove_if_empty(self) -> None:
-        """Removes the folder, should nothing be in it."""
+        """Removes the folder if it is empty."""
 
     @abc.abstractmethod
     def work(self) -> Work:
@@ -161,13 +161,13 @@ class Place(abc.ABC):
 
     @abc.abstractmethod
     def fetch(self, names: Iterable[str]) -> Fetched:
-        """Has files be in a local folder, where they stay; those that there are not are left out.
+        """Makes files available in a local folder; missing files are left out.
 
         Args:
             names: The names of the files.
 
         Raises:
-            CorruptionError: For what is not a regular file.
+            CorruptionError: For something other than a regular file.
             OSError: From the file system or the store, and for more files than may be open.
         """
 
@@ -243,7 +243,7 @@ class LocalFolder(Place):
     def remove_all(self, first: str) -> None:
         """See `Place`."""
         if os.path.islink(self.local):
-            return  # what it leads to is not a checkpoint's own
+            return  # the target of a link does not belong to the checkpoint
         remove_if_there(self._at(first))
         sync(self.local)
         shutil.rmtree(self.local)
@@ -280,10 +280,10 @@ class LocalFolder(Place):
 
 
 class Fetched(LocalFolder):
-    """Files of a folder that stay while this object does, or until its `end`.
+    """Files of a folder that stay readable while this object lives, or until its `end`.
 
-    Those of a file system stay open, which keeps their bytes where others remove them. In a local
-    folder links lead to the open files, for libraries that open what they read by a path.
+    Files of a file system stay open, which keeps their bytes even if others remove them. In a local
+    folder links lead to the open files, for libraries that open files by a path.
 
     Args:
         path: The path, for messages, of the folder that the files come from.
@@ -313,7 +313,7 @@ class Fetched(LocalFolder):
 
 
 def _allow_open(more: int) -> None:
-    """Raises the process' limit of open files as far as so many more need it and it may."""
+    """Raises the process' limit of open files for so many more, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = len(os.listdir("/proc/self/fd")) + more + _OTHER_FILES
     if soft != resource.RLIM_INFINITY and needed > soft:
@@ -322,13 +322,13 @@ def _allow_open(more: int) -> None:
 
 
 class _InPlace:
-    """Files are written where they are to be."""
+    """A save that writes files directly to their place."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
 
     def put(self, names: Sequence[str]) -> None:
-        sync(self.folder)  # its writer has forced each file to disk
+        sync(self.folder)  # the writer has synced each file itself
 
     def end(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""The files of a checkpoint: names, checksums, and writes that leave a whole file or none."""
+"""The files of a checkpoint: their names, their checksums, and errors for damaged ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import numpy as np
 from sok_embed.binding import _core
 from sok_embed.kv import CorruptionError
 
-# A file's checksum is made of those of its pieces, so that its writer need not read it again.
+# A file's checksum is made of the checksums of its pieces, so that its writer need not read it
+# again.
 PIECE_BYTES = 1 << 20
 # Files that saves write. All have the number of the attempt in their names.
 OWN_NAME = re.compile(
@@ -45,13 +46,13 @@ class FileRecord(NamedTuple):
     checksum: str
 
     def numbers(self) -> list[int]:
-        """Returns all but the name as int64 numbers, which other workers can be told."""
+        """Returns everything but the name as int64 numbers, to be sent to other workers."""
         bits = int(self.checksum, 16)
         return [self.bytes, bits >> 32, bits & 0xFFFFFFFF]
 
     @classmethod
     def of_numbers(cls, name: str, numbers: Sequence[int]) -> FileRecord:
-        """Returns the record of a file of this name that has these `numbers`."""
+        """Returns the record of a file from its name and its `numbers`."""
         length, high, low = numbers
         return cls(name, length, f"{high << 32 | low:016x}")
 
@@ -70,11 +71,11 @@ class FileChecksum:
 
     def __init__(self) -> None:
         self.bytes = 0
-        self._waiting = bytearray()  # less than a piece
+        self._waiting = bytearray()  # bytes at the end, less than a piece
         self._pieces = bytearray()
 
     def update(self, data: Any) -> None:
-        """Adds bytes that follow in the file."""
+        """Adds the next bytes of the file."""
         view = memoryview(data).cast("B")
         self.bytes += len(view)
         while len(view):
@@ -102,7 +103,7 @@ class FileChecksum:
 
 
 def record_of(folder: str, name: str) -> FileRecord:
-    """Forces a file that another library has written to disk, and reads it for its record."""
+    """Syncs a file that another library has written, and reads it to make its record."""
     found = FileChecksum()
     with open(os.path.join(folder, name), "rb") as file:
         while data := file.read(PIECE_BYTES):
@@ -112,7 +113,7 @@ def record_of(folder: str, name: str) -> FileRecord:
 
 
 def check_most(path: str, length: int, most: int) -> None:
-    """Raises CorruptionError for a file that is longer than any of its kind."""
+    """Raises CorruptionError for a file that is longer than files of its kind can be."""
     if length > most:
         raise damaged(path, f"at most {most} bytes", f"{length}")
 
@@ -133,7 +134,7 @@ def damaged(path: str, expected: str, received: str) -> CorruptionError:
 
 @contextlib.contextmanager
 def nothing_restored() -> Iterator[None]:
-    """Has the CorruptionError of a block say that nothing was restored."""
+    """Adds to a CorruptionError of the block that nothing was restored."""
     try:
         yield
     except CorruptionError as error:
@@ -141,12 +142,12 @@ def nothing_restored() -> Iterator[None]:
 
 
 def is_plain_name(name: Any) -> bool:
-    """Returns whether a name leads to a file in the folder that it stands in, and nowhere else."""
+    """Returns whether a name can only lead to a file directly in its folder."""
     return isinstance(name, str) and _PLAIN_NAME.fullmatch(name) is not None
 
 
 def is_of_a_save(name: str) -> bool:
-    """Returns true if a file or a folder has a name that saves give."""
+    """Returns true if a name of a file or a folder is one that saves use."""
     return OWN_NAME.fullmatch(name) is not None
 
 
@@ -178,7 +179,7 @@ def local_path(path: str | os.PathLike[str]) -> str:
     """Returns the absolute path of a folder.
 
     Raises:
-        ValueError: For one of another file system than that of the machine.
+        ValueError: For a URL, which does not lead to a mounted file system.
     """
     text = os.fspath(path)
     if "://" in text:
@@ -190,7 +191,7 @@ def local_path(path: str | os.PathLike[str]) -> str:
 
 
 def opened(path: str) -> io.BufferedReader:
-    """Opens a file for reading; what is not a regular file is not waited for.
+    """Opens a file for reading, without waiting if it is not a regular file.
 
     Raises:
         CorruptionError: For a FIFO, a device, a folder, and links that lead to each other.
@@ -199,7 +200,7 @@ def opened(path: str) -> io.BufferedReader:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):  # the latter is that of a socket
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # ENXIO is the error for a socket
             raise damaged(path, "a file", str(error.strerror)) from None
         raise
     mode = os.fstat(descriptor).st_mode

@@ -45,7 +45,7 @@ _HEADER = struct.Struct("<8sIIQII")
 _HEADER_BYTES = _HEADER.size + 8
 _BLOCK = struct.Struct("<IIQQ")
 _FOOTER = struct.Struct("<QQQ8s")
-_ALIGNMENT = 64  # of TensorFlow's tensors, in bytes
+_ALIGNMENT = 64  # the alignment of TensorFlow's tensors in bytes
 
 
 class Rows(NamedTuple):
@@ -66,13 +66,13 @@ class Rows(NamedTuple):
     update_times: npt.NDArray[np.int64]
 
     def where(self, chosen: npt.NDArray[np.bool_]) -> Rows:
-        """Returns the rows of which a mask bool `[n]` is true."""
+        """Returns the rows for which a mask, bool `[n]`, is true."""
         return self if chosen.all() else Rows._make(column[chosen] for column in self)
 
     def with_slots(self, start: Sequence[float]) -> Rows:
-        """Returns the rows with the slots of new rows, `start`, where they have no slots.
+        """Returns the rows; if they have no slots, with the slots of new rows, `start`.
 
-        Rows of a worker whose table had no optimizer yet have none.
+        Rows of a worker whose table had no optimizer yet have no slots.
         """
         if self.slots.shape[1] or not len(start):
             return self
@@ -105,10 +105,10 @@ def rows_a_block(dim: int, slot_floats: int) -> int:
 
 
 class RowsWriter:
-    """Writes a file, which counts once a manifest names it.
+    """Writes a file of rows. It is part of a checkpoint once a manifest names it.
 
     Args:
-        path: The path of the file, where nothing is yet.
+        path: The path of the file, which must not exist.
         attempt: The number of the save.
         worker: The number of the worker whose rows they are.
         workers: The number of workers.
@@ -142,20 +142,20 @@ class RowsWriter:
 
         Args:
             tables: The number of each capture's table.
-            captures: All those of one save, so that none of them keeps copies for long.
+            captures: All captures of one save, so that none of them keeps copies for long.
         """
         self._core.put_captures(tables, captures)
 
     def put_bytes(self, table: int, kind: int, data: bytes) -> None:
-        """Adds what an admission or a sketch has counted."""
+        """Adds the counts of an admission or a sketch."""
         self._core.put_bytes(table, kind, np.frombuffer(data, np.uint8))
 
     def put_removed(self, table: int, keys: npt.NDArray[np.int64]) -> None:
-        """Adds keys that went since the checkpoint before."""
+        """Adds keys whose rows were removed since the checkpoint before."""
         self._core.put_removed(table, _flat(keys, np.int64).view(np.uint64))
 
     def finish(self, tables: Sequence[dict[str, Any]]) -> FileRecord:
-        """Writes the index, forces the file to disk, and returns its record.
+        """Writes the index, syncs the file, and returns its record.
 
         Raises:
             ValueError: For an index that is too long for readers.
@@ -240,7 +240,7 @@ class RowsReader:
         return offset, tables_of_index(self.path, index, offset)
 
     def blocks(self) -> Iterator[Block]:
-        """Yields the blocks in their order; after the last the whole file has been checked."""
+        """Yields the blocks in their order; after the last one the whole file has been checked."""
         found = FileChecksum()
         with self._place.open(self._record.name) as file:
             found.update(file.read(_HEADER_BYTES))
@@ -263,7 +263,7 @@ class RowsReader:
         return offsets
 
     def blocks_of(self, table: int) -> Iterator[Block]:
-        """Yields the blocks of a table alone; each is checked."""
+        """Yields the blocks of one table; each is checked."""
         with self._place.open(self._record.name) as file:
             for offset in self._offsets.get(table, []):
                 file.seek(offset)

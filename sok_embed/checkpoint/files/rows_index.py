@@ -49,7 +49,7 @@ _sketch = record({"sketch_bytes": _count, "counters": list_of(_count)})
 
 
 def _check_entry(room: int, entry: dict[str, Any], field: str) -> None:
-    """Checks that the numbers of an entry agree with each other, and fit into so many bytes."""
+    """Checks that the numbers of an entry agree, and that its rows fit into `room` bytes."""
     if len(entry["slot_start"]) != entry["slot_floats"]:
         received = f"{len(entry['slot_start'])} numbers"
         raise Misfit(f"{field}.slot_start", f"{entry['slot_floats']} numbers", received)
@@ -78,7 +78,7 @@ def index_bytes(tables: Sequence[dict[str, Any]]) -> bytes:
     """Returns the index of a file.
 
     Raises:
-        ValueError: For one that is too long for readers.
+        ValueError: For an index that is too long for readers.
     """
     index = json.dumps({"tables": list(tables)}, allow_nan=False).encode()
     if len(index) > MOST_INDEX_BYTES or index.count(b",") > _MOST_VALUES // 2:
@@ -96,15 +96,15 @@ def tables_of_index(path: str, index: bytes, room: int) -> list[dict[str, Any]]:
     Args:
         path: The name of the file, for messages.
         index: The JSON.
-        room: The bytes of the file before it, into which all that it counts has to fit.
+        room: The bytes of the file before the index, into which everything that it counts must fit.
 
     Raises:
-        CorruptionError: For anything that no save has written.
+        CorruptionError: For an index that no save can have written.
     """
     content = parsed(path, index, _MOST_VALUES)
     checked(path, content, _index)
     for i, entry in enumerate(content["tables"]):
-        # Files of before there were changes alone do not have these.
+        # Files from before incremental checkpoints lack these.
         for name, value in (("size", entry["rows"]), ("removed", 0), ("whole", True)):
             entry.setdefault(name, value)
         checked(path, entry, partial(_check_entry, room), f"tables[{i}]")
@@ -112,12 +112,12 @@ def tables_of_index(path: str, index: bytes, room: int) -> list[dict[str, Any]]:
 
 
 class Head(NamedTuple):
-    """Holds what a table has beside rows and counts.
+    """The fields of a table beside rows and counts.
 
     Attributes:
         rule: The name of its row optimizer's rule, empty before the first commit.
         steps: The number of commits so far.
-        step_clock: The step that its clock shows if it counts steps, else -1.
+        step_clock: The time of its clock if that counts steps, else -1.
         slot_start: The floats of the slots of a new row.
     """
 
@@ -128,7 +128,7 @@ class Head(NamedTuple):
 
 
 def merged_head(name: str, entries: Sequence[dict[str, Any]]) -> Head:
-    """Returns the head of a table that is put together from the files of several workers.
+    """Returns the head of a table that is merged from the files of several workers.
 
     Args:
         name: The table's name, for messages.
@@ -154,7 +154,7 @@ def merged_head(name: str, entries: Sequence[dict[str, Any]]) -> Head:
 
 
 def total(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Holds the part of a manifest on rows that several workers have."""
+    """Returns the entry of a manifest for rows that several workers have."""
     return {
         "rule": max(entry["rule"] for entry in entries),
         "slot_floats": max(entry["slot_floats"] for entry in entries),

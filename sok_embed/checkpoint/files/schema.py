@@ -1,7 +1,7 @@
-"""Checks of JSON that others have written: its size, its types, and what numbers may be.
+"""Checks JSON from outside: its size, its types, and the ranges of its numbers.
 
-A check looks at a value and returns nothing, or raises `Misfit` with the field that does not fit.
-Checks are made of others, so that a format is declared once, as what its fields have to be.
+A check is a function of a value that returns nothing, or raises `Misfit` with the field that does
+not fit. Checks are composed of other checks, so that a format is declared once, by its fields.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import Any
 
 from sok_embed.checkpoint.files.records import damaged
 
-Check = Callable[[Any, str], None]  # gets the value, and what its field is called
+Check = Callable[[Any, str], None]  # gets the value and the name of its field
 
-# A text of so many bytes and values takes less than 150 MiB in memory, whatever it says.
+# A text of so many bytes and values takes less than 150 MiB in memory, whatever its content.
 MOST_BYTES = 16 << 20
 MOST_VALUES = 1 << 19
 
 MOST_DIM = 1 << 20
 MOST_SLOT_FLOATS = 1 << 23
-MOST = 2**63 - 1  # of numbers that travel as int64
+MOST = 2**63 - 1  # the greatest number that fits into int64
 
 _SHOWN = reprlib.Repr()
 _SHOWN.maxlevel, _SHOWN.maxstring, _SHOWN.maxother, _SHOWN.maxlong = 2, 60, 60, 40
 
 
 class Misfit(ValueError):
-    """A field that is not what its format says.
+    """A field that does not fit its format.
 
     Attributes:
         field: The name of the field, as in `tables[2].dim`; empty: the whole text.
@@ -44,7 +44,7 @@ class Misfit(ValueError):
 
 
 def brief(value: Any) -> str:
-    """Returns a value as messages show it, shortened where it is long."""
+    """Returns a value as messages show it, shortened if it is long."""
     return _SHOWN.repr(value)
 
 
@@ -54,8 +54,7 @@ def parsed(path: str, data: bytes, most_values: int = MOST_VALUES) -> Any:
     Args:
         path: The name of the file, for messages.
         data: The text; the caller has bounded its length.
-        most_values: The most values that it may have. What no value ends, such as a comma in a
-            string, may count too.
+        most_values: The most values that it may have. Commas in strings may count as values too.
 
     Raises:
         CorruptionError: For anything else.
@@ -90,7 +89,7 @@ def checked(path: str, value: Any, check: Check, field: str = "") -> None:
 
 
 def integer(least: int = 0, most: int = MOST) -> Check:
-    """Returns a check of an integer in [least, most]; a bool is not one."""
+    """Returns a check for an integer in [least, most]; a bool does not pass."""
 
     def check(value: Any, field: str) -> None:
         if type(value) is not int or not least <= value <= most:
@@ -100,19 +99,19 @@ def integer(least: int = 0, most: int = MOST) -> Check:
 
 
 def number(value: Any, field: str) -> None:
-    """Checks a finite number; a bool is not one."""
+    """Checks for a finite number; a bool does not pass."""
     if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
         raise Misfit(field, "a finite number", brief(value))
 
 
 def flag(value: Any, field: str) -> None:
-    """Checks a bool."""
+    """Checks for a bool."""
     if type(value) is not bool:
         raise Misfit(field, "true or false", brief(value))
 
 
 def text(value: Any, field: str) -> None:
-    """Checks a string that UTF-8 can encode."""
+    """Checks for a string that UTF-8 can encode."""
     if type(value) is str:
         try:
             value.encode()
@@ -123,7 +122,7 @@ def text(value: Any, field: str) -> None:
 
 
 def text_like(fits: Callable[[str], object], expected: str) -> Check:
-    """Returns a check of a string that a function finds true.
+    """Returns a check for a string for which a function returns true.
 
     Args:
         fits: The function that takes a text and returns whether it fits.
@@ -138,7 +137,7 @@ def text_like(fits: Callable[[str], object], expected: str) -> Check:
 
 
 def exactly(expected: Any) -> Check:
-    """Returns a check of one value."""
+    """Returns a check for exactly one value."""
 
     def check(value: Any, field: str) -> None:
         if type(value) is not type(expected) or value != expected:
@@ -148,7 +147,7 @@ def exactly(expected: Any) -> Check:
 
 
 def nothing_or(check: Check) -> Check:
-    """Returns a check of null, or of what another check takes."""
+    """Returns a check that passes null, and values that another check passes."""
 
     def checks(value: Any, field: str) -> None:
         if value is not None:
@@ -158,7 +157,7 @@ def nothing_or(check: Check) -> Check:
 
 
 def list_of(check: Check, most: int = MOST_VALUES) -> Check:
-    """Returns a check of a list of at most so many elements, which another check takes."""
+    """Returns a check for a list of at most so many elements, which another check passes."""
 
     def checks(value: Any, field: str) -> None:
         if type(value) is not list or len(value) > most:
@@ -170,7 +169,7 @@ def list_of(check: Check, most: int = MOST_VALUES) -> Check:
 
 
 def tuple_of(*checks: Check) -> Check:
-    """Returns a check of a list of as many elements as there are checks, one for each."""
+    """Returns a check for a list with one element for each of the given checks."""
 
     def check(value: Any, field: str) -> None:
         if type(value) is not list or len(value) != len(checks):
@@ -182,11 +181,11 @@ def tuple_of(*checks: Check) -> Check:
 
 
 def record(fields: Mapping[str, Check], optional: Mapping[str, Check] | None = None) -> Check:
-    """Returns a check of an object; fields that it does not know may have any value.
+    """Returns a check for an object; fields that it does not know may have any value.
 
     Args:
-        fields: The checks of those that must be there.
-        optional: The checks of those that may be.
+        fields: The checks of fields that must exist.
+        optional: The checks of fields that may exist.
     """
     more = optional or {}
 

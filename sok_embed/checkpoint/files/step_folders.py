@@ -1,4 +1,4 @@
-"""The folders of checkpoints in a directory: which are whole, which are the last, which may go."""
+"""The folders of checkpoints in a directory: which are complete, last, or too many."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ _Reading = Callable[[str], Manifest]
 
 
 class TooMany(NamedTuple):
-    """Returns the checkpoints of a directory that are to be removed.
+    """The checkpoints of a directory that are to be removed.
 
     Attributes:
-        steps: The steps of the checkpoints, those that build on others before these.
-        unreadable: Steps that stay because a manifest that they need cannot be read.
+        steps: The steps of the checkpoints; a checkpoint comes before those on which it builds.
+        unreadable: The steps of checkpoints that stay because a manifest that they need cannot be
+            read.
     """
 
     steps: list[int]
@@ -36,12 +37,12 @@ class TooMany(NamedTuple):
 
 
 class _Chain(NamedTuple):
-    """A checkpoint with those that it builds on.
+    """A checkpoint with those on which it builds.
 
     Attributes:
-        steps: The step of the checkpoint and those of the others, the newest first.
-        is_cut: True if one of them was replaced or has gone.
-        unreadable: The step of the one whose manifest cannot be read.
+        steps: The steps of all of them, the newest first.
+        is_cut: True if one of them was replaced or removed.
+        unreadable: The step of the checkpoint whose manifest cannot be read.
     """
 
     steps: list[int]
@@ -53,9 +54,10 @@ class StepFolders:
     """Folders `step-000012000` of a directory, as a `CheckpointManager` saves them.
 
     Args:
-        directory: An absolute path, or where that leads to.
-        max_to_keep: The most checkpoints, beside those of `keep_every`. `None`: all of them.
-        keep_every: The number of steps of each of which the first checkpoint is kept for good.
+        directory: An absolute path, or a `Place`.
+        max_to_keep: The most checkpoints that are kept, not counting those of `keep_every`. `None`:
+            all are.
+        keep_every: A number of steps: of every so many steps the first checkpoint is kept for good.
             `None`: none is.
 
     Raises:
@@ -80,7 +82,7 @@ class StepFolders:
         return os.path.join(self.directory, f"step-{step:09d}")
 
     def _steps(self) -> list[int]:
-        """Returns the steps of all folders, also of those that did not become whole."""
+        """Returns the steps of all folders, also of incomplete ones."""
         found = [_STEP_FOLDER.fullmatch(name) for name in self._place.folders()]
         return sorted(int(match[1]) for match in found if match is not None)
 
@@ -88,11 +90,11 @@ class StepFolders:
         return manifests.is_whole(self._folder(step))
 
     def _serials(self, read: _Reading = manifests.read) -> dict[int, int]:
-        """Returns the serials of whole checkpoints, by their steps, ascending.
+        """Returns the serials of complete checkpoints by their steps, ascending.
 
-        A manifest that cannot be read counts as saved after those of smaller steps: a damaged
-        checkpoint that may be the last one is not passed over. Where a store does not answer,
-        nothing is known of it, and its StoreError is raised.
+        A checkpoint whose manifest cannot be read counts as saved after those of smaller steps: a
+        damaged checkpoint that may be the last one is not skipped. If a store does not answer, its
+        StoreError is raised.
         """
         serials: dict[int, int] = {}
         for step in self._steps():
@@ -109,15 +111,15 @@ class StepFolders:
         return serials
 
     def _by_age(self, read: _Reading = manifests.read) -> list[int]:
-        """Returns the steps of whole checkpoints, in the order in which they were saved."""
+        """Returns the steps of complete checkpoints, in the order in which they were saved."""
         serials = self._serials(read)
         return sorted(serials, key=lambda step: (serials[step], step))
 
     def _too_many(self, saved: int) -> TooMany:
-        """Says whose checkpoints are to go.
+        """Returns the checkpoints that are to be removed.
 
-        Those of which a part was replaced or went are of no use and do not count. What cannot be
-        read stays, and so does what it may need.
+        Checkpoints that build on one that was replaced or removed are useless and do not count.
+        Checkpoints that cannot be read stay, and so do those that they may need.
 
         Args:
             saved: A step that stays.
@@ -125,7 +127,7 @@ class StepFolders:
         Raises:
             OSError: If the file system or a store does not answer.
         """
-        read = functools.cache(manifests.read)  # each belongs to the chains of many
+        read = functools.cache(manifests.read)  # many chains have the same manifest
         steps = self._by_age(read)
         chains = {step: self._chain_of(step, read) for step in steps}
         unreadable = [step for step in steps if chains[step].unreadable is not None]
@@ -139,14 +141,14 @@ class StepFolders:
             kept.update(firsts.values())
         kept.update(unreadable)
         needed = kept.union(*(chains[step].steps for step in kept if step in chains))
-        # It is unknown what the damaged one itself builds on.
+        # It is not known on which checkpoints a damaged one builds.
         unknown = {chains[step].unreadable for step in unreadable} - {None}
         if any(not has_all_rows(self._folder(step)) for step in unknown if step is not None):
             needed.update(steps)
         return TooMany([step for step in reversed(steps) if step not in needed], unreadable)
 
     def _chain_of(self, step: int, read: _Reading) -> _Chain:
-        """Returns the checkpoints that one builds on, as far as manifests can be read."""
+        """Returns the checkpoints on which one builds, as far as manifests can be read."""
         steps: list[int] = []
         while True:
             try:
@@ -169,9 +171,9 @@ class StepFolders:
         return _Chain(steps)
 
     def _leftovers(self) -> list[int]:
-        """Steps of folders that saves have left that did not end.
+        """Returns the steps of folders of saves that did not finish.
 
-        A folder with other names in it than those that saves give is not a save's.
+        A folder with names that saves do not use does not belong to a save.
         """
         return [
             step
@@ -185,7 +187,7 @@ class StepFolders:
 
 
 def has_all_rows(folder: str | Place) -> bool:
-    """Returns whether files have all rows of their tables, whatever a manifest says.
+    """Returns whether files have all rows of their tables, without asking a manifest.
 
     Args:
         folder: A folder that one save has written into.
