@@ -19,12 +19,12 @@ _Number = TypeVar("_Number", int, float)
 # Numbers travel as int64.
 LARGEST = 2**63 - 1
 
-# Seconds between the signs of a worker, which the others wait for, that it is still at work.
+# Seconds between signs of life of a worker for which the others wait.
 SECONDS_BETWEEN_SIGNS = 2.0
 
 
 class Agreement:
-    """All workers do the same, and an error of one is an error of all.
+    """Makes all workers do the same work, and an error of one an error of all.
 
     Every method is collective.
 
@@ -41,7 +41,7 @@ class Agreement:
         """Returns the int64 numbers of all workers in their order, a list for each.
 
         Args:
-            numbers: The numbers of this worker; each worker may have as many as it likes.
+            numbers: The numbers of this worker; each worker may have any number of them.
             purpose: The purpose of the exchange, which is its name: numbers of workers that are at
                 different places are never mixed up.
         """
@@ -53,11 +53,13 @@ class Agreement:
         return [each.tolist() for each in np.split(of_all.numpy(), ends)]
 
     def gather(self, number: int, purpose: str) -> list[int]:
-        """Returns a number of each worker; arguments as `gather_lists` has them."""
+        """Returns a number of each worker, with arguments as for `gather_lists`."""
         return [each for (each,) in self.gather_lists([number], purpose)]
 
     def sums(self, numbers: Sequence[int], purpose: str) -> list[int]:
-        """Returns the sums over all workers of as many numbers, as `gather_lists` has them."""
+        """Returns sums over all workers of lists of one length, with arguments as for
+        `gather_lists`.
+        """
         return add_lists(self.gather_lists(numbers, purpose))
 
     def together(
@@ -82,17 +84,17 @@ class Agreement:
         Args:
             what: The work as an infinitive, for the message and the name of the exchange.
             work: The function that does it, which must not communicate with workers.
-            numbers: The function that returns the numbers for the others, of the result of the
-                work.
-            undo: The function that is called if the work has failed on one of them, once all have
-                ended it. It is not called if a worker is lost: the others may be at work still.
+            numbers: A function that takes the result of the work and returns numbers for the other
+                workers.
+            undo: A function that is called if the work has failed on a worker, once all have ended
+                it. It is not called if a worker is lost, since others may still be working.
 
         Returns:
             The result of the work, and the numbers of each worker.
 
         Raises:
             Exception: The error of `work` or `numbers`.
-            RuntimeError: If they have failed on another worker alone.
+            RuntimeError: If they have failed only on other workers.
         """
         error: Exception | None = None
         result: _Result | None = None
@@ -120,18 +122,18 @@ class Agreement:
     def first_alone(self, what: str, work: Callable[[], _Result]) -> _Result | None:
         """Does something that may take long on worker 0, while the others wait for it.
 
-        Worker 0 gives a sign every few seconds, so that the others do not take it for lost.
+        Worker 0 sends a sign of life every few seconds, so that the others do not count it as lost.
 
         Args:
             what: The work as an infinitive, for the message and the name of the exchange.
             work: The function that does it, which must not communicate with workers.
 
         Returns:
-            The result of the work; `None` on the others.
+            The result of the work; `None` on other workers.
 
         Raises:
-            Exception: That of `work`, on worker 0.
-            RuntimeError: On the others, if it has failed.
+            Exception: The error of `work`, on worker 0.
+            RuntimeError: On the other workers, if it has failed.
         """
         if self.rank:
             while any(self.gather(0, f"sign: {what}")):
@@ -157,7 +159,7 @@ class Agreement:
             try:
                 while self.gather(int(not ended.wait(SECONDS_BETWEEN_SIGNS)), purpose)[0]:
                     pass
-            except Exception as error:  # a worker is lost, which the next exchange says too
+            except Exception as error:  # a worker is lost: the next exchange raises it too
                 failures.append(error)
 
         thread = threading.Thread(target=give, daemon=True)
@@ -187,7 +189,7 @@ def add_lists(lists: Sequence[Sequence[_Number]]) -> list[_Number]:
 
 
 def number_of_text(text: str) -> int:
-    """Returns a number that two texts have in common only if they are the same, about surely."""
+    """Returns a number of a text; two different texts almost surely have different numbers."""
     return _core.checksum(np.frombuffer(text.encode(), np.uint8), 0) & LARGEST
 
 
@@ -195,7 +197,7 @@ def check_same(what: str, numbers: Sequence[int], remedy: str, texts: bool = Fal
     """Raises ValueError unless all workers have one number.
 
     Args:
-        what: The name of what the numbers stand for, for the message.
+        what: The name of the thing that has the numbers, for the message.
         numbers: The number of each worker.
         remedy: The last sentence of the message.
         texts: True for numbers of texts, which messages do not show.

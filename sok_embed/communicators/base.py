@@ -13,8 +13,8 @@ class Communicator(ABC):
     """A group of workers, one process each.
 
     Every method but the properties is collective: each worker must call it, in the same order and
-    with the same name, also a worker that has nothing to send. All of them work eagerly and inside
-    of a `tf.function`.
+    with the same name, even if it has nothing to send. All of them work eagerly and inside of a
+    `tf.function`.
     """
 
     @property
@@ -29,9 +29,9 @@ class Communicator(ABC):
 
     @property
     def exchanges_on_gpu(self) -> bool:
-        """True if `exchange` takes a tensor of a GPU as it is, and returns one of a GPU.
+        """True if `exchange` sends a tensor from the memory of a GPU to the memory of a GPU.
 
-        Else it goes by way of the host's memory.
+        Otherwise tensors go through the host's memory.
         """
         return False
 
@@ -50,8 +50,8 @@ class Communicator(ABC):
                 every worker.
 
         Returns:
-            The rows that were received, those of worker 0 first, and the number of rows from each,
-            int32 `[size]`.
+            The rows that were received, rows of worker 0 first, and the number of rows from each
+            worker, int32 `[size]`.
         """
 
     def exchange(
@@ -62,14 +62,14 @@ class Communicator(ABC):
         Args:
             tensor: The tensor, as for `all_to_all`.
             splits: The splits, as for `all_to_all`.
-            gradient_splits: int32 `[size]`, those of the gradient of what comes back.
+            gradient_splits: int32 `[size]`, the splits of the gradient of the received rows.
             name: The name, as for `all_to_all`. The exchanges of rows and of gradients have names
                 that begin with it.
 
         Returns:
             The rows that were received, and the number of rows from each, as for `all_to_all`.
         """
-        import tensorflow as tf  # the command needs none
+        import tensorflow as tf  # the command does not need TensorFlow
 
         @tf.custom_gradient
         def exchanged(sent: tf.Tensor) -> Any:
@@ -88,14 +88,14 @@ class Communicator(ABC):
         """Gives the tensor of every worker to all, in one exchange. Differentiable.
 
         Args:
-            tensor: `[n, ...]`; each worker has an n of its own, which may be 0.
+            tensor: `[n, ...]`; n may differ between workers, and may be 0.
             name: The name of the exchange, as for `all_to_all`.
 
         Returns:
-            All tensors one behind the other, that of worker 0 first, and how many rows came from
-            each worker, int32 `[size]`.
+            All tensors one after the other, the tensor of worker 0 first, and how many rows came
+            from each worker, int32 `[size]`.
         """
-        import tensorflow as tf  # the command needs none
+        import tensorflow as tf  # the command does not need TensorFlow
 
         tensor = tf.convert_to_tensor(tensor)
         copies = tf.tile(tensor, [self.size, *[1] * (tensor.shape.rank - 1)])

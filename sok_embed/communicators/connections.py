@@ -1,4 +1,4 @@
-"""Connections of this worker to all others, over which rows are exchanged."""
+"""The connections of this worker to all others, over which rows are exchanged."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from sok_embed.binding import _core
 from sok_embed.communicators.base import Communicator
 from sok_embed.communicators.secret import derived
 
-# Names the host at which others reach this worker, if its own guess would be wrong.
+# The environment variable for the host at which others reach this worker, if its guess is wrong.
 HOST_VARIABLE = "SOK_EMBED_HOST"
 
 
 class Connections(Communicator):
     """A TCP connection to each of the other workers.
 
-    Exchanges of different names may run at once, and in any order. A worker that is lost, or does
-    not come to an exchange within the timeout, is an error on all others, and ends all exchanges.
+    Exchanges of different names may run at once, and in any order. If a worker is lost, or does not
+    come to an exchange within the timeout, all exchanges end with an error on all other workers.
 
     Args:
         mesh: The connections, of `shared_mesh`.
@@ -55,7 +55,7 @@ class Connections(Communicator):
         """See `Communicator.all_reduce`.
 
         Each worker sums a part of the tensor and gives its sum to all, so that the result has the
-        same bits everywhere, and a worker sends about twice the tensor whatever their number.
+        same bits everywhere, and a worker sends about twice the tensor, with any number of workers.
         float16 and bfloat16 are summed in float32.
         """
         if isinstance(tensor, tf.IndexedSlices):
@@ -116,29 +116,30 @@ class Connections(Communicator):
             received = tf_ops.all_to_all(sent, splits, mesh, f"{name}.rows")
 
             def gradient(upstream: tf.Tensor, _: Any) -> tf.Tensor:
-                # An eager tape may come to the gradients of two calls in another order than another
-                # worker's does.
+                # An eager tape may compute the gradients of two calls in different orders on
+                # different workers.
                 turn = received.turn
                 back = tf_ops.all_to_all(upstream, gradient_splits, mesh, f"{name}.gradients", turn)
                 return back.rows
 
             return (received.rows, received.splits), gradient
 
-        # TensorFlow would have the outputs of a custom gradient pass through a GPU.
+        # TensorFlow would send the outputs of a custom gradient through a GPU.
         with tf.device("/device:CPU:0"):
             rows, received_splits = exchanged(tensor)
         return rows, received_splits
 
     def stats(self) -> dict[str, float]:
-        """Returns `exchanges`, their number, `bytes_sent` to other workers, and `seconds`.
+        """Returns the number of `exchanges`, the `bytes_sent` to other workers, and `seconds`.
 
-        `seconds` is the time in which one exchange or more were under way.
+        `seconds` is the time during which at least one exchange was under way.
         """
         stats = self._mesh.stats()
         return {name: stats[name] for name in ("exchanges", "bytes_sent", "seconds")}
 
 
-# Those of this process. Exchanges in graphs name their connections, so a second init has the same.
+# The connections of this process. Exchanges in graphs refer to them by number, so a second init
+# gets the same.
 _made: dict[tuple[str, int, int, float], _core.Mesh] = {}
 
 
@@ -151,7 +152,7 @@ def shared_mesh(
     gather: Callable[[bytes], list[bytes]],
     secret: bytes | None,
 ) -> _core.Mesh:
-    """Returns this process's connections; makes them if there are none, or an error has ended them.
+    """Returns the connections of this process; makes them if there are none, or after an error.
 
     Making them is collective.
 
@@ -159,8 +160,8 @@ def shared_mesh(
         launcher: The program that started the workers.
         rank: The number of this worker.
         size: The number of workers.
-        host: The function that returns the name or number by which the others reach this one.
-        timeout: The seconds that an exchange waits without a sign of a worker.
+        host: A function that returns the name or number by which other workers reach this one.
+        timeout: The seconds that an exchange waits for a worker without a sign of life.
         gather: The collective function that takes the content of this worker and returns the
             contents of all, by rank.
         secret: The secret of the job. With one, only processes that know it can connect.

@@ -16,16 +16,18 @@ def share_of(local_size: int, cores: int, allowed: int) -> int:
     Args:
         local_size: The number of workers on the host.
         cores: The number of cores of the host.
-        allowed: On how many of them this process may run, as `taskset` and some launchers limit.
+        allowed: The number of these on which this process may run; `taskset` and some launchers
+            limit it.
     """
     return max(1, min(allowed, cores // local_size))
 
 
 def share_cores(local_size: int) -> None:
-    """Gives TensorFlow as many threads as this worker has cores for itself.
+    """Limits TensorFlow to as many threads as this worker has cores.
 
-    Each of several workers of a host would start as many threads as the host has cores, and they
-    would slow each other down. What the script or `TF_NUM_INTRAOP_THREADS` has chosen stays.
+    Otherwise each of several workers of a host would start as many threads as the host has cores,
+    and they would slow each other down. A number that the script or `TF_NUM_INTRAOP_THREADS` has
+    set stays.
 
     Args:
         local_size: The number of workers on this host.

@@ -13,18 +13,18 @@ _EXCHANGES = ("tcp", "horovod")
 
 _current: Communicator | None = None
 
-# The variables of the number of processes, for launchers whose ranks are not supported here.
+# The variables for the number of processes of launchers that are not supported.
 _SIZES_OF_OTHERS = ("JSM_NAMESPACE_SIZE", "FLUX_JOB_SIZE")
 
 
 def _has_horovod() -> bool:
-    """Returns whether the process belongs to several that Horovod has initialised."""
+    """Returns whether Horovod is initialised with several processes, of which this is one."""
     hvd = sys.modules.get("horovod.tensorflow")
     return hvd is not None and bool(hvd.is_initialized()) and int(hvd.size()) > 1
 
 
 def _refuse_other_launchers() -> None:
-    """Raises if another launcher started several of these: each would train a model alone."""
+    """Raises if an unknown launcher started several processes: each would train a model alone."""
     for variable in _SIZES_OF_OTHERS:
         text = os.environ.get(variable, "").strip()
         if text.isdecimal() and int(text) > 1:
@@ -37,7 +37,7 @@ def _refuse_other_launchers() -> None:
 
 
 def _joined(exchange: str, timeout: float, pin_gpu: bool) -> Communicator:
-    """Makes the communicator that the environment asks for."""
+    """Makes the communicator for the environment of this process."""
     if _has_horovod():
         return _horovod(exchange, timeout, pin_gpu)
     workers = find_workers()
@@ -91,24 +91,25 @@ def init(
             `mpirun` of Open MPI, MPICH, Intel MPI and MVAPICH, `srun`, and others with TF_CONFIG;
             else one worker alone. `"horovod"`, `"tcp"`, `"local"`, or a `Communicator` of your
             own.
-        exchange: Under Horovod, what tensors go over: `"tcp"`, connections of our own beside it,
-            but for dense tensors where Horovod was built with NCCL; or `"horovod"`, all over it.
-        timeout: The seconds that an exchange over TCP waits without a sign of another worker, and
-            that workers wait for each other at the start.
-        pin_gpu: True if each of several workers of a host takes one of its GPUs for itself.
+        exchange: Under Horovod, the transport of tensors: `"tcp"`, connections of our own, except
+            for dense tensors if Horovod was built with NCCL; or `"horovod"` for all tensors.
+        timeout: The seconds that an exchange over TCP waits for a worker without a sign of life,
+            and that workers wait for each other at the start.
+        pin_gpu: True if each of several workers of a host uses one GPU alone.
 
     Returns:
         The communicator.
 
     Raises:
-        ValueError: For another name; if what launchers say contradicts itself; if workers on
-            several hosts are not told where to meet; for a SOK_EMBED_SECRET that cannot be one; for
-            a launcher that says how many processes there are in another way than the above; for
-            fewer GPUs of a host than workers.
+        ValueError: For another name; if variables of launchers contradict each other; if workers on
+            several hosts are not told where to meet; for a SOK_EMBED_SECRET that cannot be a
+            secret; for several processes of a launcher that is not among the above; for fewer GPUs
+            of a host than workers.
         ImportError: If Horovod is asked for and missing.
         ConnectionError: If a worker cannot be reached.
         TimeoutError: If a worker does not come.
-        RuntimeError: If TensorFlow uses its GPUs already, of which this worker should take one.
+        RuntimeError: If TensorFlow uses the GPUs already, so that this worker cannot take one
+            alone.
     """
     global _current
     if exchange not in _EXCHANGES:

@@ -6,10 +6,10 @@ import tensorflow as tf
 
 
 def pin_gpu(local_rank: int, local_size: int) -> None:
-    """Has this process see one GPU of its host alone, whose memory it takes as it needs it.
+    """Makes this process see only one GPU of its host, and take its memory as needed.
 
-    Without it every worker would take most of the memory of every GPU. Where a launcher has given
-    the process one GPU already, as `CUDA_VISIBLE_DEVICES` does, it takes that one.
+    Without it every worker would take most of the memory of every GPU. If a launcher has given the
+    process one GPU already, by `CUDA_VISIBLE_DEVICES`, it uses that one.
 
     Args:
         local_rank: The number of this worker among those of its host.

@@ -14,10 +14,10 @@ from sok_embed.communicators.cores import share_cores
 from sok_embed.communicators.gpus import pin_gpu as pin_one_gpu
 from sok_embed.communicators.secret import job_secret
 
-# Bytes of a worker's address, which Horovod gathers.
+# The bytes in which Horovod gathers the address of a worker.
 _ADDRESS_BYTES = 512
-# Milliseconds between two looks of Horovod for tensors, where it reduces any. Its own choice, 1, is
-# most of the time of a small reduction.
+# The milliseconds between two cycles of Horovod, if it reduces tensors. Its default, 1, is most of
+# the time of a small reduction.
 _CYCLE_TIME = "0.2"
 
 
@@ -34,12 +34,12 @@ def _import_horovod() -> Any:
 
 
 class HorovodCommunicator(Communicator):
-    """The workers that `horovodrun` has started. Initialises Horovod if it is not.
+    """The workers that `horovodrun` has started. Initialises Horovod if necessary.
 
     Args:
         exchange: The transport of all-to-all exchanges: `"tcp"`, connections of sok_embed's own, or
-            `"horovod"`, its alltoall. With `"tcp"` dense tensors go over the connections too,
-            unless Horovod was built with NCCL, by which GPUs reduce them.
+            `"horovod"`, Horovod's alltoall. With `"tcp"` dense tensors use the connections too,
+            unless Horovod was built with NCCL, which reduces them on GPUs.
         timeout: The seconds that an exchange over TCP waits for a worker.
         pin_gpu: True if each worker of a host takes one of its GPUs.
 
@@ -99,7 +99,7 @@ class HorovodCommunicator(Communicator):
         return super().exchange(tensor, splits, gradient_splits, name)
 
     def _goes_by_nccl(self, tensor: tf.Tensor) -> bool:
-        """Returns whether a tensor is exchanged between GPUs: it lies on one, and there is NCCL."""
+        """Returns whether NCCL exchanges a tensor: it lies on a GPU, and Horovod has NCCL."""
         if not self.exchanges_on_gpu:
             return False
         return tf.DeviceSpec.from_string(tensor.device or "").device_type == "GPU"
@@ -161,7 +161,7 @@ def _gather(hvd: Any, content: bytes) -> list[bytes]:
 
 
 def _as_carried(tensor: Any) -> Any:
-    """Returns a tensor or slices in a type that Horovod carries; bfloat16 is none."""
+    """Returns a tensor or slices in a type that Horovod can send, which bfloat16 is not."""
     return _cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor
 
 

@@ -1,8 +1,8 @@
 """Finds the launcher of this process, its rank, the number of workers, and where they meet.
 
-Launchers say it in environment variables. Where those of several are set, one launcher was started
-within another, and the innermost knows how many processes there are; the outer one started
-launchers. In the order in which they are asked:
+Launchers set environment variables. If variables of several launchers are set, one launcher was
+started within another, and the innermost knows how many processes there are, since the outer one
+started launchers. The order in which they are checked:
 
 1. `horovodrun`: it starts workers itself, in whatever allocation or container it runs.
 2. `torchrun`, which is known by `TORCHELASTIC_RUN_ID`: `srun` and `mpirun` may start one of it on
@@ -11,7 +11,7 @@ launchers. In the order in which they are asked:
    stands in containers whose operator has set `RANK` and `WORLD_SIZE`.
 4. `RANK` and `WORLD_SIZE`: `sok-embed run`, Kubeflow, Accelerate, DeepSpeed, or a script that
    translates Slurm's variables.
-5. `srun`: its variables reach whatever its tasks start.
+5. `srun`: its variables are inherited by all programs that its tasks start.
 6. `TF_CONFIG`: a description of a cluster, which starts nothing.
 """
 
@@ -25,16 +25,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-# From here on ids of Slurm's steps mean the batch script, an interactive shell and the like.
+# Slurm's step ids from here on stand for the batch script, an interactive shell and the like.
 _SLURM_RESERVED_STEPS = 0xFFFFFFF0
-# The tasks of TF_CONFIG that train, each as one process, in the order of their ranks. A cluster has
-# a chief or a master, which are two names for one thing.
+# The tasks of TF_CONFIG that train, one process each, in the order of their ranks. A cluster has a
+# chief or a master, two names for the same task.
 _TF_TRAINERS = ("chief", "master", "worker")
 # Ports of workers for which none is given lie below those that Linux gives to outgoing connections.
 _FIRST_PORT, _PORTS = 20000, 10000
 
-# The variables that launchers set for each worker. Left over from one launcher, they would mislead
-# find_workers in a worker of another launcher. Names that end in _ are the beginnings of names.
+# The variables that launchers set for each worker. If they were inherited from an outer launcher,
+# they would mislead find_workers in a worker of an inner one. Names that end in _ are the
+# beginnings of names.
 _VARIABLES = (
     *("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_", "HOROVOD_CROSS_", "HOROVOD_HOSTNAME"),
     *("HOROVOD_GLOO_", "HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"),
@@ -55,7 +56,7 @@ class Workers:
         rank: The number of this worker, in `[0, size)`.
         size: The number of workers, at least 2.
         local_rank: The number of this worker among those of its host, in `[0, local_size)`.
-        local_size: The number of workers on this host, as far as the launcher says.
+        local_size: The number of workers on this host, if the launcher says it.
         address: The host, by name or number, and the port at which worker 0 listens for the others.
             `None` under `horovodrun`, which brings a meeting place of its own.
         launcher: The name of the launcher, for messages.
@@ -70,7 +71,7 @@ class Workers:
 
     @property
     def on_one_host(self) -> bool:
-        """Tells whether the launcher says that all workers are on this host."""
+        """True if the launcher says that all workers are on this host."""
         return self.local_size == self.size
 
 
@@ -85,7 +86,7 @@ class _Launcher:
         local_rank: The variables of the rank on this host, of which the first that is set counts.
         local_size: The variables of the number of workers on this host.
         job: The variables that are the same in all workers of a job and differ between jobs.
-        mark: One without which the launcher is another.
+        mark: A variable without which it is another launcher.
     """
 
     name: str
@@ -111,7 +112,7 @@ _TORCHRUN = _Launcher(
 _MPICH = _Launcher(
     "mpiexec of MPICH or Intel MPI",
     *("PMI_RANK", "PMI_SIZE"),
-    # Those of Hydra, then those of Cray's PALS.
+    # The variables of Hydra, then those of Cray's PALS.
     *(("MPI_LOCALRANKID", "PMI_LOCAL_RANK"), ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE")),
     job=("PMI_JOBID",),
 )
@@ -142,8 +143,8 @@ def find_workers(environ: Mapping[str, str] = os.environ) -> Workers | None:
         This process among the workers; `None` if it is alone.
 
     Raises:
-        ValueError: If what a launcher says contradicts itself, or if the workers are on several
-            hosts and nothing says where they can meet.
+        ValueError: If the variables of a launcher contradict each other, or if the workers are on
+            several hosts and nothing says where they can meet.
     """
     for launcher in _LAUNCHERS:
         if launcher.mark is None or _text(environ, launcher.mark) is not None:
@@ -170,14 +171,15 @@ def _workers_of(launcher: _Launcher, environ: Mapping[str, str]) -> Workers | No
         return None
     rank, size = rank_and_size
     if launcher is _MPICH and _first(environ, launcher.local_size) is None:
-        # srun speaks the protocol of MPICH too, and knows more than it says by that.
+        # srun sets variables of MPICH too, but its own variables say more.
         slurm = _slurm_workers(environ) if _is_task_of_slurm(environ) else None
         if slurm is not None and (slurm.rank, slurm.size) == (rank, size):
             return slurm
     local_size = _number(launcher.name, launcher.local_size, environ)
     local_rank = _number(launcher.name, launcher.local_rank, environ)
     if local_rank is None:
-        # A launcher that says nothing of hosts, such as Kubeflow's, starts one worker on each.
+        # A launcher that sets no variables for hosts, such as Kubeflow's, starts one worker on each
+        # host.
         local_rank = rank % local_size if local_size else 0
     workers = _placed(launcher.name, rank, size, local_rank, local_size)
     if launcher is _HOROVODRUN:
@@ -198,7 +200,7 @@ def _is_task_of_slurm(environ: Mapping[str, str]) -> bool:
 
 def _slurm_workers(environ: Mapping[str, str]) -> Workers | None:
     name = "srun"
-    # An allocation by itself sets SLURM_NTASKS, to what a step need not use.
+    # An allocation sets SLURM_NTASKS too, and a step may have fewer tasks.
     in_step = _text(environ, "SLURM_STEP_NUM_TASKS") is not None
     size_variable = "SLURM_STEP_NUM_TASKS" if in_step else "SLURM_NTASKS"
     rank_and_size = _rank_and_size(name, "SLURM_PROCID", size_variable, environ)
@@ -255,7 +257,7 @@ def _tensorflow_workers(environ: Mapping[str, str]) -> Workers | None:
         ) from None
     trainers = [address for each in _TF_TRAINERS for address in addresses[each]]
     if kind not in _TF_TRAINERS or len(trainers) < 2:
-        return None  # an evaluator works alone, a parameter server has no layers
+        return None  # an evaluator works alone, and a parameter server has no layers
     if not 0 <= index < len(addresses[kind]):
         raise _contradiction(
             "the task of TF_CONFIG to be one of its cluster",
@@ -274,7 +276,7 @@ def _tensorflow_workers(environ: Mapping[str, str]) -> Workers | None:
 def _port_beside(addresses: list[str]) -> int:
     """Returns the port at which the workers of a cluster of TensorFlow meet.
 
-    At those that the cluster names TensorFlow's own servers listen, once a strategy is made.
+    TensorFlow's own servers listen at the ports in the cluster, once a strategy is made.
     """
     taken = {
         _checked_port("each address of TF_CONFIG", each.rpartition(":")[2], "TF_CONFIG")
@@ -312,7 +314,7 @@ def _placed(
 ) -> Workers:
     """Returns the worker, which has no address yet."""
     if local_size is None:
-        local_size = local_rank + 1  # as many as there are at least
+        local_size = local_rank + 1  # the least number that is possible
     if not local_rank < local_size <= size:
         raise _contradiction(
             "the rank on this host to be less than the number of workers on this host, and that "
@@ -361,7 +363,7 @@ def _given_address(environ: Mapping[str, str], launcher: str) -> tuple[str, int]
     number = _checked_port("MASTER_PORT", port, launcher)
     agent_listens = _text(environ, "TORCHELASTIC_USE_AGENT_STORE") == "True"
     if launcher == _TORCHRUN.name and agent_listens:
-        # torchrun itself listens at its port, and keeps none for its workers.
+        # torchrun listens at its port itself, and reserves none for its workers.
         number += 1 if number < 65535 else -1
     return host.strip("[]"), number
 
@@ -375,8 +377,8 @@ def _checked_port(what: str, text: str, launcher: str) -> int:
 def _launcher_process(variable: str, value: str) -> int:
     """Returns the process that started the workers of this host.
 
-    That is the parent, unless each worker has a script around it: the nearest process above this
-    one whose environment does not have the worker's rank.
+    It is the parent, unless each worker runs within a script: the nearest ancestor whose
+    environment does not have the worker's rank.
     """
     rank = f"{variable}={value}".encode()
     pid = os.getppid()
@@ -385,12 +387,12 @@ def _launcher_process(variable: str, value: str) -> int:
             # The file reads "pid (name) state parent ...", and a name may hold blanks and brackets.
             pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
-        pass  # one of another user, who thus started the workers, or no Linux
+        pass  # the process of another user, which started the workers; or not Linux
     return pid
 
 
 def _text(environ: Mapping[str, str], name: str) -> str | None:
-    """Returns what a variable holds; `None` if that is nothing."""
+    """Returns the value of a variable; `None` if it is empty."""
     return environ.get(name, "").strip() or None
 
 
@@ -399,7 +401,7 @@ def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> str | None:
 
 
 def _number(launcher: str, names: tuple[str, ...], environ: Mapping[str, str]) -> int | None:
-    """Returns the number in the first of some variables that is set."""
+    """Returns the number in the first variable that is set."""
     for name in names:
         text = _text(environ, name)
         if text is not None:

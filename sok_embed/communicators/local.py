@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class LocalCommunicator(Communicator):
-    """The communicator of a process on its own. Nothing travels."""
+    """The communicator of a single process. Nothing is sent."""
 
     @property
     def rank(self) -> int:

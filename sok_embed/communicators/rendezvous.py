@@ -14,12 +14,12 @@ Worker 0 listens, and every other worker connects to it. Numbers are big-endian,
 With a secret of the job (`sok_embed.communicators.secret`) a proof is the HMAC-SHA256 under it of
 the sender's role, of greeting and answer, and of the bytes that it confirms. So both sides know
 that the other one belongs to the job before they send anything about it, no proof can be used
-again, and bytes that were changed on their way are refused. A worker goes on to look for worker 0
-when another process answers, and worker 0 goes on to listen whichever process connects, each until
+again, and bytes that were changed on their way are refused. If another process answers, a worker
+goes on looking for worker 0; and worker 0 goes on listening, whichever process connects; each until
 its time is over.
 
 Without a secret proofs are zeros, and any process that reaches worker 0 can claim to be a worker.
-Nothing is encrypted. What comes is copied and never executed.
+Nothing is encrypted. Received bytes are copied and never executed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sok_embed.communicators.launchers import Workers
 from sok_embed.communicators.rendezvous_host import Host
 from sok_embed.communicators.rendezvous_visitor import Visitor
 
-# Seconds; the system's calls that wait do not take numbers of any size.
+# Seconds; system calls that wait do not accept larger numbers.
 _LONGEST_TIMEOUT = 1e6
 
 
@@ -41,20 +41,21 @@ def all_gather(
     Args:
         content: The content that this worker sends to the others, 64 KiB at most.
         workers: This process among the workers, with an address.
-        timeout: Seconds that this takes at most, beside the look-up of the address's name. It
-            counts from the call of each worker: give workers that start late enough of it.
-        secret: The secret of the job, alike for all workers; `None`: anybody is believed.
+        timeout: The most seconds that this takes, not counting the look-up of the address's name.
+            It counts from the call of each worker, so it must be long enough for workers that start
+            late.
+        secret: The secret of the job, the same for all workers; `None`: every process is accepted.
 
     Returns:
-        The contents, that of worker 0 first.
+        The contents, the one of worker 0 first.
 
     Raises:
         ValueError: For a content that is too long and workers without an address; if two workers
             have one rank, or describe another job than worker 0. Without a secret only
             the worker that does not fit raises it.
-        TimeoutError: If a worker does not come in time, which is named on those that have come; if
-            worker 0 cannot be reached, or if the process that listens there does not know the
-            secret.
+        TimeoutError: If a worker does not come in time, which the message on the other workers
+            names; if worker 0 cannot be reached, or if the process that listens there does not know
+            the secret.
         ConnectionError: If a worker ends before all have met.
         OSError: On worker 0, if it cannot listen at the address.
     """

@@ -1,4 +1,4 @@
-"""The connections to worker 0, of which any number may come from strangers."""
+"""The connections to worker 0, any of which may come from strangers."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from sok_embed.communicators import rendezvous_wire as wire
 
 # Seconds for a guest to identify itself. A worker does so at once.
 HALF_SECONDS = 10.0
-# The most guests at a time that have not identified themselves, beside one for each worker.
+# The most guests at a time that have not identified themselves, not counting one for each worker.
 SLOTS = 64
-# So many lines of one reason are logged, each of another host.
+# The most lines that are logged for one reason, each for another host.
 _LOGGED_HOSTS = 16
 
 _log = logging.getLogger("sok_embed")
 
 
 class Refused(Exception):
-    """Ends the connection of a guest. Its text, one of a few, says what the guest did."""
+    """The reason why the connection of a guest is ended.
+
+    Its text, one of a few, says what the guest did.
+    """
 
 
 class Ended(Exception):
@@ -36,11 +39,11 @@ class Guest:
     Attributes:
         connection: The socket, which does not block.
         place: The address of the guest.
-        step: The function that takes the bytes once all of them are there.
+        step: The function that is called with the bytes once all of them are there.
         wanted: The number of bytes to read.
-        begins: The bytes that they have to begin with.
+        begins: The bytes with which they have to begin.
         received: The bytes that have come.
-        deadline: The time until which the guest has to take its next step, or, once it has sent its
+        deadline: The time until which the guest must take its next step or, once it has sent its
             content, until which it waits.
         version: The version of the protocol that the guest speaks.
         rank: The rank that the guest claims.
@@ -77,18 +80,18 @@ class Guest:
 
     @property
     def is_half(self) -> bool:
-        """Tells whether the guest may be anybody, and has not said everything yet."""
+        """True if the guest may be a stranger, and has not sent everything yet."""
         return not self.is_proven and self.content is None
 
     def wait_for(self, count: int, step: Callable[[Guest, bytes], None]) -> None:
-        """Chooses what is done once so many further bytes have come."""
+        """Sets the step that is taken once `count` more bytes have come."""
         self.wanted, self.step, self.begins = count, step, b""
 
     def listen(self) -> None:
-        """Takes what has come, and does the next step if everything for it is there.
+        """Reads bytes that have come, and takes the next step if all bytes for it are there.
 
         Raises:
-            Refused: If it is nothing that a worker sends.
+            Refused: If they are not bytes that a worker would send.
             Ended: If the guest has ended.
         """
         missing = self.wanted - len(self.received)
@@ -108,10 +111,10 @@ class Guest:
             self.step(self, whole)
 
     def send(self, message: bytes) -> None:
-        """Sends a message that is short enough for what the system keeps for a connection.
+        """Sends a message that fits into the system's buffer of a connection.
 
         Raises:
-            Ended: If the guest has ended, or does not read what it is sent.
+            Ended: If the guest has ended, or does not read.
         """
         try:
             if self.connection.send(message) == len(message):
@@ -122,7 +125,7 @@ class Guest:
 
 
 def dispensable(guests: list[Guest]) -> Guest | None:
-    """Returns the guest whose slot another may have: the oldest of the host that has most slots.
+    """Returns the guest whose slot another may take: the oldest of the host with the most slots.
 
     Thus a flood from one host does not push out guests from other hosts.
 
@@ -133,7 +136,7 @@ def dispensable(guests: list[Guest]) -> Guest | None:
     if not half:
         return None
     counts = Counter(guest.host for guest in half)
-    # Not by most_common, which imports a module, where there may be no descriptors.
+    # This does not use most_common, which imports a module: there may be no free descriptors.
     host = max(counts, key=counts.__getitem__)
     return next(guest for guest in half if guest.host == host)
 
@@ -149,8 +152,8 @@ class Refusals:
         """Counts a connection; logs it if it is the first of a host that ends for this reason.
 
         Args:
-            host: The host that the connection came from.
-            where: The same with the port, for the message.
+            host: The host from which the connection came.
+            where: The host and the port, for the message.
             reason: The reason why it was ended, one of a few texts.
             more: The rest of the message.
         """
@@ -166,7 +169,7 @@ class Refusals:
         )
 
     def summary(self) -> str:
-        """Returns a sentence on all that were ended; nothing if there were none."""
+        """Returns a sentence on all ended connections; an empty text if there were none."""
         if not self._counts:
             return ""
         counts = "; ".join(

@@ -1,4 +1,4 @@
-"""Worker 0 where workers meet, see `sok_embed.communicators.rendezvous`."""
+"""The part of worker 0 in the meeting of workers: see `sok_embed.communicators.rendezvous`."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from sok_embed.communicators.rendezvous_guests import (
 from sok_embed.communicators.rendezvous_listener import listen
 from sok_embed.communicators.secret import SECRET_VARIABLE
 
-# A message names so many missing ranks.
+# The most missing ranks that a message names.
 _NAMED_RANKS = 16
-# So many connections are accepted before those that are there have their turn.
+# The most connections that are accepted before existing ones are read from.
 _AT_ONCE = 16
-# The system answers with these errors when it has nothing left for another connection. Worker 0
-# then waits so many seconds for resources to become free.
+# The errors of the system when it has no resources for another connection. Worker 0 then waits so
+# many seconds.
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _EXHAUSTED_WAIT = 0.05
 
 
 class Host:
-    """Worker 0, which listens until all others have come, and then sends them all contents.
+    """Worker 0, which listens until all other workers have come, and then sends them all contents.
 
-    Only a guest that has proven to know the secret can end the meeting. Without a secret none
-    can: a guest that does not fit is sent away, and worker 0 goes on until its time is over.
+    Only a guest that has proved that it knows the secret can end the meeting. Without a secret no
+    guest can: one that does not fit is refused, and worker 0 goes on until its time is over.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class Host:
                 ):
                     self._here_only = wire.is_loopback(listener.getsockname())
                     self._receive(listener)
-                # No guest can come from here on: a worker that has its answer and calls again waits
-                # until this one listens again.
+                # From here on no guest can come: a worker that has its answer and calls again waits
+                # until worker 0 listens again.
             except wire.ERRORS as error:
                 self._send_error_to_all(error)
                 raise
@@ -92,14 +92,14 @@ class Host:
             ) from None
 
     def _receive(self, listener: socket.socket) -> None:
-        """Waits until all others have told their contents."""
+        """Waits until all other workers have sent their contents."""
         self._selector.register(listener, selectors.EVENT_READ)
         while len(self._told) < self._workers.size - 1:
             if not self._deadline.left():
                 raise self._missing()
             waits = [guest.deadline.left() for guest in self._guests.values()]
             ready = {key.fileobj for key, _ in self._selector.select(self._first(waits))}
-            # Guests that have sent something come first: new ones may take their slots.
+            # Guests that have sent something come first, since new guests may take their slots.
             for guest in [guest for at, guest in self._guests.items() if at in ready]:
                 self._read_from(guest)
             if listener in ready:
@@ -144,11 +144,11 @@ class Host:
             time.sleep(min(_EXHAUSTED_WAIT, self._deadline.left()))
 
     def _read_from(self, guest: Guest) -> None:
-        """Reads a guest's bytes, and does what they ask for.
+        """Reads a guest's bytes, and takes its next step.
 
         Raises:
             ConnectionError: If a worker of this job has ended.
-            ValueError: If a worker of this job has another idea of the job.
+            ValueError: If a worker of this job describes the job differently.
         """
         try:
             guest.listen()
@@ -174,7 +174,7 @@ class Host:
                 self._drop(guest, "it ended before it had said anything")
 
     def _expire(self, guest: Guest) -> None:
-        """Lets a guest go whose time is over.
+        """Ends the connection of a guest whose time is over.
 
         Raises:
             TimeoutError: If it is a worker of this job, which learns which workers are missing
@@ -198,16 +198,16 @@ class Host:
         if self._told.get(guest.rank) is guest:
             del self._told[guest.rank]
 
-    # --- what guests say, step by step ------------------------------------------------------------
+    # --- messages of guests, step by step ----------------------------------------------------------
 
     def _answer_greeting(self, guest: Guest, greeting: bytes) -> None:
-        """Answers a greeting by a proof, which reveals nothing to a guest without the secret."""
+        """Answers a greeting with a proof, from which a guest without the secret learns nothing."""
         _, guest.version, guest.rank, _ = wire.GREETING.unpack(greeting)
         answer = wire.ANSWER.pack(wire.MAGIC, wire.VERSION, wire.nonce())
         guest.transcript = greeting + answer
         guest.send(answer + wire.proof(self._secret, wire.HOST, guest.transcript))
         if self._secret is None and guest.version != wire.VERSION:
-            # The answer has told it our version.
+            # The answer has sent it our version.
             raise Refused("it has another version of sok_embed")
         guest.wait_for(wire.PROOF_BYTES, self._check_proof)
 
@@ -227,10 +227,10 @@ class Host:
         guest.wait_for(wire.HELLO.size, self._read_hello)
 
     def _read_hello(self, guest: Guest, hello: bytes) -> None:
-        """Reads what a guest says of the job, and the length of the rest."""
+        """Reads a guest's description of the job, and the length of its content."""
         length = wire.HELLO.unpack(hello)[-1]
         if length > wire.MAX_CONTENT:
-            raise Refused("it wants to tell more than any worker does")
+            raise Refused("its content is longer than a worker's may be")
         guest.hello = hello
         guest.wait_for(length + wire.PROOF_BYTES, self._admit)
 
@@ -240,14 +240,14 @@ class Host:
         signed = guest.hello + content
         expected = wire.proof(self._secret, wire.CONTENT, guest.transcript, signed)
         if not wire.is_proof(proof, expected):
-            raise Refused("what it told was changed on its way")
+            raise Refused("its content was changed on its way")
         self._check_job(guest)
         guest.content = content
         self._told[guest.rank] = guest
         # A worker that has waited long learns which workers are missing before it gives up.
         patience = wire.HELLO.unpack(guest.hello)[2] / 1000
         guest.deadline = wire.Deadline(patience - min(1.0, patience / 5))
-        guest.wait_for(0, self._answer_greeting)  # which is silent from now on
+        guest.wait_for(0, self._answer_greeting)  # the guest sends nothing from now on
         guest.send(self._reply(guest, wire.TAKEN_IN, 0))
 
     def _check_job(self, guest: Guest) -> None:
@@ -282,14 +282,17 @@ class Host:
             )
 
     def _refuse_worker(self, guest: Guest, reason: str, text: str) -> None:
-        """Raises if a guest that does not fit belongs to the job; else refuses the guest alone."""
+        """Raises if a guest that does not fit belongs to the job.
+
+        Otherwise refuses only the guest.
+        """
         error = ValueError(text)
         if guest.is_proven:
             raise error
         self._send_error(guest, error)
         raise Refused(reason)
 
-    # --- what worker 0 says -----------------------------------------------------------------------
+    # --- messages of worker 0 ----------------------------------------------------------------------
 
     def _missing(self) -> TimeoutError:
         absent = [rank for rank in range(1, self._workers.size) if rank not in self._told]
@@ -334,7 +337,7 @@ class Host:
         try:
             guest.send(self._reply(guest, kind, len(text), text))
         except Ended:
-            pass  # it has ended itself, maybe for the same reason
+            pass  # the worker has ended, maybe for the same reason
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -12,7 +12,7 @@ from sok_embed.communicators.secret import HOW_TO_SET
 
 # The system answers with these errors for an address that this host does not have.
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
-# The system keeps so many connections until worker 0 comes to them.
+# The number of connections that the system keeps until worker 0 accepts them.
 _BACKLOG = 1024
 
 _log = logging.getLogger("sok_embed")
@@ -23,8 +23,8 @@ def listen(
 ) -> socket.socket:
     """Returns a socket that listens for the other workers.
 
-    It listens on the loopback interface alone where all workers are on this host. Where it does
-    not, and the job has no secret, a warning says so.
+    It listens only on the loopback interface if all workers are on this host. If it listens on
+    others, and the job has no secret, it warns.
 
     Raises:
         OSError: If this host cannot listen there.
@@ -35,7 +35,7 @@ def listen(
         found = [(socket.AF_INET, (wire.LOOPBACK, port))]
     else:
         found = wire.look_up(address, deadline)
-        # An address that is not one of this host's may be translated to one on its way.
+        # An address that is not this host's may be translated to it on the way.
         if not any(wire.is_loopback(place) for _, place in found):
             found += [(family, (wire.ANY[family], port)) for family, _ in found]
     problem: OSError | None = None
@@ -64,8 +64,8 @@ def listen(
 def _bound(family: socket.AddressFamily, place: tuple[object, ...], backlog: int) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        # This allows for connections of an earlier job that wait for their end. Two listeners at
-        # one port are refused on Linux all the same.
+        # The port can be used although connections of an earlier job are still closing. Linux
+        # refuses two listeners at one port all the same.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(place)
         listener.listen(backlog)

@@ -1,4 +1,4 @@
-"""The other workers where workers meet, see `sok_embed.communicators.rendezvous`."""
+"""The part of other workers in the meeting: see `sok_embed.communicators.rendezvous`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sok_embed.communicators import rendezvous_wire as wire
 from sok_embed.communicators.launchers import Workers
 from sok_embed.communicators.secret import HOW_TO_SET, SECRET_VARIABLE
 
-# Seconds for one of several addresses of worker 0, which may be one that swallows what comes.
+# Seconds for one of several addresses of worker 0, since one of them may never answer.
 _LONGEST_TRY = 5.0
 # Seconds for an answer to a greeting, which worker 0 gives at once.
 _LONGEST_ANSWER = 10.0
@@ -23,11 +23,11 @@ _log = logging.getLogger("sok_embed")
 
 
 class _TryAgain(Exception):
-    """Says that this connection did not lead to worker 0, and that another one may."""
+    """This connection did not lead to worker 0, but another one may."""
 
 
 class _Ended(Exception):
-    """Says why the other side has ended a connection."""
+    """The other side has ended a connection; the text says why."""
 
 
 class Visitor:
@@ -80,7 +80,7 @@ class Visitor:
     def _connect(self) -> socket.socket:
         places = wire.look_up(self._address, self._deadline)
         if self._workers.on_one_host and not wire.is_loopback(self._address):
-            # Worker 0 listens there, unless its launcher has not told it that all are on one host.
+            # Worker 0 listens there if its launcher has told it that all workers are on one host.
             places.insert(0, (socket.AF_INET, (wire.LOOPBACK, self._address[1])))
         problem: object = "no address"
         for family, place in places:
@@ -92,8 +92,8 @@ class Visitor:
             try:
                 connection.settimeout(min(self._deadline.patience(), _LONGEST_TRY))
                 connection.connect(place)
-                # Where no process listens at a port from which connections go out, the system may
-                # connect one with itself.
+                # If no process listens at a port for outgoing connections, the system may connect a
+                # socket with itself.
                 if connection.getsockname() != connection.getpeername():
                     return connection
                 problem = "no process listens there"
@@ -103,7 +103,7 @@ class Visitor:
         raise _TryAgain(problem)
 
     def _visit(self, connection: socket.socket) -> list[bytes]:
-        """Returns the contents of all, from one connection."""
+        """Returns the contents of all workers, from one connection."""
         transcript = self._exchange_greetings(connection)
         reader = _Reader(connection, self._deadline)
         workers = self._workers
@@ -206,13 +206,13 @@ class Visitor:
         raise _TryAgain(problem)
 
     def _reply(self, reader: _Reader, transcript: bytes, is_taken_in: bool) -> list[bytes]:
-        """Returns the contents of all; before this worker is taken in, nothing.
+        """Returns the contents of all workers; nothing for the reply that this worker is accepted.
 
         Raises:
             _Ended: If the connection ends before.
             TimeoutError: Without a text, if the reply does not come in time.
             ConnectionError: If it is not a reply of worker 0.
-            Exception: The one that worker 0 replies with, of a class in `wire.ERRORS`.
+            Exception: The error in the reply, of a class in `wire.ERRORS`.
         """
         reader.signed.clear()
         magic, version, kind, number = wire.REPLY.unpack(reader.read(wire.REPLY.size))
@@ -249,7 +249,10 @@ class _Reader:
         self.signed = bytearray()
 
     def send(self, message: bytes) -> None:
-        """Sends a message. If the other side has stopped to listen, it may say why."""
+        """Sends a message.
+
+        If the other side has stopped listening, its reason may still be read.
+        """
         try:
             self._connection.settimeout(self._deadline.patience())
             self._connection.sendall(message)
@@ -257,7 +260,7 @@ class _Reader:
             pass
 
     def read_content(self) -> bytes:
-        """Returns bytes that come after their number, of which none but the first 64 KiB."""
+        """Returns bytes that come after their number, at most 64 KiB."""
         (length,) = wire.LENGTH.unpack(self.read(wire.LENGTH.size))
         return self.read(min(length, wire.MAX_CONTENT))
 

@@ -15,8 +15,8 @@ from sok_embed.communicators.launchers import Workers
 
 MAGIC = b"sok-meet"
 VERSION = 2
-# What a greeting and an answer look like is the same in every version from 2 on, so that two
-# versions can tell each other that they differ.
+# Greetings and answers have the same form in every version from 2 on, so that two versions can find
+# out that they differ.
 GREETING = struct.Struct("!8sII32s")  # magic, version, rank, nonce
 ANSWER = struct.Struct("!8sI32s")  # magic, version, nonce; then a proof
 HELLO = struct.Struct("!I16sIQ")  # number of workers, fingerprint, patience, length of the content
@@ -25,7 +25,7 @@ LENGTH = struct.Struct("!Q")
 PROOF_BYTES = NONCE_BYTES = 32
 MAX_CONTENT = 64 << 10  # bytes
 MAX_TEXT = 16 << 10  # bytes
-CHUNK = 64 << 10  # bytes; no peer can cause an allocation larger than what it sent
+CHUNK = 64 << 10  # bytes; allocations are no larger than the bytes that a peer has sent
 # The kinds of replies: contents, the errors in their order, and that a worker has been taken in.
 CONTENTS, TAKEN_IN = 0, 255
 ERRORS: tuple[type[Exception], ...] = (TimeoutError, ConnectionError, ValueError)
@@ -35,13 +35,13 @@ ANOTHER_PORT = (
 )
 # Seconds between two tries to reach worker 0: the first wait, and the longest.
 FIRST_WAIT, LONGEST_WAIT = 0.02, 0.5
-# Who proves that it knows the secret, and what is signed with it.
+# The roles of processes that prove that they know the secret, and the kinds of signed bytes.
 HOST, WORKER, CONTENT, REPLIED = b"worker 0", b"another worker", b"content", b"reply"
 NO_PROOF = bytes(PROOF_BYTES)
 
 
 class Deadline:
-    """A time until which something has to be done."""
+    """A time until which something must be done."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -52,7 +52,7 @@ class Deadline:
         return max(0.0, self._end - time.monotonic())
 
     def patience(self) -> float:
-        """Returns the same for a socket, for which 0 seconds would mean to wait for nothing."""
+        """Returns the same as a timeout of a socket, for which 0 would mean not to wait."""
         return max(0.001, self.left())
 
 
@@ -65,7 +65,7 @@ def proof(secret: bytes | None, role: bytes, transcript: bytes, signed: bytes = 
             its sender.
         transcript: The greeting and the answer: both versions, the rank, and a random number of
             each side, so that a proof of one meeting is of no use in another.
-        signed: Bytes that the proof vouches for.
+        signed: The bytes that the proof confirms.
     """
     if secret is None:
         return NO_PROOF
@@ -84,7 +84,7 @@ def nonce() -> bytes:
 
 
 def fingerprint(workers: Workers) -> bytes:
-    """Returns what the workers of a job have in common, 16 bytes."""
+    """Returns 16 bytes that are equal for all workers of a job."""
     return hashlib.sha256(f"{workers.size} {workers.launcher}".encode()).digest()[:16]
 
 
@@ -96,7 +96,7 @@ LOOPBACK = "127.0.0.1"
 def look_up(
     address: tuple[str, int], deadline: Deadline
 ) -> list[tuple[socket.AddressFamily, tuple[Any, ...]]]:
-    """Returns the numbers of a host, whose name may take its time to be known."""
+    """Returns the addresses of a host, whose name may become known only after a while."""
     wait = FIRST_WAIT
     while True:
         try:

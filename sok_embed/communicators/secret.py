@@ -1,4 +1,4 @@
-"""The secret of a job, by which its workers know each other."""
+"""The secret of a job, by which its workers recognize each other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOW_TO_SET = (
     "`openssl rand -hex 32` prints."
 )
 _LEAST_BYTES = 16
-# Random bytes that are fewer different ones than these do not happen: one secret in 10^9.
+# Random bytes have at least so many different values, except one secret in 10^9.
 _LEAST_DIFFERENT = 8
 
 

@@ -1,4 +1,4 @@
-"""Workers that talk to each other over TCP alone, without Horovod."""
+"""Workers that communicate over TCP, without Horovod."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class TcpCommunicator(Connections):
         pin_gpu: True if each worker of a host takes one of its GPUs.
 
     Raises:
-        ConnectionError: If the others do not come, or cannot be reached.
-        ValueError: Without an address at which workers can meet, and for a secret of the job that
-            cannot be one.
+        ConnectionError: If other workers do not come, or cannot be reached.
+        ValueError: Without an address at which workers can meet, and for a text that cannot be a
+            secret of the job.
     """
 
     def __init__(self, workers: Workers, timeout: float, pin_gpu: bool = True) -> None:
@@ -55,5 +55,8 @@ class TcpCommunicator(Connections):
 
     @property
     def connections(self) -> Connections:
-        """The connections of exchanges: this communicator. That of Horovod may have none."""
+        """The connections of exchanges, which are this communicator.
+
+        A Horovod communicator may have none.
+        """
         return self

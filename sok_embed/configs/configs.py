@@ -62,7 +62,7 @@ class TableConfig:
         eviction: The eviction of rows, as for `DynamicEmbedding`. `None`: rows stay.
         row_dtype: The type in which rows lie, as for `DynamicEmbedding`: `"float32"`,
             `"bfloat16"`, `"float16"` or `"int8"`.
-        slot_dtype: The type in which the optimizer's slots do: `"float32"` or `"bfloat16"`.
+        slot_dtype: The type in which the optimizer's slots lie: `"float32"` or `"bfloat16"`.
         device: The device whose memory the rows of a worker lie in, as for `DynamicEmbedding`.
         max_bytes: The most bytes of a GPU's memory that rows and their index take. `None`: as many
             as it has.
@@ -146,7 +146,7 @@ class TableConfig:
         self._check_replicated(what)
 
     def _check_replicated(self, what: str) -> None:
-        """Raises for rows that may go on one worker and stay on another, by a clock."""
+        """Raises for rows that may be removed on one worker and stay on another, by a clock."""
         if self.placement != "replicated":
             return
         for name, by_clock in (
@@ -193,14 +193,14 @@ class TableConfig:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> TableConfig:
-        """Makes what `get_config` came from."""
+        """Makes the config from the result of `get_config`."""
         return cls(**config)
 
 
 @keras.saving.register_keras_serializable(package="sok_embed")
 @dataclass(eq=False)
 class FeatureConfig:
-    """One input of a collection, and the table that its keys are looked up in.
+    """One input of a collection, and the table in which its keys are looked up.
 
     Args:
         name: The name of the feature; it differs from those of other features of the layer.
@@ -211,10 +211,10 @@ class FeatureConfig:
         combiner: The combiner of this feature; `"table"`: the table's.
         mask_zero: True if key 0 is padding, as Keras spells `padding_value=0`.
         padding_value: The key or string that is padding, as `DynamicEmbedding` has it:
-            what is combined leaves it out, in every form of input; with `combiner=None` the vectors
-            of a dense input get a mask. `None`: every key is a key.
+            bags leave it out, in every form of input; with `combiner=None` the vectors of a dense
+            input get a mask. `None`: every key is a key.
         max_length: The most keys that an example has; one with more is an error. A sharding plan
-            takes it for the length of every bag if it is given no better one. `None`: any
+            assumes that every bag has this length, unless it knows better. `None`: any
             number.
 
     Raises:
@@ -267,7 +267,7 @@ class FeatureConfig:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> FeatureConfig:
-        """Makes what `get_config` came from."""
+        """Makes the config from the result of `get_config`."""
         config = dict(config)
         if not isinstance(config["table"], TableConfig):
             config["table"] = keras.saving.deserialize_keras_object(config["table"])
@@ -275,9 +275,10 @@ class FeatureConfig:
 
 
 def feature_config(given: Any) -> FeatureConfig:
-    """Returns a feature's config; that of keras-rs becomes ours.
+    """Returns a feature's config; a config of keras-rs becomes one of this package.
 
-    Of keras-rs' table the limits of ids a partition are left out, which nothing needs here.
+    The limits of ids for each partition of a keras-rs table are left out, since nothing here needs
+    them.
 
     Raises:
         ValueError: For anything else.
@@ -304,7 +305,7 @@ _made: dict[int, _Made] = {}  # by the id of a table of keras-rs, which need not
 
 
 def _table_config(table: Any) -> TableConfig:
-    """Returns the config of a table of keras-rs, the same one each time: it stands for a table."""
+    """Returns the config for a table of keras-rs, the same object each time."""
     if table.placement not in _KERAS_RS:
         raise ValueError(
             f"TableConfig '{table.name}': expected placement to be one of {_KERAS_RS}. "
@@ -333,7 +334,7 @@ def _forget(number: int, gone: weakref.ref[Any]) -> None:
 
 
 def distinct_tables(features: Sequence[FeatureConfig]) -> list[TableConfig]:
-    """Returns the tables of features, each once, in the order in which they come first.
+    """Returns the tables of features, each once, in the order of their first features.
 
     Raises:
         ValueError: For two features of one name, and for two tables of one name that differ.

@@ -1,4 +1,4 @@
-"""The nest of configs that a caller gives a layer, and nests of inputs and outputs like it."""
+"""The nest of configs of a layer, and nests of inputs and outputs of the same form."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from sok_embed.configs.configs import FeatureConfig, feature_config
 
 
 class Given(NamedTuple):
-    """A feature that a call has an input of.
+    """A feature for which a call has an input.
 
     Attributes:
-        number: The place of the feature among all of the layer's.
+        number: The number of the feature among all features of the layer.
         feature: The config of the feature.
         value: The input of the feature.
     """
@@ -23,10 +23,10 @@ class Given(NamedTuple):
 
 
 class FeatureNest:
-    """Keeps the configs of features in the dicts, lists and tuples that they came in.
+    """Keeps the configs of features in the dicts, lists and tuples of the caller.
 
-    Keras replaces a dict or a list that is an attribute of a layer with a class of its own, and
-    everything that is packed like it. Within this object they stay as they are.
+    Keras replaces a dict or a list that is an attribute of a layer by a class of its own, and
+    outputs that are packed like it would have this class. Within this object they stay as they are.
 
     Args:
         layer: The name of the layer, for messages.
@@ -59,7 +59,7 @@ class FeatureNest:
                 )
 
     def inputs(self, nest: Any) -> list[Given]:
-        """Returns the features that a nest has inputs of; a dict may lack some.
+        """Returns the features for which a nest has inputs; a dict may lack some.
 
         Args:
             nest: The inputs, their shapes or their masks.
@@ -78,7 +78,7 @@ class FeatureNest:
         return given
 
     def weights(self, given: Sequence[Given], nest: Any) -> list[Any]:
-        """Returns the weights of features that a call has inputs of, `None` where there are none.
+        """Returns the weights of features for which a call has inputs; `None` for those without.
 
         Args:
             given: The features, as returned by `inputs`.
@@ -105,7 +105,7 @@ class FeatureNest:
         return [by_name.get(each.feature.name) for each in given]
 
     def packed(self, nest: Any, values: Sequence[Any]) -> Any:
-        """Returns values in plain dicts, lists and tuples, as the configs lie in.
+        """Returns values in plain dicts, lists and tuples, in the form of the configs.
 
         Args:
             nest: The inputs, which may lack features in dicts.
@@ -115,7 +115,7 @@ class FeatureNest:
         return _packed(self.configs, nest, lambda: next(iterator))
 
     def mapped(self, function: Callable[[FeatureConfig], Any]) -> Any:
-        """Returns the nest of the configs with what a function makes of each."""
+        """Returns the nest of the configs with the result of a function for each."""
         return _mapped(self.configs, function)
 
     @property
@@ -124,7 +124,7 @@ class FeatureNest:
 
 
 def _walk(configs: Any, nest: Any) -> Iterator[tuple[int, FeatureConfig, Any]]:
-    """Yields number, config and value of each feature that a nest has; dicts by sorted keys.
+    """Yields number, config and value of each feature in a nest; dicts by sorted keys.
 
     The order is the order in which `keras.tree` goes through the nest.
     """
@@ -162,7 +162,7 @@ def _packed(configs: Any, nest: Any, next_value: Callable[[], Any]) -> Any:
 
 
 def _mapped(nest: Any, function: Callable[[Any], Any]) -> Any:
-    """Returns a nest with what a function makes of each leaf, in plain dicts."""
+    """Returns a nest with the result of a function for each leaf, in plain dicts."""
     if isinstance(nest, Mapping):
         for key in nest:
             if not isinstance(key, str):  # a file would have a string instead
@@ -177,7 +177,7 @@ def _mapped(nest: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def _like(nest: Any, parts: list[Any]) -> Any:
-    """Returns parts in a list, a tuple or a named tuple, as another nest is one."""
+    """Returns parts in a list, a tuple or a named tuple, of the same kind as another nest."""
     if isinstance(nest, list):  # Keras' own class of lists becomes a plain one
         return parts
     return type(nest)(*parts) if hasattr(nest, "_fields") else tuple(parts)

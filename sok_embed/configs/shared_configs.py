@@ -1,4 +1,4 @@
-"""Finds table configs of which several layers have made a table each."""
+"""Finds table configs from which several layers have made a table each."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def check_own_configs(collection: Any, configs: Iterable[TableConfig], optimizer
     """Raises if an optimizer trains the tables of two layers that were made from one config.
 
     Each layer makes a table of its own from a config, so that a model with two of them would keep
-    two vectors of one key. One config in models that are trained apart, as those of a
-    cross-validation are, is not a fault.
+    two vectors of one key. One config in models that are trained separately, as in a
+    cross-validation, is not a fault.
 
     Args:
         collection: The collection that the optimizer is about to train, with the `name` of its
@@ -37,14 +37,14 @@ def check_own_configs(collection: Any, configs: Iterable[TableConfig], optimizer
         ValueError: If the same optimizer has trained another layer of one of the configs.
 
     Warns:
-        UserWarning: If another optimizer has, of a layer that is still in use.
+        UserWarning: If another optimizer has trained such a layer, which is still in use.
     """
     for config in configs:
         others = _others(collection, config)
         if any(other.optimizer() is not optimizer for other in others):
             gc.collect()  # a layer may only be held by cycles of references
             others = _others(collection, config)
-        # One line is enough of models that were trained apart and are kept.
+        # One warning is enough for models that were trained separately and are kept.
         for other in sorted(others, key=lambda each: each.optimizer() is not optimizer)[:1]:
             found = (
                 f"layers '{other.layer}' and '{collection.name}', each of which has made a table "

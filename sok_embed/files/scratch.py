@@ -1,4 +1,4 @@
-"""Folders for work in progress, which go also where the process that made them was killed."""
+"""Folders for work in progress, which are removed even if their process was killed."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def locked_folder(folder: str, name: str, number: int | None = None) -> tuple[st
     """Makes a folder that is locked while this process lives.
 
     Args:
-        folder: The folder to make it in.
-        name: The beginning of its own name, behind a dot.
+        folder: The folder in which it is made.
+        name: The beginning of its own name, after a dot.
         number: The number in its name, which belongs to no other work; `None`: any.
 
     Returns:
@@ -32,10 +32,10 @@ def locked_folder(folder: str, name: str, number: int | None = None) -> tuple[st
     while True:
         work = work_folder(folder, name, secrets.randbits(62) if number is None else number)
         os.mkdir(work, 0o700)
-        # Another process may take it for a leftover before it is locked.
+        # Another process may remove it as a leftover before it is locked.
         with contextlib.suppress(FileNotFoundError):
             lock = os.open(work, os.O_RDONLY | os.O_DIRECTORY)
-            # A file system without locks has no leftovers removed either.
+            # On a file system without locks leftovers are not removed either.
             if _try_lock(lock) is not False and os.path.exists(work):
                 return work, lock
             os.close(lock)
@@ -43,7 +43,7 @@ def locked_folder(folder: str, name: str, number: int | None = None) -> tuple[st
 
 
 def remove_leftovers(folder: str, name: str) -> None:
-    """Removes what killed processes have left; folders of those that live are locked.
+    """Removes folders of killed processes; folders of running processes are locked.
 
     Args:
         folder: The folder, as for `locked_folder`.
@@ -65,8 +65,8 @@ def remove_leftovers(folder: str, name: str) -> None:
 def _try_lock(descriptor: int) -> bool | None:
     """Locks an open folder. Returns False if another process has it, `None` if nothing can lock it.
 
-    The lock is one of the open folder: no other open or close of it takes the lock away. NFS
-    refuses such a lock of a folder, for which it wants leave to write.
+    The lock belongs to the open folder: opening or closing the folder elsewhere does not release
+    it. NFS refuses such a lock, since a folder cannot be opened for writing.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -80,12 +80,12 @@ def _try_lock(descriptor: int) -> bool | None:
 class ScratchFolder:
     """A folder of temporary files.
 
-    It goes when nothing refers to it any more, or the process ends; folders of killed processes go
-    when the next one is made.
+    It is removed when nothing refers to it any more, or when the process ends. Folders of killed
+    processes are removed when the next one is made.
 
     Args:
-        name: The beginning of its own name, behind a dot.
-        parent: The folder to make it in; `None`: the system's folder of temporary files.
+        name: The beginning of its own name, after a dot.
+        parent: The folder in which it is made; `None`: the system's folder of temporary files.
 
     Attributes:
         path: The path of the folder.

@@ -1,4 +1,4 @@
-"""The file in which a training says how its tables stand, for `sok-embed top`."""
+"""The file in which a training writes the figures of its tables, for `sok-embed top`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _NAME = "tables.json"
 
 
 def write_status(folder: str | os.PathLike[str], status: dict[str, Any]) -> None:
-    """Replaces the file in a folder, which is made if need be; a kill leaves the old or the new."""
+    """Replaces the file in a folder, which is made if missing; a kill leaves the old or new one."""
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, _NAME)
     write_whole(path, json.dumps(status).encode(), f"{path}.{os.getpid()}", synced=False)
 
 
 def read_status(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Returns what was written last.
+    """Returns the content that was written last.
 
     Raises:
         FileNotFoundError: If the folder has no such file.

@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all, and on the device afterwards."""
+"""Writes files so that they exist completely or not at all, and syncs them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 
 def write_whole(path: str, data: bytes, temporary: str, *, synced: bool = True) -> None:
-    """Writes a file that is there as a whole or not at all, and is on the device afterwards.
+    """Writes a file so that it exists completely or not at all, and syncs it.
 
     Args:
         path: The path of the file.
         data: The content of the file.
-        temporary: The name of the file, in the same folder, until it is whole.
-        synced: False for a file that may be lost, or empty, when the machine fails. A process that
-            is killed leaves it whole all the same.
+        temporary: The name of the file, in the same folder, until it is complete.
+        synced: False for a file that may be lost, or empty, if the machine fails. If the process is
+            killed the file is complete all the same.
     """
     try:
         with open(temporary, "wb") as file:
@@ -32,7 +32,7 @@ def write_whole(path: str, data: bytes, temporary: str, *, synced: bool = True) 
 
 
 def sync(path: str) -> None:
-    """Forces a file, or the names in a folder, to disk."""
+    """Syncs a file, or the names in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -48,7 +48,7 @@ def remove_if_there(path: str) -> None:
 
 @contextlib.contextmanager
 def removed_on_error(path: str) -> Iterator[None]:
-    """Removes a file that was begun, should the block fail."""
+    """Removes an unfinished file if the block fails."""
     try:
         yield
     except BaseException:

@@ -1,7 +1,7 @@
 """Embeddings of 64-bit keys on disk, trained from NumPy arrays, without Keras.
 
-A `Storage` is a folder of up to 256 groups. An `Embedding` is one group: its vectors, and what its
-`Optimizer` keeps of each of them.
+A `Storage` is a folder of up to 256 groups. An `Embedding` is one group: its vectors, and the state
+that its `Optimizer` keeps for each.
 """
 
 from sok_embed.admission import CountingBloomAdmission, FrequencyAdmission

@@ -1,4 +1,4 @@
-"""Checks of arguments, and what their errors say."""
+"""Checks of arguments, and the texts of their errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 MOST_DIMENSION = 2**20
 UINT32 = 2**32
-# Messages say this about floats that were given as ids.
+# The text of messages about floats that were given as ids.
 FLOATS_ROUND = (
     "float32 holds ids up to 2**24 exactly, float64 up to 2**53, and NaN is not an id. Read them "
     "as integers; where all are small, pass x.astype('int64')"
@@ -90,7 +90,7 @@ def check_parameters(
     more: Mapping[str, float],
     flags: bool = False,
 ) -> dict[str, float]:
-    """Returns all parameters of `owner` in one dict, without the underscore of `lambda_`."""
+    """Merges the parameters of `owner` into one dict, without the underscore of `lambda_`."""
     given = {**(parameters or {}), **more}
     return {
         name.removesuffix("_"): check_number(f"{owner}: {name.removesuffix('_')}", value, flags)
@@ -116,14 +116,14 @@ def check_path(path: str | bytes | os.PathLike[Any]) -> str:
 
 
 def described(value: Any) -> str:
-    """Returns the value for a message: of an array its dtype, else value and type."""
+    """Returns a text for a message: the dtype of an array, or the value and its type."""
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype}"
     return f"{value!r} of type {type(value).__name__}"
 
 
 def unknown_name(what: str, known: Any, received: Any) -> ValueError:
-    """Returns the error for a name that is none of those known."""
+    """Returns the error for an unknown name."""
     names = ", ".join(known) or "none"
     return ValueError(f"Expected {what} of {names}. Received: {received!r}.")
 

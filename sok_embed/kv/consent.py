@@ -1,4 +1,4 @@
-"""Checks that a config may open its storages: a file that is loaded names any path it likes."""
+"""Checks that a config may open its storages, since a loaded file can name any path."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _roots: ContextVar[tuple[str, ...]] = ContextVar("sok_embed_storage_roots", defa
 
 @contextlib.contextmanager
 def allow_storages(*roots: str | os.PathLike[str]) -> Iterator[None]:
-    """Lets the configs in files that are loaded open the storages under these folders.
+    """Allows configs in loaded files to open the storages under these folders.
 
-    Without it, a config opens a storage that this process has open already, or one that it names
-    by a relative path which leads into the working directory, also through symbolic links.
+    Without it, a config can only open a storage that this process has open already, or one with a
+    relative path that leads into the working directory, even through symbolic links.
 
     Example:
     >>> import os
@@ -28,7 +28,7 @@ def allow_storages(*roots: str | os.PathLike[str]) -> Iterator[None]:
     ...     kv.Storage.from_config(config).close()
 
     Args:
-        *roots: Folders, each of a storage or above some.
+        *roots: Folders of storages, or folders above them.
 
     Raises:
         ValueError: Without a folder.
@@ -50,7 +50,7 @@ def check_consent(path: str, folder: str) -> None:
     """Raises unless a config may open a folder.
 
     Args:
-        path: The path as the config has it.
+        path: The path in the config.
         folder: The folder that is opened.
 
     Raises:
@@ -59,7 +59,7 @@ def check_consent(path: str, folder: str) -> None:
     real = os.path.realpath(folder)
     roots = list(_roots.get())
     working = os.path.realpath(os.getcwd())
-    # Everything lies in the root.
+    # If the working directory is the root, everything lies in it.
     if not os.path.isabs(path) and os.path.dirname(working) != working:
         roots.append(working)
     if not any(os.path.commonpath([real, root]) == root for root in roots):

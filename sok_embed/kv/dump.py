@@ -18,7 +18,7 @@ class Dump(NamedTuple):
         ttl: Seconds after its last update that a row was kept in the storage that it comes from; 0:
             no limit; `None`: the file does not say, since an older sok-embed wrote it or it has no
             groups.
-        groups: Ascending by number; `rows` is how many are in the file.
+        groups: The groups, ascending by number; `rows` is the number of rows in the file.
     """
 
     ttl: int | None

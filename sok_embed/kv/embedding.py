@@ -71,9 +71,9 @@ class Embedding:
             update with the sum of their gradients; `"sequential"`, one update after another, in
             order.
         max_rows: The most rows; `None`: as many as the disk holds.
-        reset_slots: True if the optimizer may take over a group that another one has trained. The
-            slots of that one are dropped for good, and their updates count from 0; the vectors
-            stay. The same optimizer goes on with its own slots.
+        reset_slots: True if the optimizer may take over a group that another optimizer has trained.
+            The slots of that one are dropped for good, and updates count from 0; the vectors stay.
+            The same optimizer goes on with its own slots.
         reset_initializer: True if the initializer may differ from the group's. Rows that are made
             from now on start from the new one; existing rows stay.
         eviction: The eviction of rows: one of `sok_embed.eviction`, or `"lru"` or `"lfu"`. `None`:
@@ -81,7 +81,7 @@ class Embedding:
         row_dtype: The type of the vectors on disk and in the cache: `"float32"`, `"bfloat16"`,
             `"float16"` or `"int8"`, each row with a scale of its own. Updates compute in float32
             and round at random, by draws of the initializer's seed, the key and its updates.
-        slot_dtype: The type of what the optimizer keeps of a row: `"float32"` or `"bfloat16"`.
+        slot_dtype: The type of the optimizer's state of a row: `"float32"` or `"bfloat16"`.
 
     Raises:
         ValueError: For arguments out of their range, or if the group was made with another
@@ -126,7 +126,7 @@ class Embedding:
         self.admission = admission
         self.duplicates = duplicates
         self.eviction = get_eviction(eviction)
-        self._counts = False  # whether a lookup has been counted, or the lack of one told
+        self._counts = False  # True once a lookup was counted, or a warning given that none was
         what = f"Group {self.group} of '{storage.path}'"
         check_place(self.eviction, what, max_rows=max_rows, stored=True)
         kind, a, b = initializer.bounds(self.dimension)
@@ -186,7 +186,9 @@ class Embedding:
         *,
         return_exists: bool = False,
     ) -> npt.NDArray[np.float32] | tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]] | None:
-        """Reads vectors. A key without a row gets the one that training would start from.
+        """Reads vectors.
+
+        For a key without a row it returns the vector that training would start from.
 
         Args:
             keys: uint64 or int64 of any shape.
@@ -204,8 +206,8 @@ class Embedding:
             TypeError: If `keys` or `weights` is not an array of its dtype.
             ValueError: For another size or shape, an array that is not contiguous, or `weights`
                 that cannot be written to or that overlap the keys.
-            StorageError: If `max_rows` were exceeded, and not enough rows may go; no row has been
-                made then, and none has gone.
+            StorageError: If `max_rows` would be exceeded and not enough rows may be evicted; then
+                no row was made or removed.
         """
         wanted = check_keys(keys)
         if weights is None:
@@ -244,7 +246,7 @@ class Embedding:
         return self.metadata(keys).exists
 
     def metadata(self, keys: Keys) -> Metadata:
-        """Says which keys have a row, and how often and when it was updated. No row is made.
+        """Returns which keys have a row, and how often and when it was updated. No row is made.
 
         Args:
             keys: uint64 or int64 of any shape.
@@ -275,7 +277,7 @@ class Embedding:
         Raises:
             TypeError, ValueError: As `lookup`.
             PermissionError: If the storage is read-only.
-            StorageError: If `max_rows` were exceeded, and not enough rows may go.
+            StorageError: If `max_rows` would be exceeded and not enough rows may be evicted.
         """
         wanted = check_keys(keys)
         flat = self._vectors("gradients", gradients, keys.shape)
@@ -307,7 +309,9 @@ class Embedding:
         keys: Keys,
         weights: npt.NDArray[np.float32],
     ) -> None:
-        """Sets vectors, making rows. What the optimizer keeps of old rows stays.
+        """Sets vectors, and makes rows for keys without one.
+
+        The optimizer's state of existing rows stays.
 
         Args:
             keys: uint64 or int64 of any shape. Of equal ones the last counts.
@@ -322,7 +326,9 @@ class Embedding:
         self._table.assign(wanted, flat)
 
     def remove(self, keys: Keys) -> int:
-        """Removes rows. An admission counts their keys from 0 again; keys that wait keep counts.
+        """Removes rows. An admission counts their keys from 0 again.
+
+        Keys without a row keep their counts.
 
         Args:
             keys: uint64 or int64 of any shape. Those without a row are ignored.
@@ -372,7 +378,7 @@ class Embedding:
         return self._table.size()
 
     def __bool__(self) -> bool:
-        return True  # true also without rows
+        return True  # an embedding without rows is true, too
 
     def __repr__(self) -> str:
         return f"<Embedding of {self.dimension}, group {self.group} of '{self.storage.path}'>"

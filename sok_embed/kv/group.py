@@ -7,7 +7,7 @@ from typing import Any
 
 from sok_embed.binding import _core
 
-GROUPS = 256  # a storage has so many at most
+GROUPS = 256  # the most groups of a storage
 
 
 @dataclass(frozen=True)
@@ -18,16 +18,17 @@ class Group:
         number: The number of the group, in [0, 256).
         dimension: The length of its vectors.
         optimizer: The name of the rule that trains it, such as `"adam"`; `"keras.adam"` for the
-            form that layers use; `None` before the first.
+            form that layers use; `None` before the first update.
         rows: The number of rows; with a TTL, it may include some that have expired.
         steps: The number of updates, of any number of rows each.
         initializer: `kind`, `a`, `b` and `seed`; see `Initializer.bounds`. `None`: unknown,
             since the rows come from `load_damo`.
-        slots: Name and number of float32 of each vector that the optimizer keeps of a row.
+        slots: The name, and the number of float32, of each vector that the optimizer keeps for a
+            row.
         eviction: The eviction that the group was last opened with, as its `kind` and numbers;
             `None`: it had none.
         row_dtype: The type of its vectors on disk and in the cache; see `Embedding`.
-        slot_dtype: The type of what the optimizer keeps.
+        slot_dtype: The type of the optimizer's state.
     """
 
     number: int
@@ -43,7 +44,7 @@ class Group:
 
 
 def group_of(number: int, meta: dict[str, Any], rows: int | None = None) -> Group:
-    """Makes the group that the core describes so.
+    """Makes a group from the core's description.
 
     Args:
         number: The number of the group.

@@ -107,5 +107,5 @@ class Initializer:
 
 
 def _float32(value: float) -> float:
-    """Rounds as ops do: a layer that opens the group must draw the same."""
+    """Rounds as ops do, so that a layer that opens the group draws the same vectors."""
     return float(np.float32(value))

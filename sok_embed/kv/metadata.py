@@ -19,8 +19,8 @@ class Metadata(NamedTuple):
     Attributes:
         exists: bool, whether the key has a row; a row that has expired does not count.
         update_nums: int64, the updates of the row; 0 without a row.
-        update_times: int64, seconds since 1970 of the last one, or of when the row was made; 0
-            without a row.
+        update_times: int64, the time of the last update, or when the row was made, in seconds since
+            1970; 0 without a row.
     """
 
     exists: npt.NDArray[np.bool_]
@@ -29,7 +29,7 @@ class Metadata(NamedTuple):
 
 
 def read_metadata(keys: Keys, read: Callable[..., Any]) -> Metadata:
-    """Returns what `read` writes of the keys into flat arrays of flags, counts and times.
+    """Returns the counters of keys, which `read` writes into flat arrays.
 
     Raises:
         TypeError, ValueError: For other keys than arrays of uint64 or int64.

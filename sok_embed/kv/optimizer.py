@@ -132,7 +132,7 @@ class Optimizer:
         self.parameters = {**dict(_core.rule_defaults(self.rule)), **given}
 
     def slot_floats(self, dimension: int) -> int:
-        """Returns how many float32 the optimizer keeps of a row, beside its `dimension`."""
+        """Returns how many float32 the optimizer keeps for a row, beyond the vector."""
         return self._native.slot_floats(
             check_integer("dimension", dimension, 1, MOST_DIMENSION + 1)
         )
@@ -143,8 +143,8 @@ class Optimizer:
         """Applies one update to one row, in place.
 
         Args:
-            row: float32 `[dimension + slot_floats(dimension)]`: the vector, then what the
-                optimizer keeps, 0 at first.
+            row: float32 `[dimension + slot_floats(dimension)]`: the vector, then the optimizer's
+                state, 0 at first.
             gradient: float32 `[dimension]`.
             number: 1 for the first update of the row.
 

@@ -27,7 +27,7 @@ from sok_embed.kv.worker_folder import copy_owners_note, worker_folder
 
 _DURABILITIES = ("checkpoint", "update", "sync")
 _CONFIG = ("path", "cache_bytes", "durability", "read_only")
-_NOT_ARGUMENTS = ("ttl", "id")  # configs have this beside the arguments
+_NOT_ARGUMENTS = ("ttl", "id")  # fields of configs that are not arguments
 
 _Progress = Callable[[int, int], Any]
 
@@ -40,7 +40,7 @@ class Storage:
 
     It is flushed and closed by `close`, at the end of a `with` block, when nothing refers to it any
     more, and when the interpreter ends. A process that was forked from one that had opened storages
-    can use none and open none; when it ends, nothing is flushed or closed.
+    can neither use nor open storages; when it ends, nothing is flushed or closed.
 
     Example:
     >>> from sok_embed.kv import Embedding, Initializer, Optimizer
@@ -53,8 +53,8 @@ class Storage:
         path: The folder. It is made if there is none, unless `read_only`. With several Horovod
             workers, after `sok_embed.init()`, each has `worker-<rank>-of-<size>` in there to
             itself.
-        ttl: Seconds after its last update that a row is kept. 0: no limit. `None`: as the folder
-            was opened for writing last, no limit if it is new.
+        ttl: The seconds that a row is kept after its last update. 0: no limit. `None`: the TTL with
+            which the folder was last opened for writing, or no limit if it is new.
         cache_bytes: The memory for rows, at least 1 MiB. Their index, about 20 bytes for each, the
             places of rows that were written out lately, and the filters and indexes of files, about
             4 bytes for each row of the table, are part of it from 4 MiB on, and leave at least a
@@ -65,10 +65,11 @@ class Storage:
             each of them writes to a journal. With `"sync"` they survive a crash of the machine,
             too: every call waits until the disk has its changes.
         read_only: Nothing in the folder changes, and lookups make no rows.
-        reset_slots: True if an optimizer of another rule may take over rows that have been trained:
-            the slots of the rule before are dropped for good then. An optimizer of the same rule
-            goes on with them either way. It is not saved with a model.
-        clock: The clock of tests, which is called before each operation for the seconds since 1970.
+        reset_slots: True if an optimizer of another rule may take over trained rows: the slots of
+            the rule before are then dropped for good. An optimizer of the same rule goes on with
+            its slots in any case. It is not saved with a model.
+        clock: A clock for tests: a function that returns the seconds since 1970, called before each
+            operation.
         reset_initializer: True if a group may be opened with an initializer that differs from its
             own. Rows that are made from then on start from the new one; existing rows stay. It
             is not saved with a model.
@@ -104,7 +105,7 @@ class Storage:
         self.durability = durability
         self._ttl_by_default = ttl is None
         self._clock = clock
-        # Whether it lies beside the file of a model, with the id of the storage it was made of.
+        # True if it is a copy beside the file of a model, with the id of the copied storage.
         self._is_copy = False
         self._process = os.getpid()
         with _open_lock:
@@ -124,7 +125,7 @@ class Storage:
 
     @property
     def id(self) -> str:
-        """16 hexadecimal digits that go with the rows: those of its checkpoints are the same.
+        """16 hexadecimal digits that identify the rows; checkpoints of the storage have the same.
 
         Drawn at random when the storage was made. A storage that a dump was loaded into keeps its
         own. Empty of one that is read-only and was made before storages had ids.
@@ -133,7 +134,7 @@ class Storage:
 
     @property
     def ttl(self) -> int:
-        """Seconds after its last update that a row is kept; 0: no limit."""
+        """The seconds that a row is kept after its last update; 0: no limit."""
         return self._native.ttl
 
     @property
@@ -148,7 +149,10 @@ class Storage:
 
     @property
     def reset_slots(self) -> bool:
-        """True if another rule may take over trained rows; a new value holds from then on."""
+        """True if another rule may take over trained rows.
+
+        It can be set, and takes effect at once.
+        """
         return self._native.reset_slots
 
     @reset_slots.setter
@@ -170,7 +174,7 @@ class Storage:
 
         Its embeddings raise RuntimeError then.
         """
-        # A lock of the core may have been held by a thread that a forked process does not have.
+        # In a forked process a lock of the core may be held by a thread that does not exist there.
         return os.getpid() != self._process or self._native.closed
 
     def flush(self, wait: bool = True) -> None:
@@ -193,7 +197,7 @@ class Storage:
 
     @property
     def flushing(self) -> bool:
-        """True while a flush that `flush(wait=False)` has asked for is under way or to begin."""
+        """True while a flush of `flush(wait=False)` is under way or about to begin."""
         return self.ready().flushing
 
     def close(self) -> None:
@@ -230,7 +234,7 @@ class Storage:
         newer_than: float | datetime | None = None,
         progress: _Progress | None = None,
     ) -> int:
-        """Writes rows with what their optimizer keeps into one file, to move them elsewhere.
+        """Writes rows with the state of their optimizer into one file, to move them elsewhere.
 
         The file gets its name once it is complete. Expired rows are left out.
 
@@ -261,18 +265,18 @@ class Storage:
         )
 
     def load(self, path: str | bytes | os.PathLike[Any], progress: _Progress | None = None) -> int:
-        """Takes the rows of a dump in and flushes; all of them or, on an error, none.
+        """Loads the rows of a dump and flushes; all of them or, after an error, none.
 
-        A key that is there already gets the file's row. Rows that were last updated longer
-        ago than this storage's TTL stay out. Groups that are new come as they were. The storage
-        keeps its own TTL; see `read_dump` for that of the rows where they come from.
+        An existing key gets the file's row. Rows that were last updated longer ago than this
+        storage's TTL are left out. New groups are made as they were. The storage keeps its own TTL;
+        `read_dump` returns the TTL of the storage from which the rows come.
 
         Args:
             path: The path that `dump` wrote to.
             progress: The callback, as for `dump`.
 
         Returns:
-            The number of rows that were taken in.
+            The number of rows that were loaded.
 
         Raises:
             CorruptionError: For a damaged file.
@@ -282,8 +286,8 @@ class Storage:
             RuntimeError: If `progress` gave it up.
 
         Warns:
-            UserWarning: If the rows expired where they come from, and never do here, without a
-                `ttl=0` that says so.
+            UserWarning: If rows expire in the storage from which they come, and never do in this
+                one, unless it was opened with `ttl=0`.
         """
         file = check_path(path)
         rows = self.ready().load(file, _watched(progress))
@@ -300,10 +304,9 @@ class Storage:
     def load_damo(
         self, path: str | bytes | os.PathLike[Any], progress: _Progress | None = None
     ) -> int:
-        """Does what `load` does for what `dump` of Damo-Embedding wrote: vectors alone.
+        """Does what `load` does for a dump of Damo-Embedding, which has only vectors.
 
-        What the optimizer keeps starts anew, as do the counts of updates. The rows count as updated
-        now.
+        The optimizer's state and the counts of updates start anew. The rows count as updated now.
 
         Args:
             path: The file.
@@ -351,8 +354,8 @@ class Storage:
     def table(self, group: int) -> StoredTable:
         """Returns a group as it is, to look at its rows, copy or remove them.
 
-        Nothing needs to be said and nothing changes: dimension, initializer and optimizer are those
-        that the group has.
+        No arguments are needed and nothing changes: the group has its own dimension, initializer
+        and optimizer.
 
         Args:
             group: The number of the group, in [0, 256).
@@ -402,7 +405,7 @@ class Storage:
             )
 
     def get_config(self) -> dict[str, Any]:
-        """Returns how the folder was opened, as JSON; what the folder says itself is left out.
+        """Returns how the folder was opened, as JSON, without what the folder itself stores.
 
         So that a config changes nothing in a folder, there is no TTL, no `reset_slots` and no
         `reset_initializer`. A clock is not JSON.
@@ -419,9 +422,9 @@ class Storage:
     def from_config(cls, config: Mapping[str, Any]) -> Storage:
         """Returns the storage of a config, which this process may have open; or else opens it.
 
-        The storage in the folder comes first. Where none lies there, it is the only one of that id
-        that is open, whichever its folder; where another one lies there, one of that id that is
-        open under the same relative path, from before a change of the working directory.
+        The storage in the folder comes first. If there is none, it is the only open storage with
+        that id, in whichever folder. If there is another one, it is the open storage with that id
+        and the same relative path, opened before a change of the working directory.
 
         Args:
             config: The result of `get_config`. Only path and id count for a storage that is open. A
@@ -500,9 +503,9 @@ def _may_have_id(storage: Storage, id: str | None) -> bool:
 def _open_elsewhere(path: str, id: str | None, at_any_path: bool) -> Storage | None:
     """Returns the storage of that id which is open in another folder than the one at `path` now.
 
-    The working directory may have changed since it was opened by the same relative path. Without
-    `at_any_path` that is the only way to find it: a checkpoint has the id of its storage, and must
-    not be trained in its place.
+    It may have been opened by the same relative path before the working directory changed. Without
+    `at_any_path` only such a storage is found: a checkpoint has the id of its storage, and must not
+    be trained instead of it.
     """
     writers = [s for s in _open_storages.values() if not s._is_copy and not s.closed]
     same = [s for s in writers if id and s.id == id]
@@ -514,7 +517,8 @@ def _open_elsewhere(path: str, id: str | None, at_any_path: bool) -> Storage | N
 def _folder_holds(folder: str, id: str | None) -> bool:
     """Returns true if a folder that no process has open holds the storage of that id.
 
-    One that cannot be read, as its files are damaged or another process writes to it, does not.
+    Returns false for a storage that cannot be read, since its files are damaged or another process
+    writes to it.
     """
     try:
         native = _core.Storage(os.path.abspath(folder), None, 1 << 20, False, True, False)
@@ -531,7 +535,7 @@ def open_copy(folder: str, config: Mapping[str, Any]) -> Storage:
 
     Args:
         folder: The path of the copy, which the caller may open.
-        config: The config of the storage that was copied; the size of the cache counts.
+        config: The config of the storage that was copied; only the size of the cache is used.
 
     Raises:
         Exception: As the constructor.
@@ -557,7 +561,7 @@ def warn_of_another(storage: Storage, id: str | None) -> None:
 
 
 def _checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of the constructor that a config has."""
+    """Returns the constructor's arguments in a config."""
     unknown = sorted(set(config) - {*_CONFIG, *_NOT_ARGUMENTS})
     path = config.get("path")
     if unknown or not isinstance(path, str) or not path or "\0" in path:
@@ -591,7 +595,7 @@ def _finish(native: _core.Storage, process: int) -> None:
 def _leave_to_parent() -> None:
     """Makes a forked child forget what its parent has open."""
     global _open_lock
-    _open_lock = threading.RLock()  # another thread of the parent may have held the old one
+    _open_lock = threading.RLock()  # a thread of the parent may hold the old lock
     _open_storages.clear()
 
 

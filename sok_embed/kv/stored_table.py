@@ -1,4 +1,4 @@
-"""A group of a storage as it is, for callers that look at rows, remove or copy them."""
+"""A group of a storage for callers that look at its rows, remove them or copy them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StoredTable:
     """A group of a storage as it is. `Storage.table` makes one.
 
     It has the dimension, the initializer and the optimizer that the group has on disk, and changes
-    none of them, so nothing needs to be said to open it. It works beside a layer, a table or an
+    none of them, so opening it needs no arguments. It works beside a layer, a table or an
     `Embedding` that trains the same group, and in a storage that is read-only.
 
     Example:
@@ -102,10 +102,10 @@ class StoredTable:
         return read_metadata(keys, functools.partial(native.read_row_meta, self.group))
 
     def remove(self, keys: Keys) -> int:
-        """Removes rows with all that an optimizer keeps of them, and what an admission has counted.
+        """Removes rows with the optimizer's state of them, and the counts of an admission.
 
-        The removal lasts when the storage has been flushed, or at once where nothing has opened the
-        group for training. The bytes of the rows stay in files until `Storage.compact`.
+        The removal is durable when the storage has been flushed, or at once if nobody has opened
+        the group for training. The bytes of the rows stay in files until `Storage.compact`.
 
         Args:
             keys: uint64 or int64 of any shape. Those without a row are ignored.
@@ -123,9 +123,10 @@ class StoredTable:
         """Yields all rows, `n` at a time, ascending by key as uint64.
 
         Training may go on meanwhile. Each batch has its rows as they are when the batch is read. A
-        row that is there from the first batch to the last comes exactly once; one that is made or
-        removed in between may come or not. Memory is taken for one batch at a time. What training
-        has changed since the last batch is written into the files' pending part before each one.
+        row that exists from the first batch to the last comes exactly once. A row that is made or
+        removed meanwhile may be included or not. Memory is taken for one batch at a time. Before
+        each batch, rows that training has changed since the last one are written to the database as
+        pending.
 
         Args:
             n: The most rows of a batch; the last one may have fewer.
@@ -151,7 +152,7 @@ class StoredTable:
     def stats(self) -> dict[str, int]:
         """Returns the figures that `Embedding.stats` has.
 
-        Of a group that nothing has opened for training, all but `rows` and `steps` are 0.
+        If nobody has opened the group for training, all figures but `rows` and `steps` are 0.
         """
         return self.storage.ready().row_stats(self.group)
 
@@ -160,7 +161,7 @@ class StoredTable:
         return self.stats()["rows"]
 
     def __bool__(self) -> bool:
-        return True  # true also without rows
+        return True  # a table without rows is true, too
 
     def __repr__(self) -> str:
         return f"<StoredTable of {self.dimension}, group {self.group} of '{self.storage.path}'>"

@@ -9,13 +9,14 @@ import shutil
 from sok_embed import communicators
 from sok_embed.binding import _core
 
-# In the folder of a worker, of several: by which rule the keys of each group were given to them.
+# The file, in the folder of one of several workers, with the rule by which keys of each group were
+# given to workers.
 OWNERS_NOTE = "sok-owners.json"
 _WORKER_FOLDER = re.compile(r"worker-\d+-of-(?P<size>\d+)")
 
 
 def worker_folder(path: str) -> str:
-    """Returns the folder of this worker: `path`, or one in there if there are several workers."""
+    """Returns the folder of this worker: `path`, or a folder in it if there are several workers."""
     communicator = communicators.current()
     rank, size = communicator.rank, communicator.size
     try:

@@ -1,4 +1,4 @@
-"""The sharding plan of many tables: on which workers their rows lie, and what that costs.
+"""Sharding plans of many tables: on which workers their rows lie, and what that costs.
 
 Neither TensorFlow nor a worker is needed to make one.
 """

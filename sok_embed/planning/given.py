@@ -1,4 +1,4 @@
-"""Tables and features as they are given: by configs of a layer, or by JSON."""
+"""Reads tables and features for a plan, from configs of a layer or from JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sok_embed.tables.row_dtypes import FLOAT32, check_row_dtypes
 
 AUTO = "auto"
 COMBINERS = ("sum", "mean", "sqrtn", "max", None)
-CACHE_BYTES = 256 << 20  # of a storage whose config does not say it
+CACHE_BYTES = 256 << 20  # the cache of a storage whose config does not name a size
 _TABLE = {
     *("name", "vocabulary_size", "embedding_dim", "initializer", "optimizer", "combiner"),
     *("placement", "seed", "worker", "max_rows", "storage", "group", "admission", "eviction"),
@@ -40,7 +40,7 @@ class GivenFeature:
 
 @dataclass(frozen=True)
 class GivenTable:
-    """A table; `rule` is `None` where the model's optimizer trains it."""
+    """A table; `rule` is `None` if the optimizer of the model trains it."""
 
     name: str
     vocabulary_size: int | None
@@ -57,7 +57,7 @@ class GivenTable:
 
 @dataclass(frozen=True)
 class Given:
-    """Tables and features, and what a file says beside them."""
+    """Tables and features, and the other fields of a file."""
 
     tables: tuple[GivenTable, ...]
     features: tuple[GivenFeature, ...]
@@ -235,7 +235,7 @@ def _leaves(nest: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _add_table(tables: dict[str, Mapping[str, Any]], given: Any) -> str:
-    """Remembers a table, and returns its name; a string is the name of one."""
+    """Remembers a table, and returns its name; a string is the name of a table."""
     if isinstance(given, str):
         if given not in tables:
             raise ValueError(
@@ -248,7 +248,8 @@ def _add_table(tables: dict[str, Mapping[str, Any]], given: Any) -> str:
         raise ValueError(f"Expected a table: an object with a name. Received: {given!r}.")
     name: str = raw["name"]
     first = tables.setdefault(name, raw)
-    # Keras numbers objects, so two descriptions of one table may differ in what no plan reads.
+    # Keras numbers objects, so two descriptions of one table may differ in fields that plans do not
+    # read.
     if first is not raw and _table_fields(first) != _table_fields(raw):
         ours, theirs = _table_fields(first), _table_fields(raw)
         different = [each for each in ours if ours[each] != theirs[each]]

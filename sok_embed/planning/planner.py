@@ -22,7 +22,7 @@ from sok_embed.planning.tables import (
 )
 from sok_embed.planning.usage import Usage
 
-# Beside its cache a storage has what RocksDB itself takes.
+# The memory that RocksDB takes in addition to the cache of a storage.
 _STORAGE_BYTES = 128 << 20
 
 
@@ -39,7 +39,7 @@ def plan(
     hardware: Hardware | None = None,
     exchange_dtype: str = "float32",
 ) -> Plan:
-    """Plans where the rows of many tables lie, and says what that costs.
+    """Plans where the rows of many tables lie, and computes what that costs.
 
     A table whose config has `placement="auto"` is placed so that a step takes least time by the
     cost model of `docs/guide/many-tables.md`; one that names a placement keeps it. The same
@@ -62,11 +62,11 @@ def plan(
             optimizer. It decides how many slots a row has.
         rows: The number of rows that each table will have on all workers together, by its name.
             Needed for the memory of tables that have no `vocabulary_size` and no `max_rows`.
-        usage: Lengths of bags and shares of distinct keys, declared or from `measured`. A bag
-            that it does not know is as long as `max_length` says, or the second number of
-            `input_shape`, or has one key, which the plan's notes tell. Distinct keys that it does
-            not know are those of keys drawn uniformly from the rows.
-        weighted: Names of features that the layer is called with weights of.
+        usage: Lengths of bags and shares of distinct keys, declared or from `measured`. A bag that
+            it does not know is assumed to be as long as `max_length` or the second number of
+            `input_shape`, or to have one key; the plan's notes list these. If it does not know the
+            share of distinct keys, keys are assumed to be drawn uniformly from the rows.
+        weighted: The names of features for which the layer is called with weights.
         hardware: The speed of machines and network. `None`: `Hardware()`.
         exchange_dtype: The dtype in which rows are sent, as the layer has it, `"float32"` or
             `"bfloat16"`.
@@ -75,8 +75,8 @@ def plan(
         A `Plan`.
 
     Raises:
-        ValueError: For wrong arguments, names of tables and features that there are not, a worker
-            out of range, and tables that do not fit into `memory`, with what is missing.
+        ValueError: For wrong arguments, unknown names of tables and features, a worker out of
+            range, and tables that do not fit into `memory`, with what is missing.
     """
     given = given_by_configs(feature_configs)
     if not isinstance(optimizer, str | Mapping):
@@ -136,7 +136,7 @@ def plan_of(
     _check_names("distinct of usage", "table", distinct, table_names)
     _check_names("lengths of usage", "feature", lengths, feature_names)
     _check_names("weighted", "feature", weighted, feature_names)
-    Usage(lengths, distinct)  # this checks what a file says too
+    Usage(lengths, distinct)  # this also checks values from a file
     for name, count in rows.items():
         check_positive(f"rows[{name!r}]", count)
     notes = _notes(given, rows, lengths, limit)
@@ -193,7 +193,7 @@ def _planned(
             f"Expected rows of the table '{table.name}' to be at most its vocabulary_size, "
             f"{vocabulary}. Received: {declared}."
         )
-    # One worker has everything, whatever the config says.
+    # A single worker has everything, whatever the config says.
     placement, worker = (AUTO, None) if workers == 1 else (table.placement, table.worker)
     if worker is not None and worker >= workers:
         raise ValueError(

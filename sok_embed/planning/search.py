@@ -2,10 +2,10 @@
 
 The cost model is that of `tables.py` and `hardware.py`. Spreading every table by key loads all
 workers alike and takes least memory, so the search begins there. It then moves tables whose bags
-are fewer bytes than their distinct rows to workers that hold them as a whole: those that gain most
-for what they load on their holder come first, each to the worker that is then the least loaded.
-The best length of that list wins, if it shortens the step at all, and single moves away from the
-hottest worker end the search.
+are fewer bytes than their distinct rows to workers that hold them as a whole: tables that gain most
+for the load on their holder come first, each goes to the worker that is then the least loaded. The
+number of tables by which the step becomes shortest is moved, if any. At last single tables are
+moved away from the hottest worker.
 
 Replicas are never chosen: for two workers and more they send more than spread rows, whatever the
 table, since `n * (8 + 4 * D) > 8 + 8 * D`.
@@ -28,17 +28,17 @@ _Floats = npt.NDArray[np.float64]
 
 _SENT, _MEMORY = 0, 3  # places in a Cost
 _MOVES = 400  # the most moves away from the hottest worker
-# A move must shorten the step by more than floats round.
+# A move must shorten the step by more than rounding errors.
 _SHORTER = 1 - 1e-9
 
 
 class _Costs(NamedTuple):
-    """A table's costs, each `[4]` as `Cost` has them.
+    """A table's costs, each `[4]` with the fields of `Cost`.
 
     Attributes:
         key: The costs of every worker, if the table is spread.
-        other: The costs of every worker but the holder.
-        more: The costs that the holder has beyond that.
+        other: The costs of every worker except the holder.
+        more: The costs that the holder has in addition to these.
     """
 
     key: _Floats
@@ -50,8 +50,8 @@ class _Workers:
     """The load of each worker.
 
     Attributes:
-        base: `[4]`, what all workers have.
-        extra: `[workers, 4]`, what each has beyond that.
+        base: `[4]`, the load that all workers have.
+        extra: `[workers, 4]`, the load that each has in addition.
     """
 
     def __init__(self, workers: int, hardware: Hardware, memory: int | None) -> None:
@@ -66,11 +66,11 @@ class _Workers:
         return made
 
     def spread(self, costs: _Costs, sign: int = 1) -> None:
-        """Adds a table that lies on all workers alike, or takes it away."""
+        """Adds or removes a table that lies on all workers alike."""
         self.base += sign * costs.key
 
     def hold(self, costs: _Costs, worker: int, sign: int = 1) -> None:
-        """Adds a table that one worker holds, or takes it away."""
+        """Adds or removes a table that one worker holds."""
         self.base += sign * costs.other
         self.extra[worker] += sign * costs.more
 
@@ -159,8 +159,8 @@ def choose_placements(
 def _may_move(table: PlannedTable, workers: int) -> bool:
     """Returns whether the plan may put a table on one worker.
 
-    Not where its rows are unknown; where `max_rows`, which is each worker's, would then allow
-    fewer of them; and where its rows lie in the folders of the workers already.
+    It may not if the number of its rows is unknown, if `max_rows`, which holds for each worker,
+    would then allow fewer rows, or if its rows lie in the folders of the workers already.
     """
     known = table.memory(workers, WORKER) is not None
     return known and table.max_rows is None and table.storage is None
@@ -186,7 +186,7 @@ def _hold_all(
     holders: dict[int, int],
     hardware: Hardware,
 ) -> bool:
-    """Finds holders for tables that must have one; by their load, or else by their memory."""
+    """Finds holders for tables that must have one, by their load or, if that fails, by memory."""
     keys = (
         lambda n: (-_seconds(hardware, costs[n].more), -costs[n].more[_MEMORY], n),
         lambda n: (-costs[n].more[_MEMORY], n),
@@ -231,13 +231,13 @@ def _move_to_holders(
     ]
     by_gain = sorted(gaining, key=lambda n: (-gain[n] / max(load[n], 1e-30), n))
     by_load = sorted(gaining, key=lambda n: (-load[n], n))
-    best, moved = state.slowest(), {}  # to keep everything where it is
+    best, moved = state.slowest(), {}  # at first, to move nothing
     chosen = state
     for order in (by_gain, by_load):
         count, slowest, _, _ = _move_in_order(state, costs, order)
         if slowest >= best * _SHORTER:
             continue
-        # The longest first balance better, once it is known which they are.
+        # Once the tables are chosen, moving the largest first balances better.
         first = order[:count]
         for again in (first, sorted(first, key=lambda n: (-load[n], n))):
             count, slowest, found, after = _move_in_order(state, costs, again)
@@ -280,7 +280,7 @@ def _anneal(
     spreadable: set[int],
     holders: dict[int, int],
 ) -> None:
-    """Moves tables away from the hottest worker while that shortens the step."""
+    """Moves tables away from the hottest worker as long as that shortens the step."""
     for _ in range(_MOVES):
         hottest = state.hottest()
         now = state.slowest()
@@ -318,7 +318,7 @@ def _anneal(
 def _no_fit_error(
     tables: Sequence[PlannedTable], workers: int, memory: int | None, limit: int | None
 ) -> ValueError:
-    """Says which tables do not fit, what they need, and what is missing."""
+    """Returns the error that names the tables that do not fit, and how much memory is missing."""
     assert memory is not None and limit is not None
     needs = []
     for table in tables:

@@ -1,4 +1,4 @@
-"""A plan: where the rows of tables lie, with the figures that speak for it."""
+"""A plan: where the rows of tables lie, with the figures that explain it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class WorkerLoad(NamedTuple):
 class Plan:
     """The places of the rows of tables, and the cost of a step. `sok_embed.plan` makes it.
 
-    `print(plan)` shows a line a table and what the workers have to do.
+    `print(plan)` shows a line for each table, and the load of the workers.
 
     Example:
     >>> from sok_embed import FeatureConfig, TableConfig, plan
@@ -102,8 +102,8 @@ class Plan:
             worker: The rank of the worker, with `"worker"`.
 
         Raises:
-            KeyError: For a table that there is not.
-            ValueError: For a placement that there is not, and a worker out of range.
+            KeyError: For an unknown table.
+            ValueError: For an unknown placement, and a worker out of range.
         """
         moved = replace(self[name], placement=placement, worker=worker, decided_by=BY_HAND)
         tables = tuple(moved if table.name == name else table for table in self.tables)
@@ -145,7 +145,7 @@ class Plan:
         return self.loads[self.hottest].seconds
 
     def reason(self, name: str) -> str:
-        """Says in a sentence why a table lies where it does."""
+        """Returns a sentence that says why a table lies where it does."""
         table = self[name]
         if table.decided_by == BY_CONFIG:
             return "Its config asks for it."
@@ -180,7 +180,7 @@ class Plan:
             feature_configs: The nest that the plan was made of, or an equal one.
 
         Returns:
-            A nest alike, of new configs. Features that shared a table share one.
+            A nest of the same form with new configs. Features that shared a table share one.
 
         Raises:
             ValueError: If the plan is for other tables or features; the message names them.
@@ -238,8 +238,8 @@ class Plan:
     def to_json(self) -> str:
         """Returns the plan as JSON, from which `from_json` makes an equal one.
 
-        A person may edit `placement` and `worker` of a table in it. What stands under `computed`
-        is for readers, and not read back.
+        A person may edit `placement` and `worker` of a table in it. The fields under `computed` are
+        only for people, and are not read back.
         """
         content = {
             "version": _VERSION,
@@ -270,10 +270,10 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """Reads what `to_json` wrote.
+        """Makes a plan from the result of `to_json`.
 
         Raises:
-            ValueError: For anything else, and for placements that there are not.
+            ValueError: For anything else, and for unknown placements.
         """
         content = json.loads(text)
         version = content.get("version") if isinstance(content, dict) else None
@@ -395,7 +395,7 @@ def _table_from_json(content: Mapping[str, Any]) -> PlannedTable:
 
 
 def _mapped(nest: Any, function: Any) -> Any:
-    """Returns a nest of dicts, lists and tuples with a function of each leaf."""
+    """Returns a nest of dicts, lists and tuples with the result of a function for each leaf."""
     if isinstance(nest, Mapping):
         return {key: _mapped(part, function) for key, part in nest.items()}
     if isinstance(nest, tuple) and hasattr(nest, "_fields"):

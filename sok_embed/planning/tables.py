@@ -1,4 +1,4 @@
-"""A table as a plan sees it, and its costs on a worker in each placement."""
+"""The tables of a plan, and their costs on a worker in each placement."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from sok_embed.tables.row_dtypes import FLOAT32, stored_bytes
 
 KEY, WORKER, REPLICATED = "key", "worker", "replicated"
 PLACED = (KEY, WORKER, REPLICATED)  # placements but for "auto"
-# Bytes of a number of a row that is sent to another worker, by the exchange_dtype of the layer.
+# The bytes of each number of a row that is sent to another worker, by exchange_dtype.
 EXCHANGED = {"float32": 4, "bfloat16": 2}
 
 # Who chose a placement.
 BY_CONFIG, BY_PLAN, BY_HAND = "config", "plan", "hand"
 
-# Bytes of a row beside its floats: its counters, and the most that its place in the hash index
-# takes.
+# The bytes of a row in addition to its floats: its counters, and the most that its place in the
+# hash index takes.
 _COUNTERS = 8
 _INDEX = 45
 _ROUNDED = 16  # a row of float32 is rounded up to so many bytes
-# A table takes memory in blocks: what it has with its first row, and as how many rows more the
-# blocks count that its shards have begun.
+# A table takes memory in blocks: the bytes that it has with its first row, and the number of rows
+# for which its unfilled blocks have room.
 _TABLE = 64 << 10
 _BEGUN_ROWS = 2048
-# From so many bytes on the last page of a table is a huge one, which may have no more than a row.
+# From so many bytes on a table has huge pages, the last of which may have only one row.
 _HUGE_FROM = 8 << 20
 _HUGE_PAGE = 2 << 20
 
@@ -72,7 +72,7 @@ class PlannedTable:
     Attributes:
         name: The name of the table.
         dim: The length of a vector.
-        rule: The rule that trains rows, as `adam`; it decides the slots.
+        rule: The rule that trains rows, such as `adam`; it decides the slots.
         slot_floats: The number of float32 slots that the rule keeps for a row.
         vocabulary_size: The vocabulary size in the table's config. `None`: any 64-bit integer is a
             key.
@@ -128,7 +128,7 @@ class PlannedTable:
     def memory(self, workers: int, placement: str) -> int | None:
         """Returns the bytes of memory on a worker that has rows of the table.
 
-        Those of a table in a storage are in the storage's cache, and not counted here: 0.
+        Rows of a table in a storage are in the storage's cache, and not counted here: 0.
 
         Returns:
             The number of bytes. `None`: the number of rows is unknown.
@@ -150,7 +150,8 @@ class PlannedTable:
             placement: One of `PLACED`.
 
         Returns:
-            The `Cost` of every worker but the holder, and that of the holder. Other placements
+            The `Cost` of every worker except the holder, and the `Cost` of the holder. Other
+            placements
             than `"worker"` have no holder: both are the same.
         """
         memory = self.memory(workers, placement) or 0
@@ -168,10 +169,10 @@ class PlannedTable:
         return (other.sent * (workers - 1) + holder.sent) / workers
 
     def pools_at_holder(self, batch_size: int) -> bool:
-        """Returns whether a worker that holds the whole table is sent bags, and not distinct keys.
+        """Returns whether the holder of the whole table receives bags instead of distinct keys.
 
-        So `tf_ops.CollectionPlan.pools` says: no feature has weights, and one has bags of more than
-        a key.
+        This is the rule of `tf_ops.CollectionPlan.pools`: no feature has weights, and one has bags
+        of more than one key.
         """
         return not any(feature.weighted for feature in self.features) and any(
             feature.pooled and feature.keys > batch_size for feature in self.features
@@ -188,7 +189,7 @@ class PlannedTable:
 
     @property
     def _pooling(self) -> int:
-        """Bytes that one key of a bag has a worker read: its vector, in training also back."""
+        """The bytes that a worker reads for one key of a bag: its vector, in training twice."""
         return self._vector * (1 + self.trainable)
 
     @property

@@ -1,4 +1,4 @@
-"""The use of tables by features: lengths of bags, and the share of keys that are distinct."""
+"""The use of tables: the lengths of bags, and the share of keys that are distinct."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Usage:
 
     Args:
         lengths: The number of keys that an example has on average, by the name of the feature.
-        distinct: The share in (0, 1] of a worker's batch of keys that are distinct, over all
+        distinct: The share in (0, 1] of the keys in a worker's batch that are distinct, over all
             features of a table together, by the name of the table.
         batch_size: Examples of the batches that were measured. The share of distinct keys falls
             as batches grow, so a plan refuses another size. `None`: the shares are declared for
@@ -75,12 +75,12 @@ def measured(feature_configs: Any, batches: Iterable[Any]) -> Usage:
 
     Args:
         feature_configs: A nest of `FeatureConfig`, as of `DistributedEmbedding`.
-        batches: Some batches of one worker: each is a nest as that of the configs, of inputs
-            `[B]`, `[B, L]`, ragged `[B, None]` or sparse `[B, L]`. All are of one size, that of
-            the steps that the plan is for.
+        batches: Some batches of one worker. Each is a nest in the form of the configs, with inputs
+            `[B]`, `[B, L]`, ragged `[B, None]` or sparse `[B, L]`. All have the size of the steps
+            for which the plan is made.
 
     Returns:
-        A `Usage`: the means over the batches. A table that no key was looked up in has no share.
+        A `Usage`: the means over the batches. A table without keys in the batches has no share.
 
     Raises:
         ValueError: For no batches, batches of different sizes, and a nest of inputs that differs
@@ -122,7 +122,7 @@ def measured(feature_configs: Any, batches: Iterable[Any]) -> Usage:
 
 
 def _pairs(configs: Any, given: Any, place: str) -> Iterator[tuple[Any, Any]]:
-    """Yields each config of a nest with what another nest has in its place."""
+    """Yields each config of a nest with the value at its place in another nest."""
     if isinstance(configs, Mapping):
         if not isinstance(given, Mapping) or set(given) != set(configs):
             expected = f"a dict with the keys {', '.join(map(repr, configs))}"

@@ -1,4 +1,4 @@
-"""Models in the forms in which they are served."""
+"""Exports, loads and publishes models for serving."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An adaptive table in a graph for serving: own rows, else static rows."""
+"""An adaptive table in a graph for serving: reads own rows or, without one, static rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deltas of a served model: what has changed since the one before, as a numbered folder of files.
+"""Deltas of a served model: changes since the delta before, in a numbered folder of files.
 
 No TensorFlow is needed. `docs/reference/serving-live.md` describes the format.
 """
@@ -31,7 +31,7 @@ from sok_embed.serving.recorded_files import (
     record_of,
 )
 
-FOLDER = "deltas"  # within that of the version
+FOLDER = "deltas"  # within the folder of the version
 CURRENT = "CURRENT.json"
 STAGED = "delta"  # begins the names of folders that are being written
 _MANIFEST, _WEIGHTS = "delta.json", "weights.safetensors"
@@ -42,7 +42,7 @@ Batches = Iterator[tuple[npt.NDArray[Any], npt.NDArray[np.float32]]]
 
 
 class BaseTable(NamedTuple):
-    """A table of an exported model, as its file of rows says.
+    """A table of an exported model, described by its file of rows.
 
     Attributes:
         file: The name of the file.
@@ -54,7 +54,7 @@ class BaseTable(NamedTuple):
 
 
 class Base(NamedTuple):
-    """An exported model that deltas are of.
+    """An exported model on which deltas build.
 
     Attributes:
         folder: The numbered folder of the export.
@@ -79,11 +79,11 @@ class Base(NamedTuple):
 
 
 class TableChanges(NamedTuple):
-    """The changes of a table, as files that are open or to be written.
+    """The changes of a table, in files that are open or will be written.
 
     Attributes:
         rows: New rows and those that have changed; `None`: there are none.
-        gone: Keys whose rows have gone, of a file of rows of dim 1; `None`: there are none.
+        gone: The keys whose rows were removed, in a file of rows of dim 1; `None`: there are none.
     """
 
     rows: rows_files.RowsFile | None
@@ -112,7 +112,7 @@ class DeltaWriter:
     """Writes a delta under a name that is not a number.
 
     Args:
-        base: The export that it is of.
+        base: The export on which it builds.
         folder: The folder to write into, which is there and empty.
     """
 
@@ -121,7 +121,7 @@ class DeltaWriter:
         self._folder = folder
         self._tables: list[dict[str, Any]] = [{"rows": None, "gone": None} for _ in base.tables]
         self.is_empty = True
-        self.counts: list[int] = []  # no other worker is told of any
+        self.counts: list[int] = []  # no counts are sent to other workers
 
     def put_rows(self, table: int, batches: Batches) -> None:
         """Writes rows of a table, in the dtype of the base."""
@@ -154,7 +154,7 @@ class DeltaWriter:
 
         Args:
             number: The number of the delta.
-            previous: The digest of the one before; that of the first is `""`.
+            previous: The digest of the delta before; `""` for the first.
             step: The step of the training.
             weights: All dense weights, by name.
 
@@ -188,7 +188,7 @@ class DeltaWriter:
                 f"Expected '{goal}' to be free for the next delta. Received: one that is there. "
                 "Another process has published; publish to one export from one process."
             )
-        # A server that may read the folder of all deltas may read this one.
+        # A server that may read the folder of all deltas must be able to read this one.
         os.chmod(self._folder, stat.S_IMODE(os.stat(self._base.deltas).st_mode))
         os.rename(self._folder, goal)
         sync(self._base.deltas)
@@ -196,17 +196,17 @@ class DeltaWriter:
 
 
 def read_delta(base: Base, number: int, previous: str, scratch: str) -> Delta:
-    """Reads a delta, and opens copies of its files: what happens to it later is of no matter.
+    """Reads a delta, and opens copies of its files, so that later changes of it have no effect.
 
     Args:
-        base: The export that it is of.
+        base: The export on which it builds.
         number: The number of the delta.
         previous: The digest of the delta before it.
         scratch: A folder for the copies, whose names are not taken.
 
     Raises:
         FileNotFoundError: If the delta or a part of it is missing.
-        sok_embed.kv.CorruptionError: For one that is not as it was written.
+        sok_embed.kv.CorruptionError: For a delta that is not as it was written.
         ValueError: For the delta of another export, one that follows another delta, or one of a
             later format.
         OSError: From the file system.
@@ -272,7 +272,7 @@ def check_there(base: Base, number: int) -> None:
 
 
 def read_current(base: Base) -> int:
-    """Returns the number of the newest delta, as `CURRENT.json` says; 0: there is none.
+    """Returns the number of the newest delta, from `CURRENT.json`; 0: there is none.
 
     Raises:
         sok_embed.kv.CorruptionError: For a file that is not as it was written.
@@ -287,7 +287,7 @@ def read_current(base: Base) -> int:
 
 
 def write_current(base: Base, number: int) -> None:
-    """Says in `CURRENT.json` which delta is the newest."""
+    """Writes the number of the newest delta to `CURRENT.json`."""
     path = os.path.join(base.deltas, CURRENT)
     write_whole(path, json.dumps({"delta": number}).encode(), f"{path}.tmp")
 

@@ -35,7 +35,7 @@ class WeightSpec(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """Says whether a file can have it."""
+        """True if a file can have such a weight."""
         return self.dtype in _DTYPES
 
     @property
@@ -48,7 +48,7 @@ def packed(weights: Mapping[str, npt.NDArray[np.generic]]) -> bytes:
     """Returns the content of a file of weights.
 
     Args:
-        weights: The values, by name; those of bfloat16 as `ml_dtypes` has them.
+        weights: The values, by name; bfloat16 as a dtype of `ml_dtypes`.
     """
     specs = {name: WeightSpec(value.dtype.name, value.shape) for name, value in weights.items()}
     values = [np.ascontiguousarray(weights[name]).tobytes() for name in sorted(weights)]
@@ -82,7 +82,7 @@ def unpacked(path: str, data: bytes, specs: Mapping[str, WeightSpec]) -> dict[st
 
 
 def _header(specs: Mapping[str, WeightSpec]) -> bytes:
-    """Returns what stands before the values, which follows from their kinds alone."""
+    """Returns the header before the values, which depends only on the kinds of weights."""
     fields, begin = {}, 0
     for name in sorted(specs):
         end = begin + specs[name].bytes

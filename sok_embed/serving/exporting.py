@@ -18,15 +18,15 @@ def export_model(
 ) -> None:
     """Exports a model like `model.export(path)`, with ragged and sparse inputs as dense parts.
 
-    Its tables are filled row by row when it is loaded, by the ops of this library. To serve a
-    model, `sok_embed.serving.export` does better: its rows are read as they lie.
+    When it is loaded, its tables are filled row by row by the ops of this library. To serve a
+    model, `sok_embed.serving.export` is better: its rows are mapped and not loaded.
 
-    A signature that Keras makes up is dense for every input. A client that serves a ragged model
-    through one pads, and the padding is taken for keys. Here the signature has plain dense tensors,
-    as TensorFlow Serving takes them: of a dense input its `name`; of a ragged one `name_values` and
-    `name_row_lengths`, with several ragged dimensions `name_row_lengths_0` and so on, the outermost
-    first; of a sparse one `name_indices`, `name_values` and `name_dense_shape`. Ragged and sparse
-    outputs come out in the same way.
+    A signature that Keras makes up is dense for every input. Through it clients of a ragged model
+    would have to pad, and padding would be read as keys. Here the signature has plain dense
+    tensors, as TensorFlow Serving takes them: for a dense input its `name`; for a ragged one
+    `name_values` and `name_row_lengths`, with several ragged dimensions `name_row_lengths_0` and so
+    on, the outermost first; for a sparse one `name_indices`, `name_values` and `name_dense_shape`.
+    Ragged and sparse outputs have the same form.
 
     Example:
     >>> import numpy as np
@@ -63,7 +63,7 @@ def export_model(
 def serving_function(
     model: keras.Model, input_signature: Any = None, **options: Any
 ) -> tuple[Callable[[dict[str, tf.Tensor]], Any], list[tf.TensorSpec]]:
-    """Returns what a model computes of the dense parts of its inputs, and the specs of these.
+    """Returns a function from the dense parts of a model's inputs to its outputs, and their specs.
 
     Args:
         model: A Keras model that is built.
@@ -120,7 +120,7 @@ class _Input:
             self.parts = [tf.TensorSpec(shape, spec.dtype, name)]
 
     def tensor(self, given: Mapping[str, tf.Tensor]) -> Any:
-        """Returns the input of which the parts are given."""
+        """Returns the input that consists of the given parts."""
         name, spec = self._name, self._spec
         if isinstance(spec, tf.RaggedTensorSpec):
             return tf.RaggedTensor.from_nested_row_lengths(
@@ -165,13 +165,13 @@ def _only_argument(signature: Any) -> Any:
 
 
 def _place(path: tuple[Any, ...], default: str) -> str:
-    """Returns a name for what lies at a path of a nest."""
+    """Returns a name for the value at a path of a nest."""
     numbered = all(isinstance(key, int) for key in path)
     return "_".join(map(str, (default, *path) if numbered else path))
 
 
 def _dense_parts(outputs: Any) -> Any:
-    """Returns outputs as they are, or if some are ragged or sparse, the dense parts of all."""
+    """Returns outputs as they are or, if some are ragged or sparse, the dense parts of all."""
     composite = (tf.RaggedTensor, tf.SparseTensor)
     if not any(isinstance(each, composite) for each in tree.flatten(outputs)):
         return outputs

@@ -1,4 +1,4 @@
-"""The rows of a table as an export takes them: some at a time, without those that are left out."""
+"""The rows of a table that an export takes, some at a time."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ class HeldRows:
 
     Args:
         part: The part.
-        min_count: Rows that were updated less often are left out.
-        taken: A function that is told how many rows have been taken since the call before.
+        min_count: The least number of updates; other rows are left out.
+        taken: A function that is called with the number of rows that were taken since the call
+            before.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class HeldRows:
 
     @property
     def start(self) -> MissingRows:
-        """The vectors that rows start from, which keys without a row have."""
+        """The start vectors, which keys without a row have."""
         attributes = self._part.table._attributes
         return MissingRows(
             attributes["initializer"],
@@ -50,12 +51,12 @@ class HeldRows:
 
     @property
     def key_limit(self) -> int:
-        """The number that keys of a table without a hash are below; 0: it has a hash."""
+        """The number that keys of a table without a hash must be below; 0: it has a hash."""
         return int(getattr(self._part.table, "key_limit", 0))
 
     @property
     def count(self) -> int:
-        """The number of rows, with those that are left out."""
+        """The number of rows, including those that are left out."""
         return int(tf_ops.size(self._part.handle))
 
     @property
@@ -81,7 +82,7 @@ class HeldRows:
     def started(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         """Returns the vectors that rows of keys start from, float32 `[n, dim]`.
 
-        Of a table that has rows in fewer bytes they are rounded as it rounds them.
+        If rows of the table have fewer bytes than float32, the vectors are rounded in the same way.
         """
         start = self.start
         empty = tf_ops.anonymous_table(

@@ -1,4 +1,4 @@
-"""Rows of an exported model with its deltas over them; no TensorFlow."""
+"""Rows of an exported model with the changes of its deltas; no TensorFlow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from sok_embed.serving import rows as rows_files
 from sok_embed.serving.delta_files import Base, Batches, TableChanges, read_delta
 
-# A table has no more layers over its base than this.
+# The most layers of changes that a table has over its base.
 MOST_LAYERS = 4
 
 
