@@ -57,9 +57,7 @@ class Agreement:
         return [each for (each,) in self.gather_lists([number], purpose)]
 
     def sums(self, numbers: Sequence[int], purpose: str) -> list[int]:
-        """Returns sums over all workers of lists of one length, with arguments as for
-        `gather_lists`.
-        """
+        """Returns sums over all workers of lists of one length; arguments as `gather_lists`."""
         return add_lists(self.gather_lists(numbers, purpose))
 
     def together(

@@ -198,7 +198,7 @@ class Host:
         if self._told.get(guest.rank) is guest:
             del self._told[guest.rank]
 
-    # --- messages of guests, step by step ----------------------------------------------------------
+    # --- messages of guests, step by step ---------------------------------------------------------
 
     def _answer_greeting(self, guest: Guest, greeting: bytes) -> None:
         """Answers a greeting with a proof, from which a guest without the secret learns nothing."""
@@ -292,7 +292,7 @@ class Host:
         self._send_error(guest, error)
         raise Refused(reason)
 
-    # --- messages of worker 0 ----------------------------------------------------------------------
+    # --- messages of worker 0 ---------------------------------------------------------------------
 
     def _missing(self) -> TimeoutError:
         absent = [rank for rank in range(1, self._workers.size) if rank not in self._told]

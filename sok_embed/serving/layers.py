@@ -19,7 +19,7 @@ MOST_LAYERS = 4
 
 
 class Layer:
-    """The changes of a table by one or more deltas, in files that go with this object.
+    """The changes of a table by one or more deltas, in files that are removed with this object.
 
     Args:
         changes: The files, which are open.
@@ -38,12 +38,12 @@ class Layer:
 
     @property
     def gone_path(self) -> str:
-        """The path of the file of keys that have gone; `""`: there is none."""
+        """The path of the file of keys whose rows were removed; `""`: there is none."""
         return self.gone.path if self.gone else ""
 
 
 class TableState:
-    """A table at one version: its file, and the layers over it, the lowest first.
+    """A table at one version: its file, and the layers of changes over it, the oldest first.
 
     Args:
         base: The file of rows of the export.
@@ -57,8 +57,8 @@ class TableState:
     def with_layer(self, layer: Layer, scratch: str) -> TableState:
         """Returns the table with one more layer, or with layers that were merged with it.
 
-        A layer has more than twice the rows of the next, so that each row is merged a few times,
-        whatever the number of deltas.
+        A layer has more than twice the rows of the next one, so that each row is merged only a few
+        times, with any number of deltas.
 
         Args:
             layer: The layer, whose files the table takes over.
@@ -83,7 +83,7 @@ class TableState:
         return there
 
     def lookup(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.float32]:
-        """Returns the rows of keys that have one, float32 `[n, dim]`; others are of no use."""
+        """Returns the rows of keys, float32 `[n, dim]`; rows of keys without one are undefined."""
         found = self.base.lookup(keys)
         for layer in self.layers:
             if layer.rows is not None:
@@ -109,7 +109,7 @@ class State(NamedTuple):
         digest: The digest of the last delta; `""`: none.
         step: The step of the training; -1: unknown.
         tables: The tables, in the order of the base.
-        weights: The bytes of all dense weights, by name; `None`: those of the export.
+        weights: The bytes of all dense weights, by name; `None`: the weights of the export.
     """
 
     number: int
@@ -119,7 +119,7 @@ class State(NamedTuple):
     weights: dict[str, bytes] | None
 
     def has_files(self) -> bool:
-        """Returns whether the files of all layers are there still."""
+        """Returns whether the files of all layers still exist."""
         return all(
             os.path.exists(file.path)
             for table in self.tables
@@ -154,9 +154,10 @@ def next_state(base: Base, state: State, scratch: str) -> State:
 
 
 def _merged(lower: Layer, upper: Layer, dim: int, scratch: str) -> Layer:
-    """Returns what two layers are together.
+    """Merges two layers.
 
-    Rows are float32, whatever they were: what was rounded once would be rounded otherwise again.
+    The merged rows are float32, even if those of the layers are not: rounding twice would change
+    them.
     """
 
     def rows() -> Batches:
@@ -195,4 +196,4 @@ def _remove(paths: list[str]) -> None:
         try:
             os.remove(path)
         except FileNotFoundError:
-            pass  # the scratch folder has gone before
+            pass  # the scratch folder was removed before

@@ -1,4 +1,4 @@
-"""Models that are served in this process, and take up what a training publishes."""
+"""Models that are served in this process, and follow what a training publishes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sok_embed.serving.versions import export_folder, export_numbers
 _log = logging.getLogger("sok_embed.serving")
 
 _SCRATCH = "sok-served"
-# After so long a version is served, also where more deltas wait.
+# The seconds after which a version is served even if more deltas wait.
 _SECONDS_A_STEP = 1.0
 
 
@@ -38,9 +38,9 @@ def load(
 
     Args:
         path: The folder of all versions, as it was given to `export`.
-        version: The version to load, as `LiveModel.version` says it; `None`: the newest.
-        follow: True if the model takes up what `sok_embed.callbacks.PublishDeltas` publishes, and
-            new exports, while it answers.
+        version: The version to load, a value of `LiveModel.version`; `None`: the newest.
+        follow: True if the model takes up deltas of `sok_embed.callbacks.PublishDeltas`, and new
+            exports, while it answers.
         poll_seconds: The seconds between two looks for them.
 
     Returns:
@@ -50,8 +50,8 @@ def load(
         FileNotFoundError: If the folder has no export, or not that version.
         ValueError: For an export with `ops="stock"`, another SavedModel, and a version with
             `follow=True`.
-        sok_embed.kv.CorruptionError: If files of the version are damaged. Without `version=`, what
-            is damaged is left alone, with a line in the log.
+        sok_embed.kv.CorruptionError: If files of the version are damaged. Without `version=`,
+            damaged files are skipped, with a line in the log.
     """
     if version is not None and follow:
         raise ValueError(
@@ -65,9 +65,9 @@ class LiveModel:
     """A served model, made by `sok_embed.serving.load`. All methods are safe in several threads.
 
     Each call answers from one version: all its rows and dense weights are of the same step. With
-    `follow=True` a thread reads what is published, and then puts the whole of it in place by one
-    assignment, so that no call waits. What is damaged or missing, and what does not follow the
-    version that is served, is left alone, with one line in the log `sok_embed.serving`.
+    `follow=True` a thread reads published deltas, and then replaces the served version by one
+    assignment, so that no call waits. Deltas that are damaged or missing, or do not follow the
+    served version, are skipped, with one line in the log `sok_embed.serving`.
 
     Example:
     >>> import keras
@@ -95,7 +95,7 @@ class LiveModel:
         self._scratch = ScratchFolder(_SCRATCH)
         self._logged: dict[str, Any] = {}
         self._following = follow
-        self._lock = threading.Lock()  # of all that changes the version
+        self._lock = threading.Lock()  # held while the version changes
         self._stopped = threading.Event()
         if version is None:
             self._export = LoadedExport(export_folder(self._root))
@@ -113,24 +113,24 @@ class LiveModel:
                 daemon=True,
             )
             self._thread.start()
-            # It must not be within native code when the interpreter ends.
+            # The thread must not be within native code when the interpreter ends.
             weakref.finalize(self, _end, self._thread, self._stopped)
 
     @property
     def version(self) -> Version:
-        """The version that calls answer from now."""
+        """The version from which calls answer now."""
         return self._snapshot.version
 
     @property
     def snapshot(self) -> Snapshot:
-        """The model as it is now, for several calls that are to be of one version."""
+        """The model at the present version, for several calls that must use one version."""
         return self._snapshot
 
     def deltas_behind(self) -> int:
         """Returns how many published deltas of the export are not served yet.
 
-        A number that stays above 0 says that the next delta is damaged or missing, that the model
-        was rolled back, or that it does not follow.
+        If it stays above 0, the next delta is damaged or missing, or the model was rolled back or
+        does not follow.
 
         Raises:
             sok_embed.kv.CorruptionError: If `CURRENT.json`, which names the newest, is damaged.
@@ -140,7 +140,7 @@ class LiveModel:
         return max(0, read_current(snapshot.base) - snapshot.version.delta)
 
     def __call__(self, **inputs: Any) -> dict[str, tf.Tensor]:
-        """Returns what the model answers, as the signature of the SavedModel does.
+        """Returns the outputs of the model, by the signature of the SavedModel.
 
         Args:
             **inputs: The dense parts of the inputs, as `sok_embed.serving.export` names them.
@@ -151,20 +151,20 @@ class LiveModel:
         return self._snapshot(**inputs)
 
     def update(self) -> Version:
-        """Takes up what has been published, without waiting for the next look. Returns the version.
+        """Serves what has been published, without waiting for the next look. Returns the version.
 
-        A model that was loaded without `follow=True`, or was rolled back, takes it up as well,
-        which ends the rolling back, and does not go on to follow.
+        This works for a model that was loaded without `follow=True` or was rolled back, too. It
+        ends the rolling back, but the model does not follow afterwards.
         """
         with self._lock:
             self._update()
         return self.version
 
     def roll_back(self, version: tuple[int, int]) -> None:
-        """Answers from an earlier version, and follows no more, until `follow` is called.
+        """Answers from an earlier version, and does not follow until `follow` is called.
 
         Args:
-            version: The version, as `version` has said it. Its export and its deltas must be there.
+            version: An earlier value of `version`. Its export and its deltas must still exist.
 
         Raises:
             FileNotFoundError: If the export or one of the deltas is gone.
@@ -183,7 +183,7 @@ class LiveModel:
             self._following = False
 
     def follow(self) -> None:
-        """Follows what is published again, after `roll_back`, in a model made to follow."""
+        """Follows published deltas again after `roll_back`, in a model that was made to follow."""
         if not hasattr(self, "_thread"):
             raise RuntimeError(
                 "Expected a model that was loaded with follow=True. Received: one loaded without "
@@ -194,7 +194,7 @@ class LiveModel:
         self._following = True
 
     def close(self) -> None:
-        """Follows no more: the version stays. Calls answer as before."""
+        """Stops following: the version stays, and calls answer as before."""
         self._stopped.set()
         with self._lock:
             self._following = False
@@ -211,7 +211,7 @@ class LiveModel:
         self.close()
 
     def _look(self) -> None:
-        """Takes up what has been published, if the model follows."""
+        """Serves what has been published, if the model follows."""
         with self._lock:
             if self._following:
                 self._update()
@@ -253,14 +253,14 @@ class LiveModel:
                 return
 
     def _newer_of(self, export: LoadedExport, snapshot: Snapshot) -> tuple[Snapshot, bool]:
-        """Takes up deltas of an export for a while.
+        """Reads deltas of an export for a while.
 
         Returns:
             The newest version so far, and whether there are more.
         """
         base, state = export.base, snapshot.state
         if not (os.path.isdir(self._scratch.path) and state.has_files()):
-            # Something has cleaned the folder of temporary files.
+            # Something has removed the folder of temporary files.
             self._scratch = ScratchFolder(_SCRATCH)
             state = first_state(base)
         try:
@@ -295,13 +295,13 @@ class LiveModel:
         return self._export.snapshot(state)
 
     def _leave(self, what: str, error: Exception, signature: Any, version: Version) -> None:
-        """Logs once that something is left alone, until it is another thing.
+        """Logs once that a path is skipped, until it changes.
 
         Args:
-            what: The path of it.
+            what: The path.
             error: The reason.
-            signature: A value that is another one once it may be right.
-            version: The version that goes on.
+            signature: A value that changes when the path may have become valid.
+            version: The version that is served meanwhile.
         """
         if what in self._logged and self._logged[what] == signature:
             return
@@ -340,7 +340,7 @@ def _checked(version: Any) -> tuple[int, int]:
 
 
 def _signature_of(folder: str) -> Any:
-    """Returns what changes when files of a folder are replaced or written to."""
+    """Returns a value that changes when files of a folder are replaced or written to."""
     try:
         with os.scandir(folder) as entries:
             found = []

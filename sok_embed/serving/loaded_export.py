@@ -1,4 +1,4 @@
-"""An exported model that is loaded, and what it answers at each version of its rows and weights."""
+"""An exported model that is loaded, and runs at any version of its rows and weights."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Version(NamedTuple):
 
 
 class Snapshot:
-    """A model at one version: all rows and dense weights of it.
+    """A model at one version, with all of its rows and dense weights.
 
-    It answers the same for as long as it is kept, whatever is published meanwhile.
+    Its answers do not change while it is kept, whatever is published meanwhile.
 
     Attributes:
         version: The version.
-        step: The step of the training; -1: that of the export, which does not say it.
+        step: The step of the training; -1 for the export, whose step is not known.
         inputs: The `tf.TensorSpec` of each dense part of the inputs, by name.
         outputs: The `tf.TensorSpec` of each dense part of the outputs, by name.
         base: The export behind it.
@@ -135,7 +135,7 @@ class LoadedExport:
         self._run = _runner(function, len(self.captures))
 
     def run(self, inputs: Mapping[str, Any], captures: list[tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Runs the signature with other captures than its own.
+        """Runs the signature with the given captures instead of its own.
 
         Raises:
             TypeError: For inputs of other names, and for values that their dtypes do not hold.
@@ -155,7 +155,7 @@ class LoadedExport:
 
         Args:
             state: The version.
-            before: The version before it, whose tables are taken where they are the same; `None`.
+            before: The version before it, whose unchanged tables are used again, or `None`.
         """
         tables = []
         for i, (base, table) in enumerate(zip(self.tables, state.tables, strict=True)):
@@ -186,7 +186,7 @@ class LoadedExport:
 
 
 def _tensor(name: str, value: Any, dtype: tf.DType) -> tf.Tensor:
-    """Returns a value as a tensor. NumPy would cut numbers off, and make a key of each NaN."""
+    """Returns a value as a tensor; raises where NumPy would truncate, or make keys of NaNs."""
     wanted = np.dtype(dtype.as_numpy_dtype)
     if tf.is_tensor(value) or wanted.kind not in "iufb":
         return tf.convert_to_tensor(value, dtype)
@@ -209,7 +209,7 @@ def _tensor(name: str, value: Any, dtype: tf.DType) -> tf.Tensor:
 
 
 def _identity(folder: str) -> str:
-    """Returns what tells an export from all others: TensorFlow writes a random number into it."""
+    """Returns the identity of an export: a random number that TensorFlow writes into it."""
     with open(os.path.join(folder, "fingerprint.pb"), "rb") as file:
         return hashlib.sha256(file.read()).hexdigest()
 
@@ -228,7 +228,7 @@ def _runner(function: Any, captures: int) -> Any:
         return tf.graph_util.import_graph_def(definition, fed, outputs, name="")
 
     function_of = tf.function(run, autograph=False)
-    # A concrete function takes a third of the time of one that looks at its arguments first.
+    # A concrete function takes a third of the time of a function that checks its arguments first.
     return function_of.get_concrete_function(
         {name: tf.TensorSpec(spec.shape, spec.dtype) for name, spec in specs.items()},
         [tf.TensorSpec([], tf.resource)] * captures,

@@ -1,4 +1,4 @@
-"""Rows of tables in files that are mapped, which the ops of this library find by their keys."""
+"""Rows of tables in mapped files, in which the ops of this library find keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class NativeRows(tf.Module, ServedRows):
 
     Args:
         held: The rows.
-        files: The files of the export, of which this is one.
+        files: The files of the export, to which this adds one.
         missing: `"initializer"` or `"zeros"`: the vectors of keys without a row.
     """
 

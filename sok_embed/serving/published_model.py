@@ -1,4 +1,4 @@
-"""The tables and dense weights of a model that trains, found for those of an export."""
+"""Matches the tables and dense weights of a model in training to those of an export."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _matched_part(parts: list[Part], of: BaseTable, export: LoadedExport, scratc
 
 
 def _missing_text(held: HeldRows, scratch: str) -> str:
-    """Returns what a file of rows of a table says of keys that it does not have."""
+    """Returns the text in a file of rows for keys that it does not have."""
     path = os.path.join(scratch, "start.safetensors")
     rows_files.write(path, [], dim=held.dim, missing=start_of(held))
     with rows_files.open(path) as file:

@@ -1,4 +1,4 @@
-"""Publishes what a training changes, for models that are served and follow it."""
+"""Publishes the changes of a training, for served models that follow it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from sok_embed.tables.base_table import Part
 from sok_embed.tables.row_batches import Batch
 
 _SCRATCH = "sok-published"
-_READER = 1  # of the marks of changed rows; checkpoints are 0
+_READER = 1  # the reader of the marks of changed rows; checkpoints are 0
 _NEW_EXPORT, _NEW_DELTA = 2, 1  # what has come since the last delta
 _ROWS_AT_ONCE = 1 << 13  # few, since their memory is cleared for each table of each delta
 
@@ -41,14 +41,14 @@ _ROWS_AT_ONCE = 1 << 13  # few, since their memory is cleared for each table of 
 class Publisher:
     """Writes deltas of a model that trains, beside the newest export of it.
 
-    A delta has the rows that have changed since the one before, the keys that went, and all dense
-    weights. Where it is not known which rows have changed, at first, after a restore, and for
-    tables in a storage, all rows are compared with those that are published. Where a newer export
-    of the model has come, deltas go on there, from 1.
+    A delta has the rows that have changed since the delta before, the keys whose rows were removed,
+    and all dense weights. If it is not known which rows have changed, as at first, after a restore,
+    and for tables in a storage, all rows are compared with the published ones. After a newer export
+    of the model, deltas go on there, from 1.
 
-    With several workers, making it, `publish` and `is_blocked` are collective: all of them call
-    these at the same step, for a folder that all of them share. Each writes what has changed on it,
-    and worker 0 makes the one delta. An error of one worker is an error of all.
+    With several workers, making it, `publish` and `is_blocked` are collective: all workers call
+    these at the same step, for a folder that they share. Each writes its changes, and worker 0
+    makes the delta. An error of one worker is an error of all.
 
     Args:
         model: The Keras model, made as the one that was exported.
@@ -62,11 +62,11 @@ class Publisher:
         RuntimeError: If another worker has failed.
     """
 
-    _unlock: weakref.finalize[Any, Any]  # lets another process publish
+    _unlock: weakref.finalize[Any, Any]  # releases the lock, so that another process can publish
     _number: int  # of the newest delta
     _digest: str
     _published: dict[str, bytes]  # its dense weights
-    _marks: list[int]  # of each table, that its changes since the delta are noted under
+    _marks: list[int]  # for each table, the mark under which its changes are noted
     _told: int  # the number in `CURRENT.json`; -1: unknown
 
     def __init__(self, model: keras.Model, path: str | os.PathLike[str]) -> None:
@@ -79,13 +79,13 @@ class Publisher:
     def _open(self) -> None:
         """Begins to publish to the newest export. Collective."""
         number = self._of_first("look for the export", lambda: export_numbers(self._root)[-1])
-        self._unlock = weakref.finalize(self, _nothing)  # a lock takes its place on worker 0
+        self._unlock = weakref.finalize(self, _nothing)  # on worker 0 a lock replaces it
         self._agreement.together(
             "open the export", lambda: self._open_export(number), lambda: self._unlock()
         )
 
     def _of_first(self, what: str, number: Callable[[], int]) -> int:
-        """Returns a number that worker 0 finds. Collective."""
+        """Returns the number that a function has found on worker 0. Collective."""
 
         def found() -> int:
             return number() if self._agreement.rank == 0 else 0
@@ -118,16 +118,16 @@ class Publisher:
         return self._number
 
     def is_blocked(self) -> bool:
-        """Says whether `publish` would wait for a checkpoint that a worker writes."""
+        """Returns whether `publish` would wait for a checkpoint that a worker writes."""
         return any(self._agreement.gather(int(is_writing()), "deltas that wait"))
 
     def publish(self) -> int:
-        """Publishes what has changed since the last delta. Returns the number of the newest.
+        """Publishes the changes since the last delta. Returns the number of the newest delta.
 
-        It is 0 where a newer export has come that has everything already.
+        It is 0 if a newer export has everything already.
 
-        Nothing is written if nothing has changed. A checkpoint that is being written in the
-        background is waited for.
+        Nothing is written if nothing has changed. It waits for a checkpoint that is being written
+        in the background.
 
         Raises:
             OSError: From the file system. Nothing is lost: the next delta has the changes too.
@@ -170,10 +170,10 @@ class Publisher:
         return self._number
 
     def _ahead(self) -> int:
-        """Says what has come since the last call."""
+        """Returns what has come since the last call: a new export, a new delta, or 0."""
         if export_numbers(self._root)[-1] > self._export:
             return _NEW_EXPORT
-        # A folder had been renamed when the call before failed.
+        # A call that failed may have renamed the folder before.
         return _NEW_DELTA if os.path.lexists(self._base.delta(self._number + 1)) else 0
 
     def _writer(self, stack: contextlib.ExitStack) -> DeltaWriter | PartWriter:
@@ -206,7 +206,7 @@ class Publisher:
         stack: contextlib.ExitStack,
         step: int,
     ) -> None:
-        """Gives the changes of all workers a number, if there are any."""
+        """Completes the delta with the changes of all workers, if there are any."""
         if isinstance(writer, PartWriter):
             writer = DeltaWriter(self._base, self._staged(stack))
             for i in range(len(self._parts)):
@@ -225,11 +225,11 @@ class Publisher:
         self._number, self._published = number, values
 
     def close(self) -> None:
-        """Lets another process publish."""
+        """Ends the publishing, so that another process can publish."""
         self._unlock()
 
     def _go_on(self) -> None:
-        """Reads the newest delta that is there, which the next one follows."""
+        """Reads the newest delta, which the next one follows."""
         state = self._catch_up()
         self._number, self._digest = state.number, state.digest
         self._published = state.weights or self._exported
@@ -237,7 +237,7 @@ class Publisher:
         self._told = -1
 
     def _tell(self) -> None:
-        """Has `CURRENT.json` name the newest delta, by worker 0."""
+        """Writes the newest delta to `CURRENT.json`, on worker 0."""
         if self._agreement.rank == 0 and self._told != self._number:
             write_current(self._base, self._number)
             self._told = self._number
@@ -250,7 +250,7 @@ class Publisher:
         captures: list[tuple[int, _core.Capture]],
         stack: contextlib.ExitStack,
     ) -> None:
-        """Writes the changes of a table, and adds the capture, since which changes are noted."""
+        """Writes the changes of a table, and adds the capture from which on changes are noted."""
         part, since = self._parts[number].rows_of, self._marks[number]
         if part.shared and self._agreement.rank:
             return  # worker 0 has the same rows
@@ -293,7 +293,7 @@ class Publisher:
             writer.put_gone(number, gone)
 
     def _write_difference(self, writer: DeltaWriter | PartWriter, number: int) -> None:
-        """Writes all rows of this worker that are not as they are published, and keys without."""
+        """Writes all rows of this worker that differ from the published ones, and removed keys."""
         held = self._parts[number]
         table = self._catch_up().tables[number]
 
@@ -311,7 +311,7 @@ class Publisher:
     def _differ(
         self, table: TableState, keys: npt.NDArray[np.int64], vectors: npt.NDArray[np.float32]
     ) -> npt.NDArray[np.bool_]:
-        """Returns which rows are not as they are published, in the dtype of the export."""
+        """Returns which rows differ from the published ones, in the dtype of the export."""
         unsigned = keys.view(np.uint64)
         base = table.base
         if base.dtype != "float32":
@@ -323,7 +323,7 @@ class Publisher:
         return ~(table.contains(unsigned) & same)
 
     def _catch_up(self) -> State:
-        """Returns the newest version that is published, and reads what it has not read yet."""
+        """Reads new deltas, and returns the newest published version."""
         if not (os.path.isdir(self._scratch.path) and self._state.has_files()):
             # Something has cleaned the folder of temporary files.
             self._scratch = ScratchFolder(_SCRATCH)
@@ -342,7 +342,7 @@ class Publisher:
 
 
 def _begun(part: Part, mark: int, since: int) -> _core.Capture | None:
-    """Begins a capture; `None`: changes since that state are not known, or the table notes none."""
+    """Begins a capture; returns `None` if changes since that state are not known."""
     if part.table.storage is not None:
         return None
     try:
@@ -352,7 +352,7 @@ def _begun(part: Part, mark: int, since: int) -> _core.Capture | None:
 
 
 def _nothing() -> None:
-    """Stands for the lock of a worker that has none."""
+    """Does nothing, in place of a lock, on a worker that has none."""
 
 
 def _itself(numbers: list[int]) -> list[int]:

@@ -1,6 +1,6 @@
-"""Files of a delta, which have the length and the checksum that their record says.
+"""Reads files of a delta, and checks them against their recorded length and checksum.
 
-Nothing but a plain file is opened, and no more of it is read than it may have.
+Only regular files are opened, and no more bytes are read than a file may have.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def record_of(path: str) -> dict[str, Any]:
 
 
 def read_recorded(path: str, record: Mapping[str, Any], take: Callable[[bytes], object]) -> None:
-    """Hands on the content of a file that has the length and the checksum of its record."""
+    """Passes the content of a file on in pieces; raises unless it fits its record."""
     found = FileChecksum()
     with _plain_file(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -49,7 +49,7 @@ def read_recorded(path: str, record: Mapping[str, Any], take: Callable[[bytes], 
 
 
 def read_bytes(path: str, most: int) -> bytes:
-    """Returns the content of a file that has a number of bytes at most."""
+    """Returns the content of a file; raises if it is longer than `most` bytes."""
     with _plain_file(path) as file:
         data: bytes = file.read(most + 1)
     if len(data) > most:
@@ -58,7 +58,7 @@ def read_bytes(path: str, most: int) -> bytes:
 
 
 def _plain_file(path: str) -> Any:
-    """Opens a file that is one, and neither a link nor a pipe."""
+    """Opens a regular file; raises for a link, a pipe and other kinds."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -76,7 +76,7 @@ def _plain_file(path: str) -> Any:
 
 
 def parsed(path: str, data: bytes, check: schema.Check) -> Any:
-    """Returns the JSON that a file has, whose fields have been checked."""
+    """Returns the JSON of a file, after its fields were checked."""
     try:
         content = schema.parsed(path, data)
     except CorruptionError:
@@ -86,7 +86,7 @@ def parsed(path: str, data: bytes, check: schema.Check) -> Any:
 
 
 def check_fields(path: str, content: Any, check: schema.Check) -> None:
-    """Raises CorruptionError unless what a file has passes a check."""
+    """Raises CorruptionError unless the content of a file passes a check."""
     try:
         check(content, "")
     except schema.Misfit as misfit:

@@ -44,7 +44,7 @@ class _Start(Protocol):
 
 @dataclass(frozen=True)
 class MissingRows:
-    """The rows of keys that a file does not have: those that a table would start them with.
+    """The rows of keys that a file does not have: the start vectors of a table.
 
     Example:
     >>> MissingRows("uniform", -0.05, 0.05, seed=7)
@@ -56,7 +56,7 @@ class MissingRows:
         b: The upper bound (exclusive), or the standard deviation (before truncation). 0 for a
             constant.
         seed: The seed of the table, any integer; counted modulo 2**64.
-        group: The group of a storage that the table has its rows in; 0 for tables in memory.
+        group: The group of the storage in which the table's rows lie; 0 for tables in memory.
     """
 
     kind: str
@@ -97,7 +97,7 @@ def write(
     name: str = "",
     extra: Mapping[str, str] | None = None,
 ) -> RowsInfo:
-    """Writes a file of rows, which takes the place of an older one once it is whole.
+    """Writes a file of rows, which replaces an older one once it is complete.
 
     Rows of more than 256 MB are sorted with the help of a temporary file in the same folder, in the
     same memory at every size.
@@ -122,7 +122,7 @@ def write(
         missing: The rows of keys that the file does not have: `"zeros"`, a `MissingRows`, or a
             `sok_embed.initializers.RowInitializer` with a seed.
         name: The name of the table.
-        extra: Strings that `RowsFile.metadata` shall have too.
+        extra: Strings to add to `RowsFile.metadata`.
 
     Returns:
         A `RowsInfo`.
@@ -160,8 +160,8 @@ def write(
 class RowsFile:
     """A file of rows that is open for lookups, from any number of threads at once.
 
-    The file is mapped, not read: processes that have it open share its pages. It stays the file
-    that it was if `write` puts another one in its place.
+    The file is mapped, not read: processes that have it open share its pages. It goes on reading
+    the same file if `write` replaces it.
 
     Args:
         path: The path of a file that `write` made.
@@ -222,12 +222,12 @@ class RowsFile:
             keys: uint64 or int64, of any shape.
 
         Returns:
-            float32 `[*keys.shape, dim]`. Keys that the file does not have get zeros, or the row
-            that a table would start them with: what `write` was told.
+            float32 `[*keys.shape, dim]`. Keys that the file does not have get the rows that `write`
+            was given for them: zeros, or start vectors of a table.
 
         Raises:
             RuntimeError: For a file that is closed.
-            sok_embed.kv.CorruptionError: Where the file's index cannot be right.
+            sok_embed.kv.CorruptionError: If the file's index is invalid.
         """
         keys = np.asarray(keys)
         out = np.empty((*keys.shape, self._dim), np.float32)
@@ -242,7 +242,7 @@ class RowsFile:
 
         Raises:
             RuntimeError: For a file that is closed.
-            sok_embed.kv.CorruptionError: Where the file's index cannot be right.
+            sok_embed.kv.CorruptionError: If the file's index is invalid.
         """
         keys = np.asarray(keys)
         out = np.empty(keys.shape, np.uint8)
@@ -282,7 +282,7 @@ class RowsFile:
             yield part, rows
 
     def verify(self) -> None:
-        """Reads all of the file, and raises an error if anything in it cannot be right.
+        """Reads the whole file, and raises an error if anything in it is invalid.
 
         Raises:
             RuntimeError: For a file that is closed.
@@ -292,7 +292,7 @@ class RowsFile:
         self._rows.verify()
 
     def close(self) -> None:
-        """Closes the file; calls that go on in other threads end as they would have."""
+        """Closes the file; calls that run in other threads end normally."""
         self._rows.close()
 
     def __enter__(self) -> RowsFile:

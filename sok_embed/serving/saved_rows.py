@@ -1,4 +1,4 @@
-"""The rows and dense weights of a checkpoint, for an export of a model that has others."""
+"""The rows and dense weights of a checkpoint, for an export in place of the model's own."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from sok_embed.tables.row_batches import Batch
 
 
 class SavedRows(HeldRows):
-    """The rows that a checkpoint has of one part of a table, of all workers that saved it.
+    """The rows of one part of a table in a checkpoint, from all workers that saved it.
 
     Args:
         part: The part of the table of the model, which has the start of rows.
         saved: The checkpoint.
         table: The same part in the checkpoint.
-        min_count: Rows that were updated less often are left out.
-        taken: A function that is told how many rows have been taken since the call before.
+        min_count: The least number of updates; other rows are left out.
+        taken: A function that is called with the number of rows that were taken since the call
+            before.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class SavedRows(HeldRows):
 
     @property
     def count(self) -> int:
-        """The number of rows, with those that are left out."""
+        """The number of rows, including those that are left out."""
         return self._table.rows
 
     def batches(self) -> Iterator[Batch]:
@@ -58,14 +59,14 @@ class SavedRows(HeldRows):
 
 
 class Checkpointed:
-    """A checkpoint that a model is exported from.
+    """A checkpoint from which a model is exported.
 
     Args:
-        model: The model, made and compiled as the one that was saved.
+        model: The model, made and compiled like the saved one.
         source: The folder of the checkpoint, or its URL.
 
     Raises:
-        FileNotFoundError: If the folder lacks a whole checkpoint.
+        FileNotFoundError: If the folder has no complete checkpoint.
         CorruptionError: For a file that is not as it was written.
         ValueError: For the checkpoint of another model, or of a later version.
     """
@@ -87,7 +88,7 @@ class Checkpointed:
 
     @contextlib.contextmanager
     def dense_weights(self) -> Iterator[None]:
-        """Gives the model the dense weights of the checkpoint, and takes them away again."""
+        """Sets the dense weights of the model to the checkpoint's, and restores them afterwards."""
         held = [(each, each.numpy()) for each in _variables(self._dense)]
         try:
             self._dense.read(self._saved.held.places[0], self._saved.manifest)

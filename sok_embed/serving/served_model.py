@@ -1,4 +1,4 @@
-"""Exports of models for serving: rows of tables without anything that only training needs."""
+"""Exports models for serving, with rows of tables and without what only training needs."""
 
 from __future__ import annotations
 
@@ -58,18 +58,17 @@ def export(
 ) -> str:
     """Writes a model as a SavedModel that only serves, into the next numbered folder of a path.
 
-    Optimizer slots, counts, times and the tables themselves stay behind: what is written has dense
-    weights and rows, which ops find by key. Its outputs are those of `model.predict`, bit for bit
-    in float32. Nothing in it is of sok-embed with `ops="stock"`, so that any TensorFlow loads it,
-    and an unmodified model server serves it.
+    The SavedModel has dense weights and rows, which ops find by key, but no optimizer slots,
+    counts, times and tables. Its outputs are those of `model.predict`, bit for bit in float32. With
+    `ops="stock"` it has no ops of sok-embed, so that any TensorFlow loads it, and an unmodified
+    model server serves it.
 
     With several workers this is collective: all of them call it, with the same arguments, for a
     folder that all of them share. Each writes its rows there, and worker 0 makes the one model. An
     error of one worker is an error of all. A checkpoint is read by worker 0 alone.
 
-    A folder has its number once it is whole and on the device: a model server that watches `path`
-    takes it up then, and passes over what an export that was killed has left, whose name begins
-    with `.export-`.
+    A folder gets its number once it is complete and on the device. A model server that watches
+    `path` loads it then, and ignores folders of killed exports, whose names begin with `.export-`.
 
     Example:
     >>> import numpy as np
@@ -91,19 +90,22 @@ def export(
         path: The folder of all versions of the model, which is made if there is none.
         dtype: The type of rows: `"float32"`, `"float16"`, `"int8"` or `"int4"`, as
             `sok_embed.serving.rows.write` has them.
-        min_count: Rows that fewer commits have updated are left out, and their keys are unknown.
+        min_count: The least number of updates; rows with fewer are left out, and their keys are
+            unknown.
         missing: The vectors of unknown keys: `"initializer"`, those that training would start from,
-            as `model.predict` has them; or `"zeros"`. A `default_vector=` of a layer goes first.
+            as `model.predict` has them; or `"zeros"`. A `default_vector=` of a layer comes before
+            both.
         ops: `"native"`: rows lie in files, which the ops of `libsok_serving` map and find keys in.
             `"stock"`: rows lie in variables, and TensorFlow's own ops find them. Initializers of
             tables have to be constant then, or `missing="zeros"`.
         source: The folder of a `sok_embed.checkpoint.Checkpoint(model)`, or its URL, whose rows and
-            dense weights are exported instead of those of the model, which is made and compiled as
-            the one that was saved and is left as it is. Any number of workers may have saved it;
-            rows are read some at a time. `None`: those of the model.
+            dense weights are exported instead of the model's own. The model must be made and
+            compiled like the saved one, and is not changed. Any number of workers may have saved
+            the checkpoint; rows are read some at a time. `None`: the model's own are exported.
         input_signature: The signature of the inputs, as for `sok_embed.export_model`, which says
             what the names of ragged and sparse inputs are too.
-        progress: A function of the rows so far and of all rows, which is called now and then.
+        progress: A function that is called now and then with the number of rows so far and of all
+            rows.
 
     Returns:
         The path of the folder, such as `"versions/1"`. The endpoint is `serve`, and
@@ -113,7 +115,7 @@ def export(
         ValueError: For an argument that is none of these, an initializer that is not constant where
             it would have to be, the checkpoint of another model, workers that have different
             models, steps or arguments, and what `sok_embed.export_model` refuses.
-        FileNotFoundError: If `source` lacks a whole checkpoint.
+        FileNotFoundError: If `source` has no complete checkpoint.
         OSError: If nothing can be written to `path`.
         sok_embed.kv.CorruptionError: For a checkpoint with files that are not as they were written.
         RuntimeError: If another worker has failed.
@@ -164,7 +166,7 @@ def export(
 
 @contextlib.contextmanager
 def _errors_as_they_are() -> Iterator[None]:
-    """Has errors of layers say what they say: the export makes the calls that Keras would show."""
+    """Shows errors of layers without Keras' additions on the calls that the export makes."""
     filters = keras.config.is_traceback_filtering_enabled()
     keras.config.disable_traceback_filtering()
     try:
@@ -186,7 +188,7 @@ def _model(model: Any, compiled: bool) -> keras.Model:
 
 
 class _Tables:
-    """Makes what stands in for tables, once for each.
+    """Makes the substitutes of tables for serving, one for each table.
 
     Args:
         model: The model that has the tables.
@@ -215,7 +217,7 @@ class _Tables:
         self._done = 0
 
     def __call__(self, table: Any) -> Any:
-        """Returns what stands in for a table; `None` for a resource that has no rows."""
+        """Returns the substitute of a table; `None` for a resource without rows."""
         if not isinstance(table, (Table, AdaptiveTable)):
             return None
         if id(table) not in self._made:
@@ -236,7 +238,7 @@ class _Tables:
 
     @property
     def made(self) -> list[Any]:
-        """All that has been made to stand in for tables."""
+        """All substitutes that have been made."""
         return [stand_in for _, stand_in in self._made.values()]
 
     def _taken(self, rows: int) -> None:
@@ -249,7 +251,7 @@ class _Tables:
         own = self._held(table.parts[0], options.min_count, self._taken)
         if isinstance(table, Table):
             return self._rows_of(own, options.missing)
-        # The first file has the name of the table, and is the one that a key is looked up in.
+        # The first file has the name of the table, and keys are looked up in it.
         own_rows = self._rows_of(own, "zeros")
         static = self._held(table.parts[1])
         buckets = table.static_buckets
@@ -269,7 +271,7 @@ class _Tables:
 
 
 def _served(model: keras.Model, input_signature: Any, tables: _Tables) -> Any:
-    """Returns the module that is saved: the function, and what it reads."""
+    """Returns the module that is saved: the function, and the objects that it reads."""
     options = {"training": False} if takes_training(model) else {}
     serve, parts = serving_function(model, input_signature, **options)
     served = tf.Module(name=model.name)
@@ -277,7 +279,7 @@ def _served(model: keras.Model, input_signature: Any, tables: _Tables) -> Any:
         serve, input_signature=[{part.name: part for part in parts}], autograph=False
     )
     graph = served.serve.get_concrete_function().graph
-    # This is all that the graph has of the model: no anchors, slots or tables.
+    # These are all variables of the graph: it has no anchors, slots or tables.
     served.weights = list(graph.variables)
     served.tables = tables.made
     handles = {id(handle) for handle, _ in graph.captures}

@@ -1,4 +1,4 @@
-"""Tables of a model that is served: their rows lie in a file, and an op looks them up there.
+"""Tables of served models: their rows lie in a file, in which an op looks keys up.
 
 The op is in a library of its own, without RocksDB, which this module loads without the other ops.
 """
@@ -19,7 +19,7 @@ __all__ = ["ServedTable", "library_path"]
 
 
 def library_path(version: str | None = None) -> Path:
-    """Returns the path of the library of ops that models which are served need.
+    """Returns the path of the library of ops for served models.
 
     A C program loads it by `TF_LoadLibrary`, and Python by `tf.load_op_library`. Nothing else of
     this package is needed then.
@@ -61,7 +61,7 @@ def pool(
     max_length: int,
     feature: str,
 ) -> tf.Tensor:
-    """Makes a vector of each bag by one op: a `sok_embed.tf_ops.served.Pool`."""
+    """Pools rows by one op: a `sok_embed.tf_ops.served.Pool`."""
     has_splits = not isinstance(bags, int)
     return _ops.sok_embed_pool_served_rows(
         rows,
@@ -76,12 +76,13 @@ def pool(
 
 
 class LayeredRows(tf.saved_model.experimental.TrackableResource):
-    """The rows of a file that is open, with newer files over it.
+    """The rows of an open file, with files of newer rows over it.
 
     Args:
         base: The handle of the file's rows.
-        gone: The paths of files of keys that have gone, the lowest layer first; `""`: none.
-        rows: The paths of files of rows, of the same layers; `""`: none.
+        gone: The paths of files of keys whose rows were removed, the oldest layer first; `""`:
+            none.
+        rows: The paths of files of rows, one for each layer; `""`: none.
 
     Raises:
         tf.errors.OpError: For files that cannot be opened.
@@ -128,8 +129,8 @@ class ServedTable(tf.Module):
     """A table whose rows lie in a file of `sok_embed.serving.rows.write`.
 
     A `tf.Module` that has it as an attribute is saved with the file among its assets, and finds it
-    there when it is loaded, wherever the SavedModel lies then. Whoever loads it needs the library
-    of `library_path` and nothing else of this package.
+    there when it is loaded, wherever the SavedModel has been moved. Loading it needs the library of
+    `library_path` and nothing else of this package.
 
     Example:
     >>> import numpy as np

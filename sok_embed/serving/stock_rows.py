@@ -1,8 +1,8 @@
 """Rows of tables in variables, which TensorFlow's own ops find by their keys.
 
-Keys are sorted by a hash, and an array says where those with the same highest bits of it begin:
-between one and two keys a bucket on average. A lookup compares the key with as many keys as the
-longest bucket has, which lie beside each other.
+Keys are sorted by a hash. A bucket has the keys whose hashes have the same highest bits, between
+one and two on average, and an array says where each begins. A lookup compares the key with as many
+adjacent keys as the longest bucket has.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from sok_embed.tf_ops.served import ServedRows, checked
 
 _KEYS_A_BUCKET = 2
 _CPU = "/device:CPU:0"
-# A table without a hash becomes a matrix unless it would have more than this many rows for each
-# that is there, and more than these beside.
+# A table without a hash becomes a matrix, unless that would have more than _DENSE_SHARE rows for
+# each existing row, and more than _DENSE_ROWS further rows.
 _DENSE_SHARE, _DENSE_ROWS = 4, 1 << 20
 
 
 class Values(tf.Module):
-    """Rows in the type that a file has them in, which come out as float32.
+    """Rows in the type of a file, which are read as float32.
 
     Args:
         columns: The arrays of the file.
-        held: The table that the rows are of.
-        order: The places of the rows in the file, in the order that they get; `None`: as they lie.
+        held: The table to which the rows belong.
+        order: The places in the file of the rows, in their new order; `None`: the order of the
+            file.
     """
 
     def __init__(self, columns: Columns, held: HeldRows, order: Any = None) -> None:
@@ -68,7 +69,7 @@ class StockRows(tf.Module, ServedRows):
 
     Args:
         held: The rows.
-        files: The files of the export, for the way from the table to variables.
+        files: The files of the export, by which rows get from the table to variables.
         missing: The vectors of keys without a row, as for `stock_rows`.
     """
 
@@ -90,7 +91,8 @@ class StockRows(tf.Module, ServedRows):
         self._longest = int(lengths.max()) if self._count else 0
         begins = np.cumsum(lengths) - lengths
         begins = begins.astype(np.int32 if self._count < 2**31 else np.int64)
-        # The last bucket is read as far as the longest goes; the key there is found earlier.
+        # Reading the last bucket goes as far as the longest would; repeated keys there change
+        # nothing.
         padded = np.concatenate([keys, np.repeat(keys[-1:], self._longest)])
         with tf.device(_CPU):
             self.keys = tf.Variable(padded, trainable=False, name="keys")
@@ -145,7 +147,7 @@ class DenseRows(tf.Module, ServedRows):
 
     Args:
         held: The rows.
-        files: The files of the export, for the way from the table to variables.
+        files: The files of the export, by which rows get from the table to variables.
         limit: The number of positions.
         missing: The vectors of keys without a row, as for `stock_rows`.
     """
@@ -180,7 +182,7 @@ def stock_rows(held: HeldRows, files: TableFiles, missing: str) -> ServedRows:
 
     Args:
         held: The rows.
-        files: The files of the export, for the way from the table to variables.
+        files: The files of the export, by which rows get from the table to variables.
         missing: `"initializer"` or `"zeros"`: the vectors of keys without a row.
     """
     limit = held.key_limit

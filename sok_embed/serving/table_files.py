@@ -1,4 +1,4 @@
-"""Files of rows of the tables of an export, and what they hold as arrays."""
+"""Files of rows of the tables of an export, and their contents as arrays."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Columns(NamedTuple):
 
     Attributes:
         keys: uint64 `[n]`, sorted by their hashes.
-        rows: The values as the file has them, `[n, dim]`, or of int4 uint8 `[n, (dim + 1) // 2]`.
-        scale_bias: float16 `[n, 2]`; `[0, 2]` of floats.
+        rows: The values in the type of the file, `[n, dim]`; for int4, uint8 `[n, (dim + 1) // 2]`.
+        scale_bias: float16 `[n, 2]`; `[0, 2]` for floats.
     """
 
     keys: npt.NDArray[np.uint64]
@@ -44,7 +44,7 @@ def columns_of(path: str) -> Columns:
         told = header[name]
         shape, dtype = tuple(told["shape"]), _DTYPES[told["dtype"]]
         if told["data_offsets"][0] == told["data_offsets"][1]:
-            return np.empty([0, *shape[1:]], dtype)  # no array of no bytes can be mapped
+            return np.empty([0, *shape[1:]], dtype)  # an empty array cannot be mapped
         begin = 8 + size + told["data_offsets"][0]
         return np.memmap(path, dtype, "r", begin, shape)
 
@@ -67,7 +67,7 @@ class TableFiles:
 
     @contextlib.contextmanager
     def set_aside(self, assets: str) -> Iterator[None]:
-        """Has TensorFlow copy empty files, and then moves those of rows into their place.
+        """Makes TensorFlow copy empty files, and then replaces them by the files of rows.
 
         Args:
             assets: The folder into which TensorFlow copies files.
@@ -89,7 +89,7 @@ class TableFiles:
         Args:
             held: The rows.
             missing: `"initializer"` or `"zeros"`: the vectors of keys that the file does not have.
-            dtype: The type of rows; `""`: that of all files.
+            dtype: The type of rows; `""`: the type of the export.
         """
         path = self._path(held.name)
         rows_files.write(
@@ -99,7 +99,7 @@ class TableFiles:
             dtype=dtype or self.dtype,
             missing=start_of(held) if missing == "initializer" else "zeros",
             name=held.name,
-            # Deltas take their rows from the same part, by the same bound.
+            # Deltas take their rows from the same part, with the same bound.
             extra={"part": held.part, "min_count": str(held.min_count)},
         )
         return path
@@ -150,7 +150,7 @@ class TableFiles:
 def start_of(held: HeldRows) -> MissingRows:
     """Returns the vectors that keys without a row have in training."""
     start = held.start
-    if start.kind == "constant":  # as a table has it that rounds its rows
+    if start.kind == "constant":  # rounded as the table rounds its rows
         return replace(start, a=float(held.started(np.zeros([1], np.int64))[0, 0]))
     return start
 

@@ -1,4 +1,4 @@
-"""Numbered folders of a model, as model servers watch them: whole before they have their number."""
+"""Numbered folders of a model, which are complete before they get their numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from sok_embed.files.whole_files import sync
 
-# Model servers take up folders with numbers as names, and pass over all others.
+# Model servers load folders with numbers as names, and ignore all others.
 _STAGED = ".export-"
 
 
@@ -20,7 +20,7 @@ def write_version(path: str | os.PathLike[str], write: Callable[[str], None]) ->
 
     Args:
         path: The folder of all versions, which is made if there is none.
-        write: A function that writes into the folder of a path, which is there and empty.
+        write: A function that writes into an empty folder, whose path it is given.
 
     Returns:
         The path of the version: `path/1`, or one more than the greatest number there.
@@ -108,7 +108,7 @@ def export_folder(root: str, number: int | None = None) -> str:
 
 
 def is_export(root: str, name: str) -> bool:
-    """Returns whether a folder in that of all versions has a SavedModel."""
+    """Returns whether a folder among the versions has a SavedModel."""
     return os.path.isfile(os.path.join(root, name, "saved_model.pb"))
 
 
@@ -116,7 +116,7 @@ def is_export(root: str, name: str) -> bool:
 def _told_if_unwritable(root: str) -> Iterator[None]:
     try:
         yield
-    except OSError as error:  # it stays of its kind, such as PermissionError
+    except OSError as error:  # the class stays, such as PermissionError
         raise type(error)(
             f"Expected a folder that this process can write to. Received: '{root}' "
             f"({error.strerror}). Pass the path of another one, or give the user of this process "

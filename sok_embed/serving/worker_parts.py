@@ -1,4 +1,4 @@
-"""Rows of the tables of several workers, which each has written into a folder that all share."""
+"""Rows of tables that several workers have written into a folder that all of them share."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class WorkerParts:
         return os.path.join(self._folder, f"{name}-of-worker-{worker}.safetensors")
 
     def write(self, name: str, worker: int, dim: int, batches: Batches) -> int:
-        """Writes rows of a worker, as float32; no file for no rows. Returns how many there are.
+        """Writes rows of a worker as float32, or no file if there are none. Returns their number.
 
         Raises:
-            FileNotFoundError: If the folder is not there, which worker 0 has made.
+            FileNotFoundError: If the folder, which worker 0 makes, is missing.
         """
         if not os.path.isdir(self._folder):
             raise FileNotFoundError(
@@ -75,7 +75,7 @@ class WorkerParts:
 
 
 class PartWriter:
-    """Writes what one of several workers has of a delta, as `DeltaWriter` writes all of it.
+    """Writes the part of a delta that one of several workers has, as `DeltaWriter` writes all.
 
     Args:
         files: The files of all workers.
@@ -83,7 +83,7 @@ class PartWriter:
         dims: The length of the rows of each table.
 
     Attributes:
-        counts: The number of rows of each table, and behind each that of its keys that have gone.
+        counts: The number of rows of each table, and after it the number of its removed keys.
     """
 
     def __init__(self, files: WorkerParts, worker: int, dims: Sequence[int]) -> None:
@@ -110,11 +110,12 @@ class WorkerRows(HeldRows):
     Args:
         part: The part, of this worker.
         files: The files of all workers.
-        name: The name that they have the rows under.
+        name: The name under which they have written the rows.
         written: The number of rows that each worker has written.
-        count: The number of rows of all workers, with those that are left out.
-        min_count: Rows that were updated less often have been left out.
-        taken: A function that is told how many rows have been taken since the call before.
+        count: The number of rows of all workers, including those that are left out.
+        min_count: The least number of updates; other rows have been left out.
+        taken: A function that is called with the number of rows that were taken since the call
+            before.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class WorkerRows(HeldRows):
 
     @property
     def count(self) -> int:
-        """The number of rows, with those that are left out."""
+        """The number of rows, including those that are left out."""
         return self._count
 
     def batches(self) -> Iterator[Batch]:
@@ -150,7 +151,7 @@ class WrittenTables:
 
     Args:
         files: The files of all workers.
-        parts: The parts of all tables, on this worker, in the order in which workers have them.
+        parts: The parts of all tables, on this worker, in the order of all workers.
         told: The numbers that `write_own_rows` has returned on each worker.
     """
 
@@ -194,10 +195,10 @@ def write_own_rows(
         files: The files of all workers.
         parts: The parts of all tables, on this worker.
         worker: The number of this worker.
-        min_count: Rows that were updated less often are left out, but for static ones.
+        min_count: The least number of updates; other rows are left out, except static rows.
 
     Returns:
-        The number of rows of each part on this worker, and behind each how many are written.
+        The number of rows of each part on this worker, and after it the number that was written.
     """
     numbers = []
     for number, part in enumerate(parts):

@@ -1,4 +1,4 @@
-"""Exports by several workers: each writes its rows, and worker 0 makes the one model of them."""
+"""Exports by several workers: each writes its rows, and worker 0 makes the model of them."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def export_of_workers(
     """Exports the rows of all workers. Collective: an error of one worker is an error of all.
 
     Args:
-        agreement: Between the workers.
+        agreement: The agreement of the workers.
         model: The model, which is built, at the same step on all workers.
         path: The folder of all versions, which all workers share.
-        options: A text of the other arguments, which all workers have in common.
-        min_count: Rows that were updated less often are left out.
+        options: A text of the other arguments, which must be equal on all workers.
+        min_count: The least number of updates; other rows are left out.
         write: A function that writes the model with these rows, on worker 0, and returns the path
             of the version.
 
@@ -82,7 +82,7 @@ def export_of_workers(
 
 
 def written_by_first(agreement: Agreement, root: str, write: Callable[[], str]) -> str:
-    """Has worker 0 write a version, while the others wait. Returns its path on all of them."""
+    """Makes worker 0 write a version, while the others wait. Returns its path on all workers."""
     version = agreement.first_alone("write the export", write)
     number = agreement.gather(int(os.path.basename(version or "0")), "number of the export")[0]
     return os.path.join(root, str(number))
