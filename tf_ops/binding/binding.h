@@ -1,7 +1,7 @@
 // Declarations that the sources of the Python module _core share.
 //
-// Every call that does work runs without the GIL. Arrays come from Python and stay its own: what
-// another Python thread does to them meanwhile is for the caller to keep apart.
+// Every call that does work runs without the GIL. Arrays belong to Python: the caller must see to
+// it that no other Python thread changes them during a call.
 #pragma once
 
 #include <cxxabi.h>
@@ -26,8 +26,9 @@ namespace sok::binding {
 
 namespace nb = nanobind;
 
-// Arrays are one-dimensional and contiguous, in the machine's memory. As arguments they are taken
-// with .noconvert(): a copy of another dtype would be written to in vain.
+// Arrays are one-dimensional and contiguous, in the machine's memory. Arguments are bound with
+// .noconvert(): nanobind would otherwise convert an array of another dtype to a copy, and results
+// written to the copy would be lost.
 template <typename T>
 using Array = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using KeysIn = Array<const Key>;
@@ -51,20 +52,20 @@ nb::ndarray<nb::numpy, T, nb::ndim<1>> ToNumpy(std::vector<T> numbers) {
   return nb::ndarray<nb::numpy, T, nb::ndim<1>>(first, {n}, owner);
 }
 
-// Returns a path as the system has it: str, bytes or os.PathLike, as open() takes them, also bytes
-// that are not UTF-8. Raises ValueError for one with a NUL in it.
+// Returns a path as the bytes that the system uses. Takes str, bytes or os.PathLike, as open()
+// does, also bytes that are not UTF-8. Raises ValueError for a path that contains a NUL.
 std::string ToPath(nb::handle path);
 // Turns a path into a Python str, as os.fsdecode does.
 nb::object FromPath(std::string_view path);
 
-// The names in the core of the rules of sok_embed.kv begin so.
+// In the core, the names of the rules of sok_embed.kv begin with this prefix.
 constexpr char kRulePrefix[] = "kv_";
-// The name that a user of sok_embed.kv knows a rule by: one of its own without the prefix, one of
-// Keras' with "keras." in front. Unknown ones stay as they are.
+// Returns the name by which users of sok_embed.kv know a rule: a rule of sok_embed.kv without the
+// prefix, a rule of Keras with "keras." in front. Unknown names are returned unchanged.
 std::string ShownRule(const std::string& rule);
 
-// Throws the Python exception that stands for the error, in whose text rules are called so. The GIL
-// must be held, here and below.
+// Throws the Python exception of the error's kind; its text names rules as ShownRule does. The
+// caller must hold the GIL, for this function and those below.
 [[noreturn]] void Raise(const Status& status);
 inline void Check(const Status& status) {
   if (!status.ok()) Raise(status);
@@ -74,8 +75,8 @@ T Value(Result<T> result) {
   Check(result.status());
   return std::move(result.value());
 }
-// Raises ValueError unless `name`, an array of n floats, has as many as n should be; `reason` says
-// why.
+// Raises ValueError unless n, the number of floats in the array `name`, is `expected`; `reason` is
+// added to the message and explains why.
 void CheckSize(const char* name, size_t n, size_t expected, const std::string& reason);
 
 // Runs fn, and never returns if Python ends the thread in there.
@@ -88,13 +89,13 @@ auto OrPauseThread(const Fn& fn) {
   }
 }
 
-// Raises RuntimeError on a thread that is inside of a progress callback: what it would wait for
-// waits for it.
+// Raises RuntimeError on a thread that runs a progress callback: the call would wait for the work
+// that waits for the callback.
 void CheckNotReporting();
 
-// Gives the GIL away for as long as it lives. A daemon thread that wants it back while the
-// interpreter ends never gets it, as all do from Python 3.14 on: earlier ones end the thread by
-// unwinding its stack, and with it the process, at the first function that must not throw.
+// Releases the GIL for as long as the object lives. A daemon thread that wants the GIL back while
+// the interpreter exits waits forever, as Python itself does from 3.14 on. Older versions end such
+// a thread by unwinding its stack, which ends the process at the first noexcept function.
 class GilReleased {
  public:
   GilReleased() : state_(PyEval_SaveThread()) {}
@@ -107,7 +108,7 @@ class GilReleased {
   PyThreadState* const state_;
 };
 
-// Takes the GIL for as long as it lives, on a thread that may be any.
+// Holds the GIL for as long as the object lives. It may be made on any thread.
 class GilAcquired {
  public:
   GilAcquired() {
@@ -128,9 +129,8 @@ auto Unlocked(const Fn& fn) {
   return fn();
 }
 
-// Holds the callback, which may be None, in the form that the core takes. What it raises, and what
-// comes in through Python's signal handlers, stops the work; Rethrow raises it once the work has
-// ended.
+// Makes a Python callback, which may be None, usable for the core. An exception from the callback
+// or from a signal handler of Python stops the work; Rethrow raises it after the work has ended.
 class Progress {
  public:
   explicit Progress(nb::object callback) : callback_(std::move(callback)) {}

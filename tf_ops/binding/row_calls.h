@@ -16,7 +16,7 @@ inline void CheckCount(const KeysIn& keys) {
                         std::to_string(keys.size()) + "; pass them in several calls"));
 }
 
-// Has `read(metas)` read the counters of keys, and writes these where Python wants them.
+// Calls `read(metas)` to read the counters of keys, and copies them to Python's arrays.
 template <typename Read>
 void PutMetadata(const KeysIn& keys, const FlagsOut& exists, const NumbersOut& update_nums,
                  const NumbersOut& update_times, const Read& read) {

@@ -62,8 +62,8 @@ struct SumOf<double> {
   using type = double;
 };
 
-// Widen takes an element of the weight to the type of its sums, and Narrow a sum to the type of the
-// output.
+// Widen converts an element of the weight to the type of its sums, and Narrow converts a sum to the
+// type of the output.
 inline double Widen(double x) { return x; }
 inline float Widen(float x) { return x; }
 inline float Widen(BFloat16 x) { return ToFloat(x); }

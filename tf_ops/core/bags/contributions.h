@@ -9,7 +9,8 @@
 
 namespace sok {
 
-// Reads the upstream gradient of each bag's entries: that of a mean is spread over its entries.
+// Reads the upstream gradient of each bag's entries: the gradient of a mean is divided by the
+// number of its entries.
 template <typename Sum>
 class EntryGradients {
  public:
@@ -38,7 +39,7 @@ class EntryGradients {
   std::vector<Sum> spread_;
 };
 
-// Finds the bags of entries that are asked for in ascending order.
+// Finds the bag of each entry; entries must be requested in ascending order.
 class BagFinder {
  public:
   BagFinder(const Bags& bags, int64_t first_entry)
@@ -90,7 +91,7 @@ class Contributions {
     return n;
   }
 
-  // Calls fn(values, n) for parts of what goes to these positions, in the same order.
+  // Calls fn(values, n) for consecutive parts of the values for these positions, in the same order.
   template <typename Fn>
   void Values(int64_t begin, int64_t end, Fn&& fn) const {
     if (gradient_.mode == BagMode::kMax) {

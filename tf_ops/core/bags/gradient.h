@@ -38,8 +38,8 @@ struct PositionValue {
   Sum value;
 };
 
-// The gradient of the weight at those positions alone that the batch touches, ascending. It takes
-// 16 bytes of scratch (32 with double) for each element of the batch.
+// The gradient of the weight at only the positions that the batch touches, in ascending order. It
+// takes 16 bytes of scratch (32 with double) for each element of the batch.
 template <typename Sum>
 class SparseWeightGradient {
  public:
@@ -48,7 +48,7 @@ class SparseWeightGradient {
   // Returns how many positions the batch touches.
   int64_t size() const { return starts_.back(); }
 
-  // Writes those positions (size()) and their sums (size()).
+  // Writes the touched positions (size()) and their sums (size()).
   template <typename Out>
   void Write(int64_t* positions, Out* sums, const ParallelFor& parallel_for) const;
 

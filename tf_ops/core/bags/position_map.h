@@ -63,7 +63,7 @@ class PositionMap {
   // Computes bases (blocks), the position of the first element of each block.
   void Bases(uint64_t id, uint64_t* bases) const;
 
-  // Computes positions (dim), those of the whole row.
+  // Computes positions (dim), the positions of all elements of a row.
   void Positions(uint64_t id, uint64_t* positions) const;
 
   // Computes words (sign_words): bit d % 64 of words[d / 64] is set where element d has a minus.
@@ -82,12 +82,12 @@ class PositionMap {
   int blocks_;
 };
 
-// Changes the sign of those of n elements, from `first` on in their row, for which `words` of
-// PositionMap::SignWords say so.
+// Changes the sign of each of the n elements from `first` on in their row for which `words`, from
+// PositionMap::SignWords, has a bit set.
 template <typename T>
 void ApplySigns(const uint64_t* words, int first, int n, T* elements) {
   for (int i = 0; i < n;) {
-    // This takes half a word at a time, as wide as most elements are.
+    // This takes half a word at a time: 32 bits, the width of most elements.
     const int d = first + i;
     const auto half = static_cast<uint32_t>(words[d / 64] >> (d % 64));
     const int end = i + std::min(n - i, std::min(32, 64 - d % 64));

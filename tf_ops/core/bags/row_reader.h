@@ -10,7 +10,7 @@
 
 namespace sok {
 
-// A reader keeps the row that it has read last, so each thread has one of its own.
+// A reader keeps the row that it has read last, so each thread needs its own reader.
 template <typename T>
 class RowReader {
  public:

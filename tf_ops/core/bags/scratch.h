@@ -10,8 +10,8 @@
 
 namespace sok {
 
-// Room for elements that have no value yet. Large ones lie in huge pages, since taking that memory
-// from the system in small pages costs more than what is done with it.
+// Room for elements that have no value yet. Large buffers use huge pages, since getting the memory
+// from the system in small pages takes longer than the work on it.
 template <typename T>
 class Scratch {
   static_assert(std::is_trivially_copyable_v<T>);

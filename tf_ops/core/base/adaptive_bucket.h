@@ -1,5 +1,5 @@
 // Says which bucket of an adaptive table a key is in. The keys of a bucket share a static row, and
-// one owner has them.
+// all belong to one owner.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace sok {
 
-// Returns a number in [0, buckets): the high bits of a hash times buckets. It is not the bucket of
-// the op StaticBuckets, whose hash is that of TensorFlow's columns.
+// Returns a number in [0, buckets): the high bits of a hash times buckets. The op StaticBuckets
+// gives other buckets: it hashes as TensorFlow's feature columns do.
 inline uint64_t AdaptiveBucket(Key key, uint64_t buckets) {
   const uint64_t hash = Mix64(key ^ 0x2545f4914f6cdd1dull);
   return static_cast<uint64_t>((static_cast<unsigned __int128>(hash) * buckets) >> 64);

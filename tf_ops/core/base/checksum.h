@@ -11,7 +11,7 @@ namespace sok {
 // piece that stands in the wrong place is found as well.
 uint64_t Checksum(const void* bytes, size_t size, uint64_t file_offset);
 
-// The same of bytes that come one part after the other.
+// Computes the same checksum when the bytes come in several parts.
 class RunningChecksum {
  public:
   RunningChecksum();

@@ -25,15 +25,16 @@ class Expiry {
   bool Expired(uint32_t update_time, uint32_t now) const {
     return ttl_ > 0 && uint64_t{update_time} + ttl_ <= now;
   }
-  // Returns whether such a row may be removed for good now. That is not before AllowRemoval is
-  // called, which says that the folder has this ttl; until then opening the folder may still fail.
+  // Returns whether a row that has expired may be removed for good. It may not before AllowRemoval
+  // is called, which is done once the folder has recorded this ttl; until then opening the folder
+  // may still fail.
   bool MayRemove(uint32_t update_time) const {
     return removal_allowed_ && Expired(update_time, Now());
   }
   void AllowRemoval() { removal_allowed_ = true; }
-  // Has heard(key) called for every row of a group that is removed since it has expired, by
-  // whichever thread. It may be called for a key whose row has been made anew since. One watcher a
-  // group, the last one.
+  // Sets the watcher of a group: heard(key) is called for every row of the group that is removed
+  // because it has expired, on the thread that removes it. A new row of the key may exist by then.
+  // A group has one watcher; a new one replaces it.
   void Watch(int group, std::function<void(uint64_t key)> heard) const;
   void Notify(int group, uint64_t key) const;
   // For tests: from here on Now returns this time, or a later one that was set before. 0 gives the

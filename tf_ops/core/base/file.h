@@ -17,10 +17,11 @@ namespace sok {
 // failed), or kInternal.
 Status SystemError(int error, const std::string& verb, const std::string& path);
 
-// Brings what a file holds to the device.
+// Flushes the contents of a file to the device.
 Status SyncFile(const std::string& path);
 
-// Brings the names in a folder to the device. `verb`: what cannot be done to the folder then.
+// Flushes the names in a folder to the device. `verb` is used in the error: "Cannot <verb>
+// <folder>".
 Status SyncFolder(const std::string& folder,
                   const std::string& verb = "bring to the device the folder");
 
@@ -42,7 +43,8 @@ Status OutOfMemory(size_t bytes, const std::string& path);
 // A regular file open for reading. It stays the same file if another takes its name. Thread-safe.
 class InputFile {
  public:
-  // Opens a file. Errors: kInvalidArgument if path is not a regular file; those of SystemError.
+  // Opens a file. Errors: kInvalidArgument if path is not a regular file; otherwise as SystemError
+  // returns.
   static Result<std::unique_ptr<InputFile>> Open(const std::string& path);
   ~InputFile();
   InputFile(const InputFile&) = delete;
@@ -66,8 +68,8 @@ class InputFile {
 
 // A file that replaces another. It is written under a temporary name in path's folder,
 // "<name>.tmp-<process>-<random>"; Commit gives it the name path, and until then nothing at path
-// has changed. A process that is killed leaves the temporary file behind, until the next Open for
-// the same path; every other end removes it. One thread may use it at a time.
+// has changed. If the process is killed, the temporary file remains until the next Open for the
+// same path; in all other cases it is removed. One thread may use it at a time.
 class ReplacementFile {
  public:
   // A regular file may exist at path; a symbolic link there will itself be replaced, not what it
@@ -78,13 +80,12 @@ class ReplacementFile {
   ReplacementFile(const ReplacementFile&) = delete;
   ReplacementFile& operator=(const ReplacementFile&) = delete;
 
-  // Writes all bytes behind the last one, or returns an error; what then stands in the temporary
-  // file is of no use.
+  // Appends all bytes, or returns an error; after an error the temporary file is useless.
   Status Write(const void* bytes, size_t size) { return WriteAt(bytes_, bytes, size); }
-  // The same at an offset. Bytes before it that nobody has written are 0.
+  // Writes all bytes at an offset. Bytes before it that were never written are 0.
   Status WriteAt(uint64_t offset, const void* bytes, size_t size);
 
-  // Brings the bytes to the device, gives the file its name, brings the folder to the device.
+  // Flushes the bytes to the device, renames the file to its path, and flushes the folder.
   Status Commit();
 
   // Closes and removes the temporary file. Does nothing after Commit.

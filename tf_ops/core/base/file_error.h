@@ -12,7 +12,7 @@ namespace sok {
 // kNotFound, or kInternal.
 Status FileError(int error, const std::string& message);
 
-// These texts say what to do; RocksDB's errors end with them as those of the system do.
+// These texts say what to do. They end the errors of RocksDB as well as the errors of the system.
 inline constexpr char kMakeRoom[] =
     "; make room on the disk and try again, nothing written is lost";
 inline constexpr char kCheckOwner[] = "; check who owns the folder";

@@ -1,4 +1,5 @@
-// Writes a file from its beginning to its end, past the system's cache where that can be.
+// Writes a file from its beginning to its end, with direct I/O (without the system's cache) where
+// that is possible.
 #pragma once
 
 #include <condition_variable>
@@ -16,10 +17,10 @@ namespace sok {
 
 // Gathers bytes in memory; while one buffer fills, a thread writes the other one. With direct I/O
 // that thread sleeps while the device works, the processor copies nothing into the cache, and the
-// cache keeps what others have there: see docs/decisions/direct-io.md.
+// cache keeps the data of other files: see docs/decisions/direct-io.md.
 //
-// One thread at a time may use it. An error comes with a later call, at the latest with Finish;
-// after it, what stands in the file is of no use.
+// One thread at a time may use it. An error is returned by a later call, at the latest by Finish;
+// after an error the file is useless.
 class FileStream {
  public:
   // The file is new and open for writing. `path` is for errors.
@@ -29,9 +30,10 @@ class FileStream {
   FileStream(const FileStream&) = delete;
   FileStream& operator=(const FileStream&) = delete;
 
-  // Errors: those of SystemError; kResourceExhausted if there is no memory for a buffer.
+  // Errors: as SystemError returns; kResourceExhausted if there is no memory for a buffer.
   Status Write(const void* bytes, size_t size);
-  // Writes what is left, and brings everything to the device. Nothing may be written afterwards.
+  // Writes the bytes that are left, and flushes the file to the device. Nothing may be written
+  // afterwards.
   Status Finish();
 
   // Returns how many bytes Write has taken.
@@ -40,7 +42,7 @@ class FileStream {
  private:
   static constexpr size_t kBufferBytes = size_t{4} << 20;
 
-  // Has the thread write the buffer that is full.
+  // Hands the full buffer to the thread to write.
   Status WriteBuffer();
   // Returns the first error that the thread has met.
   Status WaitForThread();

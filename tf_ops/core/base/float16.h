@@ -1,4 +1,4 @@
-// The storage format of a float16 (IEEE 754 binary16), and its way to float32 and back.
+// The storage format of a float16 (IEEE 754 binary16), and conversions to float32 and back.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,8 @@ inline uint32_t BitsOf(float x) {
 
 }  // namespace float16_internal
 
-// This is exact. No float32 on the way is subnormal: TensorFlow's threads take those for 0.
+// This is exact. It uses no subnormal float32 in between: TensorFlow's threads treat subnormal
+// numbers as 0.
 inline float ToFloat(Float16 x) {
   using float16_internal::BitsOf, float16_internal::FloatOf;
   constexpr uint32_t kExponent = 0x7c00u << 13;  // all ones: infinity or NaN
@@ -44,7 +45,7 @@ inline float ToFloat(Float16 x) {
   return FloatOf(bits | sign);
 }
 
-// Rounds to nearest, ties to even, as TensorFlow does; what is beyond the largest float16 becomes
+// Rounds to nearest, ties to even, as TensorFlow does; a number beyond the largest float16 becomes
 // an infinity. A NaN stays a NaN.
 template <>
 inline Float16 FromFloat<Float16>(float x) {

@@ -10,14 +10,14 @@
 
 namespace sok {
 
-// Makes the folder and those above it, where they are missing.
+// Makes the folder and its parent folders, where they are missing.
 Status MakeFolders(const std::string& path);
 
 // Returns the names in a folder, but for "." and "..".
 std::vector<std::string> FilesIn(const std::string& path);
 
-// Returns the sum of the sizes of those files of the folder whose names are `wanted`; 0 if there is
-// no folder.
+// Returns the sum of the sizes of the files in the folder for whose names `wanted` returns true; 0
+// if there is no folder.
 uint64_t BytesOfFiles(const std::string& path,
                       const std::function<bool(const std::string& name)>& wanted);
 

@@ -38,9 +38,9 @@ class CountingSort {
   const uint32_t groups_;
 };
 
-// Numbers distinct values from 0, in the order in which they appear first. The values lie with the
-// caller: value_of(number) is the one with that number. Not thread-safe; an object that is used
-// again keeps its memory.
+// Numbers distinct values from 0, in the order in which they appear first. The caller keeps the
+// values: value_of(number) returns the value with that number. Not thread-safe; an object that is
+// used again keeps its memory.
 class DistinctIndex {
  public:
   static constexpr uint32_t kNone = UINT32_MAX;
@@ -68,8 +68,8 @@ class DistinctIndex {
   uint32_t size() const { return size_; }
 
  private:
-  // Returns where the value is, or the free cell where it would be. Values are often those of one
-  // shard, which was chosen by bits of Mix64(value): so it is not that hash.
+  // Returns where the value is, or the free cell where it would be. The hash is not Mix64(value),
+  // since the values are often from one shard, which was chosen by bits of Mix64(value).
   template <typename ValueOf>
   size_t CellOf(uint64_t value, const ValueOf& value_of) const {
     const size_t mask = cells_.size() - 1;

@@ -1,4 +1,4 @@
-// Tells which of many sorted runs has the least key, while they are merged.
+// Finds which of many sorted runs has the smallest key, while they are merged.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace sok {
 
 // A tournament: a step costs one comparison, without a branch, for each doubling of the number of
-// runs. Of equal keys the one of the first run comes first.
+// runs. Among equal keys, the key of the first run comes first.
 class MergeTree {
  public:
   // All runs have ended until Set gives them a key.
@@ -34,10 +34,10 @@ class MergeTree {
   }
 
   bool ended() const { return winner_ == kEnded; }
-  // The run that has the least key, and that key. Not where all have ended.
+  // The run that has the smallest key, and that key. May not be called when all runs have ended.
   size_t run() const { return static_cast<uint32_t>(winner_); }
   uint64_t key() const { return static_cast<uint64_t>(winner_ >> 32); }
-  // Gives that run its next key, which is not less, or ends it.
+  // Gives that run its next key, which is not smaller, or ends it.
   void Next(uint64_t key) { Replay(EntryOf(run(), key)); }
   void End() { Replay(kEnded); }
 

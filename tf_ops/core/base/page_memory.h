@@ -1,5 +1,5 @@
-// Memory taken from the operating system in whole pages, so that what is given back leaves the
-// process at once instead of staying in the heap.
+// Memory that is taken from the operating system in whole pages, so that freed memory returns to
+// the system at once instead of staying in the heap.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,8 @@
 
 namespace sok {
 
-// Asks the system for huge pages under memory that is about to be written for the first time, which
-// then is resident in far fewer steps. Does nothing for less than a few of them.
+// Asks the system for huge pages for memory that is about to be written for the first time, so that
+// far fewer page faults occur. Does nothing for memory of less than a few huge pages.
 void PreferHugePages(void* data, size_t bytes);
 
 // One zero-filled mapping of memory. It can be moved, and is freed when it goes.
@@ -55,10 +55,10 @@ class Arena {
   // may hold anything where another one was freed.
   char* Allocate(size_t bytes);
 
-  // Frees a block, which must be one of Allocate(bytes).
+  // Frees a block, which must come from Allocate with the same `bytes`.
   void Free(char* block, size_t bytes);
 
-  // Returns the sum of the sizes of the blocks that are out.
+  // Returns the sum of the sizes of the blocks in use.
   size_t bytes_used() const;
 
   // Returns the memory of all pages that have a block, as if every block had been written to.
@@ -86,8 +86,8 @@ class Arena {
   size_t next_ = 0;        // offset of its first byte that was never handed out
   size_t used_ = 0;
   size_t resident_ = 0;
-  // The places that are free, by size. Those at the lowest addresses are used first, so that the
-  // others' pages become empty.
+  // The places that are free, by size. The places at the lowest addresses are used first, so that
+  // pages at higher addresses become empty.
   std::map<size_t, std::set<char*>> free_;
 };
 

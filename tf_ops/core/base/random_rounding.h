@@ -3,8 +3,8 @@
 // smaller than half of the last bit would be lost otherwise. The draws are a function of a row's
 // state and of the place in the row, so every thread and every worker rounds alike.
 //
-// The functions have no branches, so that loops over them vectorise, and no float32 that is
-// subnormal counts: TensorFlow's threads take those for 0.
+// The functions have no branches, so that loops over them vectorise, and they depend on no
+// subnormal float32: TensorFlow's threads treat subnormal numbers as 0.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ class RoundingDraws {
   explicit RoundingDraws(uint64_t state)
       : low_(static_cast<uint32_t>(state)), high_(static_cast<uint32_t>(state >> 32)) {}
 
-  // Returns 32 bits for place j. The constants are those of "lowbias32" by C. Wellons.
+  // Returns 32 bits for place j. The constants come from "lowbias32" by C. Wellons.
   uint32_t operator()(uint32_t j) const {
     uint32_t x = low_ + j * 0x9e3779b9u;
     x ^= x >> 16;
@@ -52,7 +52,8 @@ inline Float16 RandomFloat16(float x, uint32_t draw) {
   const uint32_t all = BitsOf(x);
   const uint32_t bits = all & 0x7fffffffu;
   const uint32_t normal = (bits - ((127u - 15u) << 23) + (draw >> 19)) >> 13;
-  // In units of the least float16. The sum is exact, so that a multiple of the unit stays.
+  // In units of the smallest float16. The sum is exact, so that a multiple of the unit stays
+  // unchanged.
   const float units = FloatOf(bits < kLeastNormal ? bits : 0u) * 0x1p24f;
   const float share = (static_cast<float>(static_cast<int32_t>(draw >> 19)) + 0.5f) * 0x1p-13f;
   const auto subnormal = static_cast<uint32_t>(static_cast<int32_t>(units + share));

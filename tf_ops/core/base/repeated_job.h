@@ -8,23 +8,23 @@
 
 namespace sok {
 
-// Thread-safe. However often the job is asked for while it runs, it runs once more after that. The
-// thread begins with the first request, and ends with this.
+// Thread-safe. However often the job is requested while it runs, it runs once more afterwards. The
+// thread starts with the first request, and ends with this object.
 class RepeatedJob {
  public:
-  // The job must not throw, and must not wait for this.
+  // The job must not throw, and must not wait for this object.
   explicit RepeatedJob(std::function<void()> job) : job_(std::move(job)) {}
-  // Waits until the job does not run. What has been asked for and has not begun is not done.
+  // Waits until the job does not run. A request that has not begun is dropped.
   ~RepeatedJob();
   RepeatedJob(const RepeatedJob&) = delete;
 
-  // Has the job begin once after this call. Returns false where the system has no thread for it.
+  // Requests that the job runs after this call. Returns false if the system cannot start a thread.
   bool Ask();
-  // The same, if the job runs or is about to; else it returns false and asks for nothing.
+  // The same if the job runs or has been requested; otherwise it returns false and does nothing.
   bool AskIfBusy();
-  // Withdraws what has been asked for and has not begun, and waits until the job does not run.
+  // Drops a request that has not begun, and waits until the job does not run.
   void Settle();
-  // Returns whether the job runs or is about to.
+  // Returns whether the job runs or has been requested.
   bool busy() const;
 
  private:

@@ -13,7 +13,7 @@ using Sha256Digest = std::array<uint8_t, 32>;
 
 Sha256Digest Sha256(std::string_view bytes);
 
-// Returns the code of a message, which cannot be computed without the key.
+// Returns the authentication code of a message. Without the key nobody can compute it.
 Sha256Digest HmacSha256(std::string_view key, std::string_view message);
 
 // Compares in a time that does not depend on the bytes.

@@ -6,8 +6,8 @@
 namespace sok {
 
 // A lock like std::shared_mutex, but a writer that waits goes before readers that come after it.
-// GNU's std::shared_mutex lets readers overtake, so that steady lookups would keep a commit out for
-// good. A thread must not take the same mutex shared twice at once.
+// With GNU's std::shared_mutex, readers overtake writers, so a steady stream of lookups would keep
+// a commit waiting forever. A thread must not take the same mutex shared twice at once.
 class SharedMutex {
  public:
   SharedMutex() {
@@ -33,9 +33,9 @@ class SharedMutex {
   pthread_rwlock_t lock_;
 };
 
-// Holds the `mu` of every shard shared, for as long as it lives; `shards` is a vector of pointers.
-// The locks are taken in order: whoever waits for one holds only locks before it, so nobody waits
-// in a circle.
+// Holds a shared lock of every shard's `mu` for as long as the object lives; `shards` is a vector
+// of pointers. The locks are taken in order: whoever waits for one holds only locks before it, so
+// nobody waits in a circle.
 template <typename Shards>
 class SharedLocks {
  public:
@@ -52,7 +52,7 @@ class SharedLocks {
   const Shards& shards_;
 };
 
-// Holds the `mu` of every shard alone, likewise, and in the same order.
+// Holds an exclusive lock of every shard's `mu`, taken in the same order.
 template <typename Shards>
 class ExclusiveLocks {
  public:

@@ -1,8 +1,8 @@
 // The elements of the vector that a key starts from, one by one, for the host and for a GPU.
 //
-// Sums of products are fused by name, not by the compiler, so both have the same bits. Beyond
-// kCentral the quantile of the normal distribution takes a logarithm, of which libraries round the
-// last bit in different ways.
+// Fused multiply-adds are written out and not left to the compiler, so host and GPU compute the
+// same bits. Beyond kCentral the quantile of the normal distribution needs a logarithm, whose last
+// bit libraries round in different ways.
 #pragma once
 
 #include <cmath>
@@ -97,7 +97,7 @@ constexpr double kMassWithinTwo = 0.9544997361036416;
 
 enum class StartKind : int { kConstant, kUniform, kNormal, kTruncatedNormal };
 
-// The distribution that the vectors of all keys of a group are drawn from.
+// The distribution from which the vectors of all keys of a group are drawn.
 struct StartVector {
   StartKind kind;
   double a, b;      // see Initializer::Make
@@ -112,7 +112,7 @@ struct StartVector {
                     : last;  // rounding may reach the end, which does not belong to the interval
   }
 
-  // The part of the distribution, around its mean, that is drawn from.
+  // The part of the distribution, around its mean, from which numbers are drawn.
   double Mass() const { return kind == StartKind::kTruncatedNormal ? kMassWithinTwo : 1.0; }
 
   float NormalElement(double quantile) const {

@@ -28,7 +28,7 @@ enum class Code {
   kInternal,
 };
 
-// The name that a row optimizer's rule has in the core. Users may know it by another: see
+// The name of a row optimizer's rule in the core. Users may know the rule by another name: see
 // Status::Worded.
 struct RuleName {
   std::string name;
@@ -37,7 +37,8 @@ struct RuleNames {
   std::vector<std::string> names;
 };
 
-// A part of an error's text that has a name, and a type that says in whose words it is.
+// A named part of an error's text. Its type says whether a front end must translate it to the name
+// that users know.
 class ErrorField {
  public:
   enum class Type {
@@ -64,18 +65,19 @@ class ErrorField {
   std::vector<std::string> values_;
 };
 
-// Success, or an error of some kind with a text for people. The text is made from a form and typed
-// fields, which a front end can put into its users' words without looking for them in the text.
+// Success, or an error of some kind with a message. The message is made from a form and typed
+// fields, so that a front end can replace a field by the name that its users know, without
+// searching the text.
 //
-// Copies need no memory: what an error says must reach the caller also where that has ended.
+// Copying allocates no memory: an error must reach the caller also when memory has run out.
 class [[nodiscard]] Status {
  public:
   Status() = default;
   Status(Code code, std::string message) : code_(code), content_(Content::Of(std::move(message))) {}
-  // The text is `form`, where "{group}" stands for the field of that name. Braces around another
-  // name stand for themselves, and so do those in what a field says.
+  // The text is `form`, in which "{group}" is replaced by the field of that name. Braces around
+  // another name stay as they are, and so do braces within the text of a field.
   Status(Code code, std::string_view form, std::initializer_list<ErrorField> fields);
-  // Needs no memory.
+  // Allocates no memory.
   static Status Literal(Code code, const char* literal) {
     Status status;
     status.code_ = code;
@@ -85,17 +87,17 @@ class [[nodiscard]] Status {
 
   bool ok() const { return code_ == Code::kOk; }
   Code code() const { return code_; }
-  // In the core's words.
+  // The text with the names that the core uses.
   std::string message() const { return std::string(text()); }
-  // The same without memory; valid as long as the status is.
+  // The same text, without allocating memory; valid as long as the status is.
   std::string_view text() const {
     return content_ == nullptr ? literal_ : std::string_view(content_->text);
   }
 
-  // The text with every name of a rule as `word` has it.
+  // The text with each name of a rule replaced by what `word` returns for it.
   using WordRule = std::function<std::string(const std::string& rule)>;
   std::string Worded(const WordRule& word) const;
-  // The same error with words around its text: where it happened, or what to do about it.
+  // The same error with text before and after its own: where it happened, or what to do about it.
   Status Within(std::string_view before, std::string_view after = "") const;
 
  private:
@@ -143,8 +145,8 @@ class [[nodiscard]] Result {
   std::optional<T> value_;
 };
 
-// Calls fn, which returns a Status. Memory that ends within it is an error like others, for callers
-// that have something to put back.
+// Calls fn, which returns a Status. If memory runs out within fn, this is returned as an error and
+// not thrown, for callers that must undo something.
 template <typename Fn>
 Status OrNoMemory(const Fn& fn) {
   try {
@@ -154,8 +156,9 @@ Status OrNoMemory(const Fn& fn) {
   }
 }
 
-// The error that fn returns; one of this kind with the literal where there is no memory for that.
-// For errors that the caller must be told, since something has changed.
+// Returns the error that fn returns; or an error of this kind with the literal as text if there is
+// no memory for fn's error. It is for errors that must reach the caller because something has
+// changed.
 template <typename Fn>
 Status ErrorOrLiteral(Code code, const char* literal, const Fn& fn) {
   try {

@@ -1,4 +1,4 @@
-// Macros that hand an error on to the caller. Sources include them, headers do not.
+// Macros that return an error to the caller. Sources include them, headers do not.
 #pragma once
 
 #include <utility>

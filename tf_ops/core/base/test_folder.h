@@ -41,7 +41,8 @@ class FileSizeLimit {
   rlimit before_{};
 };
 
-// Makes a new folder under the system's one for temporary files, which goes with all that is in it.
+// Makes a new folder in the system's folder for temporary files. It is removed, with its contents,
+// when the object is destroyed.
 class TestFolder {
  public:
   TestFolder() {
@@ -75,8 +76,8 @@ inline auto ListingOf(const std::string& path) {
 }
 
 // Copies a folder without folders in it as it was at one moment. RocksDB compacts in the
-// background, and files that are copied one after another are of one moment only if none of them
-// changed meanwhile: else they are copied again.
+// background, so files that are copied one after another belong to one moment only if none of them
+// changed meanwhile; otherwise they are copied again.
 inline void CopyOfOneMoment(const std::string& from, const std::string& to) {
   for (int attempt = 0; attempt < 1000; ++attempt) {
     std::error_code gone;

@@ -1,5 +1,5 @@
-// Headers that most tests of the core include, precompiled for all of them. Each test names its
-// own.
+// Headers that most tests of the core include, precompiled for all of them. Each test still
+// includes the headers that it uses.
 #pragma once
 
 #include <doctest/doctest.h>

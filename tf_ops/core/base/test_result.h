@@ -9,7 +9,7 @@
 
 namespace sok {
 
-// These are for the test's own thread.
+// These may only be called on the test's main thread.
 template <typename T>
 T Value(Result<T> result) {
   REQUIRE_MESSAGE(result.ok(), result.status().message());

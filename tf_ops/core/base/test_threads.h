@@ -19,8 +19,7 @@
 
 namespace sok {
 
-// Is a ParallelFor on threads of its own, which take several chunks each in whatever order they
-// come.
+// A ParallelFor with its own threads, each of which takes several chunks, in any order.
 inline void ThreadedFor(int64_t total, int64_t /*unit_cost*/,
                         const std::function<void(int64_t, int64_t)>& fn) {
   constexpr int64_t kThreads = 3, kChunks = 8;
@@ -38,9 +37,9 @@ inline void ThreadedFor(int64_t total, int64_t /*unit_cost*/,
   for (std::thread& thread : threads) thread.join();
 }
 
-// A pool that works as TensorFlow's does: a caller queues pieces behind those of others, runs one
-// itself and then waits, without helping, until threads of the pool have run the rest. If a piece
-// waits for something that such a caller holds, all stand still for good.
+// A pool that works like TensorFlow's: a caller queues its pieces behind the pieces of other
+// callers, runs one itself and then waits, without helping, until threads of the pool have run the
+// rest. If a piece waits for a lock that such a caller holds, all of them wait forever.
 class WaitingPool {
  public:
   explicit WaitingPool(int threads) {
@@ -118,7 +117,7 @@ inline uint64_t TestSeed() {
   return seed;
 }
 
-// Returns whether cases that take long run in full: SOK_TEST_LONG=1, as `make test-all` has it.
+// Returns whether long cases run in full: with SOK_TEST_LONG=1, which `make test-all` sets.
 inline bool LongTests() {
   const char* given = std::getenv("SOK_TEST_LONG");
   return given != nullptr && std::string_view(given) == "1";

@@ -1,4 +1,4 @@
-// Threads for callers that bring none: TensorFlow's kernels have a pool, Python has not.
+// Threads for callers without a thread pool: TensorFlow's kernels have one, Python does not.
 #pragma once
 
 #include <condition_variable>
@@ -13,25 +13,24 @@
 
 namespace sok {
 
-// A pool of threads, each of which works on any call. Thread-safe. Any number of threads may call
-// Run at once, and what runs may call Run again: a caller works on its own call until no chunk is
-// left, and waits for nothing but chunks that are running already.
+// A pool of threads. Each thread may work on any call. Thread-safe. Any number of threads may call
+// Run at once, and a function that runs may call Run again: a caller works on its own call until no
+// chunk is left, and then waits only for chunks that are already running.
 class ThreadPool {
  public:
   // At most `threads` threads work for one Run, its caller among them. They start with the first
   // Run that has work for more than one; if the system refuses to start some, there are fewer.
   explicit ThreadPool(int threads) : threads_(threads) {}
-  // No Run may be under way when the pool goes.
+  // No Run may be under way when the pool is destroyed.
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
 
-  // Works as ParallelFor says. What takes less than two chunks' worth of time runs on the caller
-  // alone. An exception from fn comes out of here, the first one if there are several, once nothing
-  // runs.
+  // Works as ParallelFor describes. Work that takes less time than two chunks runs on the caller
+  // alone. If fn throws, Run throws the first exception once no chunk runs any more.
   void Run(int64_t total, int64_t unit_cost, const std::function<void(int64_t, int64_t)>& fn);
 
-  // A chunk takes at least so many nanoseconds, if unit_cost is right: waking a thread takes a few
-  // thousand.
+  // A chunk takes at least this many nanoseconds, if unit_cost is right: waking a thread takes a
+  // few thousand.
   static constexpr int64_t kChunkNanoseconds = 20000;
 
  private:
@@ -49,13 +48,13 @@ class ThreadPool {
   std::vector<std::thread> workers_;
 };
 
-// Returns a ParallelFor on as many threads as this machine gives the process; they live as long as
-// it does. After fork() the child starts threads of its own. That does not help a child which was
-// forked from inside of what runs here.
+// Returns a ParallelFor with as many threads as this machine gives the process; they live as long
+// as the process. After fork() the child starts its own threads. A child that was forked from
+// within a call of Run cannot use them.
 ParallelFor ProcessPool();
 
-// Ends the threads of ProcessPool. Nothing may run on them, and nothing may be given to them
-// meanwhile. What comes later starts new ones.
+// Ends the threads of ProcessPool. No call may run on them, and none may begin meanwhile. A later
+// call starts new threads.
 void EndProcessPool();
 
 }  // namespace sok
