@@ -1,4 +1,4 @@
-"""The files of a `tf.train.Checkpoint`, looked at before anything is restored from them."""
+"""Checks the files of a `tf.train.Checkpoint` before anything is restored from them."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Bundle:
                 raise damaged(self._path, f"'{name}' to fit into {room} bytes", f"shape {shape}")
 
     def check(self, dense: Mapping[str, Any], metrics: str) -> None:
-        """Raises CorruptionError unless the files have the variables that a manifest tells.
+        """Raises CorruptionError unless the files have the variables that a manifest lists.
 
         Args:
             dense: The description of dense variables in the manifest.
-            metrics: The beginning of the names of metrics, all of which the manifest has.
+            metrics: The prefix of the names of metrics, all of which are in the manifest.
         """
         for field in ("variables", "metrics"):
             for path, dtype, shape in dense[field]:
@@ -71,7 +71,7 @@ class Bundle:
             raise damaged(self._path, expected, brief(sorted(there)))
 
     def has(self, path: str) -> bool:
-        """Returns whether the files have all that an object has saved for itself."""
+        """Returns whether the files have all entries that an object has saved."""
         node = self._node(path)
         attributes = () if node is None else self._graph.nodes[node].attributes
         # An attribute of some objects is several tensors, whose names begin with its key.
@@ -80,7 +80,10 @@ class Bundle:
         )
 
     def _variable(self, path: str) -> tuple[str, list[int]] | None:
-        """Returns dtype and shape of the variable that a restore finds; `None`: there is none."""
+        """Returns dtype and shape of the variable that a restore would find.
+
+        `None`: there is no such variable.
+        """
         node = self._node(path)
         attributes = () if node is None else self._graph.nodes[node].attributes
         keys = [each.checkpoint_key for each in attributes if each.name == _VALUE]
@@ -89,7 +92,7 @@ class Bundle:
         return tf.as_dtype(self._dtypes[keys[0]]).name, list(self.shapes[keys[0]])
 
     def _node(self, path: str) -> int | None:
-        """Returns the number of the object that a path leads to; names may have slashes, too."""
+        """Returns the number of the object at a path; names within the path may contain slashes."""
         ends = [*(i for i, letter in enumerate(path) if letter == "/"), len(path)]
         behind = len(path) + 1
         waiting = [(0, 0)] if path else []  # an object, and where the rest of the path begins
@@ -117,7 +120,7 @@ class Bundle:
         return graph
 
     def _children(self, node: int) -> dict[str, int]:
-        """Returns the numbers of the objects that hang on one, by their names."""
+        """Returns the numbers of an object's children, by their names."""
         if node not in self._known:
             if not 0 <= node < len(self._graph.nodes):
                 raise damaged(self._path, "objects of its graph", f"number {node}")

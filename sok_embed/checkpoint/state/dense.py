@@ -1,4 +1,4 @@
-"""Saves and restores everything but rows, with a `tf.train.Checkpoint`."""
+"""Saves and restores everything except rows, with a `tf.train.Checkpoint`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _METRIC = "model_metric_"  # begins the names of metrics' variables
 
 
 class DenseState:
-    """The objects of a checkpoint, with what hangs on a model and TensorFlow does not see.
+    """The objects of a checkpoint, and the variables of a model that TensorFlow does not find.
 
     Args:
         model: A Keras model that is built; `None`: there is none.
-        objects: Others, by name.
+        objects: Other objects, by name.
 
     Raises:
         ValueError: For a model that is not built.
@@ -60,8 +60,8 @@ class DenseState:
     def write(self, folder: str, prefix: str) -> list[str]:
         """Writes all variables into files whose names begin with `prefix`. Returns these names.
 
-        The files may not be on the device yet. Those of a save that fails are left for the caller
-        that removes what no manifest names.
+        The files may not be flushed to the device yet. If a save fails, its files remain; the
+        caller removes files that no manifest names.
         """
         checkpoint = tf.train.Checkpoint(**self._shared(), **self._metrics)
         try:
@@ -74,13 +74,14 @@ class DenseState:
         return sorted(name for name in os.listdir(folder) if name.startswith(f"{prefix}."))
 
     def check(self, folder: LocalFolder, manifest: Manifest) -> None:
-        """Raises for variables and other objects than those that were saved.
+        """Raises an error if the variables or other objects differ from the saved ones.
 
-        What was saved beside a model may be more: objects that are not asked for are left out.
+        The checkpoint may hold more objects beside the model: objects that were not given are
+        skipped.
 
         Raises:
             ValueError: For another variable, shape or dtype, or another iterator.
-            CorruptionError: For files that have something else than the manifest says.
+            CorruptionError: For files whose contents differ from the manifest.
         """
         own = self.description()
         saved = [each for each in manifest.dense["variables"] if self._is_asked_for(each[0])]
@@ -113,7 +114,7 @@ class DenseState:
                 raise damaged(folder.file(manifest.dense["prefix"]), f"what '{path}' saves", "none")
 
     def _shared(self) -> dict[str, Any]:
-        """Returns what is the same on all workers: an iterator is each worker's own."""
+        """Returns the objects that are the same on all workers: all except iterators."""
         return {
             name: each
             for name, each in self._given.items()
@@ -121,12 +122,12 @@ class DenseState:
         }
 
     def _is_asked_for(self, path: str) -> bool:
-        """Returns true if an entry of the checkpoint belongs to a given object, or to a model."""
+        """Returns true if an entry of the checkpoint belongs to a given object or to the model."""
         name = path.partition("/")[0]
         return name in self._given or name == "model" or name.startswith("model_")
 
     def read(self, folder: LocalFolder, manifest: Manifest) -> None:
-        """Sets all variables; metrics as far as they were saved and are there."""
+        """Sets all variables; of the metrics, those that were saved and exist now."""
         saved = manifest.dense["metrics"]
         shapes = {name: shape for name, *shape in _shapes(self._metrics)}
         metrics = {name: self._metrics[name] for name, *shape in saved

@@ -1,4 +1,4 @@
-"""The state that each worker has of its own, such as its place in its data."""
+"""The state that differs between workers, such as a worker's place in its data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sok_embed.checkpoint.state.bundle import Bundle
 
 
 class OwnState:
-    """Objects that each worker saves for itself, and restores among as many workers.
+    """Objects that each worker saves for itself, and restores if the number of workers is the same.
 
     Args:
         objects: The objects by name. Iterators of `tf.data` must be there when a checkpoint is
@@ -57,7 +57,7 @@ class OwnState:
         """Returns the records of the files that this worker restores from.
 
         Raises:
-            ValueError: If there are iterators, and others than so many workers wrote.
+            ValueError: If there are iterators, and another number of workers wrote the checkpoint.
         """
         if self._iterators and manifest.workers != workers:
             raise ValueError(
@@ -69,7 +69,7 @@ class OwnState:
         return _records(manifest, worker) if self._is_restored(manifest, workers) else []
 
     def check(self, folder: LocalFolder, manifest: Manifest, worker: int, workers: int) -> None:
-        """Raises for files that this worker cannot restore from, and changes nothing.
+        """Raises an error for files from which this worker cannot restore. Changes nothing.
 
         Args:
             folder: The folder of the files that `needed` has named.
@@ -78,7 +78,7 @@ class OwnState:
             workers: The number of workers.
 
         Raises:
-            ValueError: As `needed`, and if an object is not in the file.
+            ValueError: As `needed` raises, and if an object is not in the file.
             CorruptionError: For a file that is not as it was written.
         """
         records = self.needed(manifest, worker, workers)
@@ -97,9 +97,10 @@ class OwnState:
             )
 
     def read(self, folder: LocalFolder, manifest: Manifest, worker: int, workers: int) -> None:
-        """Restores the objects of this worker, if so many wrote the checkpoint.
+        """Restores the objects of this worker, if the same number of workers wrote the checkpoint.
 
-        One after the other, since iterators of one dataset share how often it was shuffled.
+        They are restored one after the other, since the iterators of a dataset share the count of
+        its shuffles.
         """
         if not self._is_restored(manifest, workers):
             return

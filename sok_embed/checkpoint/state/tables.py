@@ -1,4 +1,4 @@
-"""The tables that a checkpoint finds in what it is given, and the rows of each."""
+"""Finds the tables in the objects that a checkpoint is given, and reads their rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sok_embed.tables.worker_record import WorkerRecord
 def contents_of(
     head: Head, dim: int, rows: Rows | None = None, admission: bytes = b""
 ) -> tf_ops.Export:
-    """Returns what `tf_ops.restore` takes, with rows or without."""
+    """Returns the contents that `tf_ops.restore` takes, with or without rows."""
     start = np.array(head.slot_start, np.float32)
     if rows is None:
         empty = np.zeros(0, np.int64)
@@ -43,7 +43,7 @@ def contents_of(
 
 
 def read_head(handle: tf.Tensor, dim: int) -> tuple[Head, bytes]:
-    """Returns the head of the rows under a handle, and what an admission has counted."""
+    """Returns the head of the rows under a handle, and the counts of its admission."""
     _, exported = as_errors(lambda: tf_ops.export_piece(handle, dim, 0, 0, with_admission=True))
     return head_of(exported), exported.admission.numpy().tobytes()
 
@@ -57,7 +57,7 @@ def begin_capture(
         The head, the counts of an admission, and the capture.
 
     Raises:
-        RuntimeError: If another one goes on, or changes since that state are not known.
+        RuntimeError: If another capture is in progress, or the changes since `since` are not known.
     """
     begun = as_errors(lambda: tf_ops.begin_capture(part.handle, mark, since, reader))
     capture = _core.Capture(int(begun.capture))
@@ -75,7 +75,9 @@ def head_of(exported: tf_ops.Export | tf_ops.BegunCapture) -> Head:
 
 
 def stored_rows(storage: kv.Storage | _core.Storage, group: int, scratch: str) -> Iterator[Rows]:
-    """Yields the rows of a group, from a dump: each piece of a view would walk through all rows.
+    """Yields the rows of a group.
+
+    They are read from a dump, since each piece of a view would scan all rows.
 
     Args:
         storage: The storage.
@@ -154,7 +156,7 @@ class Found(NamedTuple):
         variables: All variables, by their paths.
         optimizers: The optimizers of Keras.
         iterators: Paths of iterators of `tf.data`.
-        others: Paths of all else that has something to save, iterators among them.
+        others: Paths of all other objects that have something to save, including iterators.
     """
 
     tables: list[Host]
@@ -165,7 +167,7 @@ class Found(NamedTuple):
 
 
 def find(root: tf.train.Checkpoint) -> Found:
-    """Looks at all that `tf.train.Checkpoint` would write, nearest first."""
+    """Searches all objects that `tf.train.Checkpoint` would write, the nearest first."""
     view = tf.train.TrackableView(root)
     paths: dict[int, str] = {id(root): ""}
     waiting: deque[Any] = deque([root])

@@ -1,1 +1,1 @@
-"""Tools over checkpoints that are on disk: reading, comparing, verifying, converting."""
+"""Tools for checkpoints on disk: reading, comparing, verifying, converting."""

@@ -1,4 +1,4 @@
-"""Has a checkpoint of changes hold everything, so that it needs no other one."""
+"""Turns a checkpoint of changes into a full one, which needs no other checkpoint."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from sok_embed.files.whole_files import removed_on_error
 
 
 def compact(folder: str | os.PathLike[str], watch: Watch | None = None) -> int:
-    """Writes all that a checkpoint and those before it hold into its folder.
+    """Writes all rows of a checkpoint, and of the checkpoints on which it builds, into its folder.
 
-    It takes the place of the changes in one step. Checkpoints that build on it still do, and what
-    it was built on is no longer needed by it. No job may be saving into the directory meanwhile.
+    The full contents replace the changes in one step. Checkpoints that build on this one stay
+    valid, and it no longer needs the checkpoints on which it was built. No job may save into the
+    directory meanwhile.
 
     Args:
         folder: The folder of the checkpoint.
         watch: The function that is called with the number of bytes that were read.
 
     Returns:
-        The number of checkpoints it was built on; with 0 nothing was to be done.
+        The number of checkpoints on which it was built; 0 if there was nothing to do.
 
     Raises:
         FileNotFoundError: If the folder lacks a whole checkpoint.
-        CorruptionError: For a damaged file of it, or of one that it builds on.
+        CorruptionError: For a damaged file of the checkpoint, or of one on which it builds.
         ValueError: For a URL, and for a checkpoint of a later version.
         OSError: From the file system. The checkpoint stays as it was.
     """

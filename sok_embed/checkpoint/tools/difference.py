@@ -18,7 +18,7 @@ from sok_embed.checkpoint.tools.saved import Saved, SavedTable, rows_of
 
 _HEAD = ("dim", "rule", "slot_start", "steps", "step_clock")
 _COLUMNS = ("embeddings", "slots", "update_nums", "update_times")
-# Names of values in a tf.train.Checkpoint end with the first; the second is not a variable.
+# In a tf.train.Checkpoint, the names of values end with _VALUE; _GRAPH is not a variable.
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
@@ -31,13 +31,13 @@ class TableDifference:
         table: The path of the table, with the part of an adaptive one.
         name: The name of the table in A.
         head: The other fields that differ, such as `dim`, with their values in A and in B.
-        only_a: Rows of keys that B has not.
-        only_b: Rows of keys that A has not.
-        both: Keys of both.
+        only_a: The number of keys that only A has.
+        only_b: The number of keys that only B has.
+        both: The number of keys that both have.
         differing: Rows of `both` whose bits differ: `embeddings`, `slots`, `update_nums` and
             `update_times`. Columns of different lengths are not compared, and not named.
-        largest: The largest difference of an element, of `embeddings` and `slots` that differ; NaN
-            if one of the two is.
+        largest: The largest difference between elements, for `embeddings` and `slots` that differ;
+            NaN if one of the two elements is NaN.
     """
 
     table: str
@@ -61,10 +61,10 @@ class VariableDifference(NamedTuple):
 
     Attributes:
         variable: The path of the variable.
-        a: The dtype and shape in A; `None`: it is not there.
-        b: The same of B.
+        a: The dtype and shape in A; `None` if A does not have it.
+        b: The same for B.
         differing: The number of elements that differ; `None`: they cannot be compared.
-        largest: The largest difference of an element; `None` if they are not numbers.
+        largest: The largest difference between elements; `None` if they are not numbers.
     """
 
     variable: str
@@ -79,9 +79,9 @@ class Difference(NamedTuple):
 
     Attributes:
         steps: The steps of A and of B.
-        only_a: Tables that B has not.
-        only_b: Tables that A has not.
-        tables: The tables of both, also where nothing differs.
+        only_a: Tables that only A has.
+        only_b: Tables that only B has.
+        tables: The tables that both have, also if nothing differs.
         variables: The dense variables that differ.
     """
 
@@ -93,7 +93,7 @@ class Difference(NamedTuple):
 
     @property
     def same(self) -> bool:
-        """True if there is no difference but in the steps."""
+        """True if nothing differs except the steps."""
         return not (self.only_a or self.only_b or self.variables) and all(
             table.same for table in self.tables
         )
@@ -102,17 +102,17 @@ class Difference(NamedTuple):
 def difference(a: Saved, b: Saved, watch: Watch | None = None) -> Difference:
     """Compares two checkpoints, bit by bit.
 
-    Tables are known by their paths. What admissions and sketches have counted is not compared. Rows
-    are in memory a part at a time; if they are many, those of both checkpoints lie in temporary
+    Tables are matched by their paths. The counts of admissions and sketches are not compared. Rows
+    are in memory a part at a time; if there are many, the rows of both checkpoints are in temporary
     files meanwhile.
 
     Args:
-        a: One of them.
-        b: The other.
+        a: One checkpoint.
+        b: The other checkpoint.
         watch: The function that is called with the number of bytes that were read.
 
     Raises:
-        CorruptionError: For a file that is not as it was written.
+        CorruptionError: For a damaged file.
     """
     tables_a, tables_b = ({table.label: table for table in saved.tables} for saved in (a, b))
     return Difference(
@@ -125,7 +125,7 @@ def difference(a: Saved, b: Saved, watch: Watch | None = None) -> Difference:
 
 
 class _Pair:
-    """A table of both checkpoints, whose rows are put together by their keys."""
+    """A table that both checkpoints have. Its rows are matched by their keys."""
 
     def __init__(self, a: SavedTable, b: SavedTable) -> None:
         self.tables = (a, b)
@@ -137,7 +137,7 @@ class _Pair:
         self.bytes = self.dtype.itemsize * (a.rows + b.rows)
 
     def records(self, side: int, rows: Rows) -> npt.NDArray[Any]:
-        """Returns the rows of a side, 0 for A, as records."""
+        """Returns the rows of a side (0: A, 1: B) as records."""
         records = np.zeros(len(rows.keys), self.dtype)
         records["key"], records["side"] = rows.keys, side
         for name in _COLUMNS:
@@ -204,7 +204,7 @@ def _tables(a: Saved, b: Saved, labels: list[str], watch: Watch | None) -> list[
 
 
 def _variables(a: Saved, b: Saved) -> Iterator[VariableDifference]:
-    """Yields the dense variables that differ. TensorFlow is imported only if some may."""
+    """Yields the dense variables that differ. Imports TensorFlow only if some may differ."""
     contents = [
         sorted((record.bytes, record.checksum) for record in saved.manifest.files)
         for saved in (a, b)
@@ -236,7 +236,7 @@ def _variables(a: Saved, b: Saved) -> Iterator[VariableDifference]:
 def _variable(
     path: str, a: npt.NDArray[Any] | None, b: npt.NDArray[Any] | None
 ) -> VariableDifference | None:
-    """Returns the difference of two values; `None`: there is none."""
+    """Returns the difference between two values; `None` if they are equal."""
     described = [
         None if value is None else f"{value.dtype} {list(value.shape)}" for value in (a, b)
     ]
@@ -244,7 +244,7 @@ def _variable(
         return VariableDifference(path, described[0], described[1])
     if a.tobytes() == b.tobytes() if a.dtype != object else np.array_equal(a, b):
         return None
-    # The bits of floats: NaN is the same as itself, and 0 is another than -0.
+    # The bits of floats are compared: NaN equals itself, and 0 differs from -0.
     differs = a != b if a.dtype == object else _bits(a) != _bits(b)
     largest = None
     if a.dtype.kind in "fiub" or a.dtype.kind == "V":

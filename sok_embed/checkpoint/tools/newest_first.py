@@ -22,9 +22,9 @@ Watch = Callable[[int], None]  # gets the bytes that were read since the last ca
 
 
 class _NewestFirst:
-    """Chooses the rows of a table that count, as files are read from the newest to the oldest.
+    """Chooses the current rows of a table, while files are read from the newest to the oldest.
 
-    Of each key the first row counts, unless a newer file has the key among those that went.
+    The first row of each key is current, unless a newer file lists the key as removed.
     """
 
     def __init__(self, links: int) -> None:
@@ -34,7 +34,7 @@ class _NewestFirst:
         self._noted: list[npt.NDArray[np.uint64]] = []  # the same of the file that is read
 
     def note_keys(self, link: int, keys: npt.NDArray[np.int64]) -> None:
-        """Has keys of file number `link`, 0 being the newest, count as gone in older files."""
+        """Notes keys that file number `link` removes (0 is the newest), for older files."""
         if link != self._link:
             for noted in self._noted:
                 self._settled.add(noted)
@@ -44,7 +44,7 @@ class _NewestFirst:
             self._noted.append(keys.view(np.uint64).copy())
 
     def live(self, link: int, rows: Rows) -> Rows:
-        """Returns the rows of file number `link` that count."""
+        """Returns the rows of file number `link` that are current."""
         self.note_keys(link, rows.keys)
         if not len(self._settled):
             return rows
@@ -58,16 +58,16 @@ def live_blocks(
     wanted: Collection[int] | None = None,
     watch: Watch | None = None,
 ) -> Iterator[tuple[Block, Rows | None]]:
-    """Yields the blocks that count of one worker: rows of all files, counts of the newest.
+    """Yields the current blocks of one worker: rows of all files, and counts of the newest file.
 
-    Each comes with those of its rows that count; with `None` if it has what an admission or a
-    sketch has counted.
+    Each comes with its current rows, or with `None` if it holds the counts of an admission or a
+    sketch.
 
     Args:
-        readers: The worker's file in a checkpoint, and in those that it has the changes since, the
-            newest first. A key is in the files of one worker in all of them.
-        wanted: The numbers of the tables. A file in which nothing of them counts is not read.
-            `None`: all tables, and all files are read to their ends.
+        readers: The worker's files in a checkpoint and in the checkpoints on which it builds, the
+            newest first. In all of them a key is in the file of the same worker.
+        wanted: The numbers of the tables. A file without current blocks of these tables is not
+            read. `None`: all tables, and all files are read to their ends.
         watch: A function that is called with the number of bytes that were read.
 
     Raises:
@@ -94,13 +94,13 @@ def live_blocks(
 
 
 class CountedBytes:
-    """Puts together what admissions and sketches have counted, whose blocks come in order."""
+    """Joins the counts of admissions and sketches, whose blocks come in order."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[int, int], bytearray] = defaultdict(bytearray)
 
     def add(self, block: Block) -> None:
-        """Takes up a piece.
+        """Adds a piece.
 
         Raises:
             ValueError: If bytes before it are missing.
@@ -113,7 +113,7 @@ class CountedBytes:
         held += block.payload
 
     def of(self, table: int, kind: int) -> bytes | None:
-        """Returns all bytes of a kind of a table; `None` if it has no block of them."""
+        """Returns all bytes of one kind for a table; `None` if it has no block of this kind."""
         held = self._held.get((table, kind))
         return None if held is None else bytes(held)
 

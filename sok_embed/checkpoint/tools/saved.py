@@ -1,4 +1,4 @@
-"""The tables of a checkpoint as its files have them, for tools that have no model."""
+"""Reads the tables of a checkpoint from its files, for tools without a model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sok_embed.files.whole_files import sync
 
 
 def label_of(path: str, part: str) -> str:
-    """Returns the text that tells a table from all others, of its path, or may, of its name."""
+    """Returns the label of a table, from its path (unique) or its name (maybe not unique)."""
     return path if part == "rows" else f"{path}:{part}"
 
 
@@ -44,8 +44,9 @@ class SavedTable:
         rows: The number of rows on all workers.
         rule: The rule of its row optimizer, empty before the first commit.
         slot_start: The values of a new row's slots.
-        steps: The commits of it; the greatest of all workers.
-        step_clock: The time of its clock if it counts steps, else -1; the greatest of all workers.
+        steps: The number of its commits; the largest number among all workers.
+        step_clock: The time of its clock if it counts steps, else -1; the largest among all
+            workers.
     """
 
     number: int
@@ -60,7 +61,7 @@ class SavedTable:
 
     @property
     def label(self) -> str:
-        """The text that tells it from all others: its path, and the part of an adaptive table."""
+        """The unique label of the table: its path, and the part of an adaptive table."""
         return label_of(self.path, self.part)
 
     @property
@@ -84,7 +85,7 @@ class Saved(NamedTuple):
     """A checkpoint.
 
     Attributes:
-        held: The checkpoint and those that it has the changes since, with open files.
+        held: The checkpoint and the checkpoints on which it builds, with open files.
         readers_of: The readers of the files of rows, by worker, the newest checkpoint first.
         tables: The tables in the order of the indices.
     """
@@ -95,7 +96,7 @@ class Saved(NamedTuple):
 
     @property
     def chain(self) -> list[Link]:
-        """It, and the checkpoints that it has the changes since, the newest first."""
+        """The checkpoint, and the checkpoints on which it builds, the newest first."""
         return self.held.chain
 
     @property
@@ -115,11 +116,11 @@ class Saved(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """The bytes of all files of rows, those of the checkpoints before it too."""
+        """The bytes of all files of rows, including the checkpoints on which it builds."""
         return sum(record.bytes for link in self.chain for record in link.manifest.rows)
 
     def chosen(self, names: Sequence[str]) -> list[SavedTable]:
-        """Returns the tables of these names, in their order; all of them without names.
+        """Returns the tables with these names, in this order; without names, all tables.
 
         Raises:
             ValueError: For a name that no table has, or that several tables of the model share.
@@ -139,10 +140,10 @@ class Saved(NamedTuple):
         return [found[number] for number in sorted(found)]
 
     def one(self, name: str | None) -> SavedTable:
-        """Returns the table of a name; without a name the only one.
+        """Returns the table with a name; without a name, the only table.
 
         Raises:
-            ValueError: If that is not one table.
+            ValueError: If there is not exactly one such table.
         """
         found = self.chosen([name] if name is not None else [])
         if len(found) != 1:
@@ -158,14 +159,14 @@ def open_saved(folder: str) -> Saved:
 
     Raises:
         FileNotFoundError: If the folder lacks a whole checkpoint.
-        CorruptionError: For files that are not as they were written.
+        CorruptionError: For damaged files.
         ValueError: For a checkpoint of a later version.
     """
     return saved_of(hold(local_path(folder), all_files))
 
 
 def saved_of(held: Held) -> Saved:
-    """Returns what `open_saved` returns, for a checkpoint whose files are open."""
+    """Returns the same as `open_saved`, for a checkpoint whose files are already open."""
     of_links = [
         [reader_of(place, manifest, worker) for worker in range(len(manifest.rows))]
         for (_, manifest), place in zip(held.chain, held.places, strict=True)
@@ -180,7 +181,7 @@ def reader_of(folder: str | Place, manifest: Manifest, worker: int) -> RowsReade
     """Returns the reader of a worker's rows, whose file has the tables of the manifest.
 
     Raises:
-        CorruptionError: For a file that is not as it was written.
+        CorruptionError: For a damaged file.
     """
     record = manifest.rows[worker]
     reader = RowsReader(folder, record, manifest.attempt, worker, manifest.workers)
@@ -199,7 +200,7 @@ def _parts(manifest: Manifest) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def check_totals(folder: str, manifest: Manifest, readers: Sequence[RowsReader]) -> None:
-    """Raises CorruptionError for a manifest that says otherwise than the files of all workers."""
+    """Raises CorruptionError if a manifest and the files of all workers disagree."""
     for number, (entry, part) in enumerate(_parts(manifest)):
         told = entry["parts"][part]
         for field, value in total([reader.tables[number] for reader in readers]).items():
@@ -213,7 +214,7 @@ def check_totals(folder: str, manifest: Manifest, readers: Sequence[RowsReader])
 
 
 def saved_tables(manifest: Manifest, readers: Sequence[RowsReader]) -> list[SavedTable]:
-    """Returns the tables of a manifest, with the fields in the indices of files."""
+    """Returns the tables of a manifest, with the fields that are in the indices of the files."""
     tables = []
     for number, (entry, part) in enumerate(_parts(manifest)):
         entries = [reader.tables[number] for reader in readers]
@@ -234,7 +235,7 @@ def saved_tables(manifest: Manifest, readers: Sequence[RowsReader]) -> list[Save
 def rows_of(
     saved: Saved, chosen: Sequence[SavedTable], watch: Watch | None = None
 ) -> Iterator[tuple[SavedTable, Rows]]:
-    """Yields all rows of some tables, a block at a time, in no order.
+    """Yields all rows of some tables, a block at a time, in no particular order.
 
     Every file is read to its end, and all of it is checked. Rows of a worker that had no optimizer
     for a table yet get the slots of new rows, as a restore gives them.
@@ -245,7 +246,7 @@ def rows_of(
         watch: The function that is called with the number of bytes that were read.
 
     Raises:
-        CorruptionError: For a file that is not as it was written.
+        CorruptionError: For a damaged file.
     """
     tables = {table.number: table for table in chosen}
     for readers in saved.readers_of:
@@ -261,7 +262,7 @@ def copy_rows(
     leave_out: int | None = None,
     watch: Watch | None = None,
 ) -> None:
-    """Writes all that counts of what a worker wrote into another file.
+    """Copies the current rows and counts of a worker's files to another file.
 
     Args:
         readers: The worker's files, as `live_blocks` takes them.
@@ -279,11 +280,11 @@ def copy_rows(
 
 
 def write_like(folder: str, saved: Saved, attempt: int, **changed: Any) -> None:
-    """Copies all files but those of rows into a folder, and writes its manifest.
+    """Copies all files except files of rows into a folder, and writes its manifest.
 
     Args:
-        folder: The folder, which has the files of rows.
-        saved: The checkpoint that the new one is like.
+        folder: The folder, which already has the files of rows.
+        saved: The checkpoint that is copied.
         attempt: The number of the save, in the names of files.
         **changed: The fields of the manifest that differ.
     """
@@ -308,6 +309,6 @@ def write_like(folder: str, saved: Saved, attempt: int, **changed: Any) -> None:
 
 
 def bytes_of(folder: str, manifest: Manifest) -> int:
-    """Returns the bytes of all files of a checkpoint, its manifest too."""
+    """Returns the total size of all files of a checkpoint, including its manifest."""
     own = os.path.getsize(os.path.join(folder, manifests.NAME))
     return own + sum(record.bytes for record in (*manifest.rows, *manifest.files, *manifest.data))

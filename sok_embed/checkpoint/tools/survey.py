@@ -18,20 +18,20 @@ from sok_embed.checkpoint.files.step_folders import StepFolders
 from sok_embed.checkpoint.tools.difference import Difference
 from sok_embed.checkpoint.tools.saved import Saved, SavedTable, bytes_of, rows_of
 
-# A trainer that keeps one checkpoint may replace it while a directory is read. Of so many readings
-# one finds what is there, unless saves follow each other as fast as they are read.
+# A trainer that keeps one checkpoint may replace it while the directory is read. Then it is read
+# again, at most this many times. One reading succeeds unless saves come as fast as readings.
 _READINGS = 20
 
 
 def listed(directory: str) -> list[dict[str, Any]]:
-    """Returns a directory's checkpoints: those that are not whole, then the others as saved.
+    """Returns a directory's checkpoints: incomplete ones first, the others in the order of saves.
 
-    A directory of which a checkpoint is removed meanwhile is read again.
+    If a checkpoint is removed meanwhile, the directory is read again.
 
-    Each has `path`, `step` and `state`: `"whole"`, `"no manifest"`, `"damaged"` or `"unknown"`,
-    which a later version has written. A whole one also has `serial`, `saved`, `workers`, `tables`,
-    `parent`, the folder that it has the changes since, `rows`, those of the tables, and `bytes`,
-    those of its own files.
+    Each has `path`, `step` and `state`: `"whole"`, `"no manifest"`, `"damaged"` or `"unknown"`
+    (written by a later version). A whole one also has `serial`, `saved`, `workers`, `tables`,
+    `parent` (the folder of the checkpoint on which it builds), `rows` (of all tables) and `bytes`
+    (of its own files).
     """
     folders = StepFolders(local_path(directory))
     for _ in range(_READINGS):
@@ -141,7 +141,7 @@ def _table(saved: Saved, table: SavedTable) -> dict[str, Any]:
 def rows_of_keys(saved: Saved, table: SavedTable, keys: Sequence[int]) -> dict[str, Any]:
     """Returns rows of a table, in the order of the keys; `missing` are the keys without one.
 
-    Reads all files of rows.
+    It reads all files of rows.
     """
     wanted = np.array(keys, np.int64)
     found: dict[int, dict[str, Any]] = {}
@@ -180,7 +180,7 @@ def checkpoints_in(path: str) -> list[str]:
     """Returns the checkpoint at a path, or those of a directory in the order of their saves.
 
     Raises:
-        FileNotFoundError: If there is none.
+        FileNotFoundError: If there is no checkpoint.
     """
     folder = local_path(path)
     if manifests.is_whole(folder):
@@ -206,18 +206,18 @@ def pruned(
 ) -> dict[str, list[str]]:
     """Removes old checkpoints and leftovers, as a `CheckpointManager` does.
 
-    Links stay: what they lead to is not the directory's own.
+    Links stay, since their targets do not belong to the directory.
 
     Args:
         directory: The directory of a manager.
-        keep: The most checkpoints, beside those of `keep_every`.
-        keep_every: The number of steps of each of which the first checkpoint stays. `None`: none
-            does.
+        keep: The largest number of checkpoints that stay, besides those of `keep_every`.
+        keep_every: The number of steps in an interval; the first checkpoint of each interval stays.
+            `None`: no checkpoint stays for this reason.
         dry_run: True to remove nothing.
 
     Returns:
-        The folders: `removed`, `leftovers`, which were removed too, `kept`, and those of them that
-        are `unreadable`: they stay, with all that they may build on.
+        The folders: `removed`; `leftovers`, which were removed too; `kept`; and `unreadable`, which
+        are among the kept ones and stay with all checkpoints on which they may build.
     """
     folders = StepFolders(local_path(directory), keep, keep_every)
     found = folders._too_many(_last_readable(folders))
@@ -241,9 +241,9 @@ def pruned(
 
 
 def _last_readable(folders: StepFolders) -> int:
-    """Returns the last step of which all manifests can be read; -1: there is none.
+    """Returns the last step whose manifests can all be read; -1 if there is no such step.
 
-    Manifests are its own, and those of the checkpoints that it builds on.
+    These are its own manifest, and the manifests of the checkpoints on which it builds.
     """
     for step in reversed(folders._by_age()):
         try:
@@ -255,7 +255,7 @@ def _last_readable(folders: StepFolders) -> int:
 
 
 def as_report(found: Difference) -> dict[str, Any]:
-    """Returns a difference as JSON, in which NaN and infinity are texts."""
+    """Returns a difference as JSON, in which NaN and infinity are strings."""
     return {
         "same": found.same,
         "steps": list(found.steps),

@@ -1,4 +1,4 @@
-"""Checks that every byte of a checkpoint is as it was written, and that its files agree."""
+"""Checks that no byte of a checkpoint is damaged, and that its files agree."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Verified(NamedTuple):
     """The result of a check.
 
     Attributes:
-        bytes: The number of bytes that were read and are as they were written.
+        bytes: The number of bytes that were read and are not damaged.
         rows: The number of rows in all files.
-        faults: A sentence for each; none: the checkpoint is whole.
+        faults: A sentence for each fault; empty if the checkpoint is whole.
     """
 
     bytes: int
@@ -44,11 +44,11 @@ class Verified(NamedTuple):
 
 
 def verify(folder: str, watch: Watch | None = None) -> Verified:
-    """Reads all of a checkpoint, and of those that it has the changes since.
+    """Reads all files of a checkpoint, and of the checkpoints on which it builds.
 
-    Checked are all checksums, every block of rows, the lengths that indices tell, the numbers of
-    rows that manifest and indices tell, and that no key of a table stands twice. Keys take 16 bytes
-    each, in memory or, if they are many, in a temporary file.
+    It checks all checksums, every block of rows, the lengths in the indices, the numbers of rows in
+    the manifest and the indices, and that no key occurs twice in a table. Keys take 16 bytes each,
+    in memory or, if they are many, in a temporary file.
 
     Args:
         folder: The checkpoint.
@@ -74,14 +74,14 @@ def verify(folder: str, watch: Watch | None = None) -> Verified:
         [*broken, *(fault for one in each for fault in one.faults)],
     )
     if len(held.chain) > 1 and not found.faults:
-        # Each file is whole; what they make together is another question.
+        # Each file is whole; this checks that they fit together.
         _holds(found.faults, partial(_check_live, held))
     held.end()
     return found
 
 
 def _check_live(held: Held) -> None:
-    """Raises CorruptionError unless a chain has as many rows as its newest manifest tells."""
+    """Raises CorruptionError unless a chain has as many rows as its newest manifest says."""
     saved = saved_of(held)
     live: Counter[int] = Counter()
     for table, rows in rows_of(saved, saved.tables):
@@ -125,7 +125,7 @@ def _verify_files(folder: str, manifest: Manifest, place: Fetched, watch: Watch 
 
 
 def _holds(faults: list[str], check: Callable[[], object]) -> bool:
-    """Returns true if a check raises nothing. An error that it raises becomes a fault."""
+    """Returns true if a check raises no error; otherwise adds the error to the faults."""
     try:
         check()
     except (OSError, ValueError) as error:
@@ -201,7 +201,7 @@ def _label(entry: dict[str, Any]) -> str:
 
 
 def _twice(keys: Partitions, labels: Sequence[str]) -> Iterator[str]:
-    """Says which tables have a key twice; labels are those of the tables by their numbers."""
+    """Yields a text about each table with a key that occurs twice; `labels` are by number."""
     twice: Counter[int] = Counter()
     example: dict[int, str] = {}
     for number in range(keys.number):

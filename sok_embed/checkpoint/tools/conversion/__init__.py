@@ -1,4 +1,4 @@
-"""Rows of checkpoints in other forms: Parquet, NumPy's `.npz`, dumps, storages; and back.
+"""Converts rows of checkpoints to other forms and back: Parquet, NumPy's `.npz`, dumps, storages.
 
-Rows that Keras or TFRA has saved are read, too.
+It also reads rows that Keras or TFRA has saved.
 """

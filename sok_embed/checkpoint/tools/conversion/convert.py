@@ -1,4 +1,4 @@
-"""Brings rows of tables from one form into another, in pieces."""
+"""Converts rows of tables from one form to another, in pieces."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ _MAGIC = {b"PAR1": "parquet", b"PK\x03\x04": "npz", b"SOKD": "dump", HDF5_MAGIC:
 _SUFFIXES = {".parquet": "parquet", ".npz": "npz"}
 
 Watch = Callable[[int, int], None]  # gets the rows so far, and how many there will be
-# Returns the tables of a source that are asked for. Gets a folder for work, and their names.
+# Returns the requested tables of a source. Gets the path of the source, a folder for temporary
+# files, and the names.
 Read = Callable[[str, str, Sequence[str]], list[Moving]]
 
 
@@ -53,7 +54,7 @@ class Converted(NamedTuple):
         form: One of `FORMS`.
         tables: The heads of the tables, in the order in which they were written.
         rows: The number of rows of all tables.
-        left_out: Rows that had expired, and did not go into a storage.
+        left_out: The number of rows that had expired and were not written to a storage.
     """
 
     form: str
@@ -63,12 +64,12 @@ class Converted(NamedTuple):
 
 
 class Base(NamedTuple):
-    """The checkpoint and the table that converted rows go into.
+    """The checkpoint and the table into which converted rows are written.
 
     Attributes:
-        folder: The checkpoint that the new one is like.
-        table: The table whose rows are replaced; `None`: the table that has the label of the rows'
-            own.
+        folder: The checkpoint from which the new one takes everything else.
+        table: The table whose rows are replaced; `None`: the table with the same label as the rows'
+            table.
     """
 
     folder: str
@@ -105,10 +106,10 @@ def _expected(path: str) -> str:
 
 
 def form_of_target(path: str, given: str | None) -> str:
-    """Returns the form that rows are to be written in.
+    """Returns the form in which rows are to be written.
 
     Raises:
-        ValueError: If nothing says it.
+        ValueError: If neither the path nor `given` names a form.
     """
     form = given or _SUFFIXES.get(os.path.splitext(path)[1])
     if form is None:
@@ -130,16 +131,16 @@ def convert(
     watch: Watch | None = None,
     read: Read | None = None,
 ) -> Converted:
-    """Writes rows in another form; the target is there as a whole or not at all.
+    """Writes rows in another form. The target is either complete or does not exist.
 
     Args:
         source: A checkpoint, a storage, a dump, a Parquet file, an `.npz`, a `.keras` file, or a
             file of weights that ends in `.weights.h5`.
-        target: The path of the target, where nothing is yet.
+        target: The path of the target, which must not exist yet.
         form: One of `FORMS`.
         tables: Paths or names of the tables; none: all of them.
         group: The group of the table in a dump or a storage.
-        base: The checkpoint into which rows go.
+        base: The checkpoint and the table into which rows are written.
         watch: The function that is called with the progress.
         read: The function that finds the tables of a source of another library. `None`: the source
             is one of those above.
@@ -147,7 +148,7 @@ def convert(
     Raises:
         FileExistsError: If there is something at the target.
         CorruptionError: For a damaged source.
-        ValueError: For tables that are not there, or do not fit where they are to go.
+        ValueError: For tables that do not exist, or do not fit the target.
         RuntimeError: If pyarrow is needed and not installed.
     """
     source, target = local_path(source), local_path(target)
@@ -189,7 +190,7 @@ def _check_arguments(form: str, group: int | None, base: Base | None) -> None:
 
 
 def _source_tables(source: str, work: str, names: Sequence[str]) -> list[Moving]:
-    """Returns the tables of a source that are asked for."""
+    """Returns the requested tables of a source."""
     form = form_of_source(source)
     if form == "checkpoint":
         saved = open_saved(source)
@@ -222,7 +223,7 @@ def _rows_alone(saved: Saved, table: SavedTable) -> Iterator[Rows]:
 
 
 class _Seen:
-    """Counts the rows that have passed.
+    """Counts the rows that have been converted.
 
     Args:
         total: The number of all rows.
@@ -234,7 +235,7 @@ class _Seen:
         self._rows = 0
 
     def counted(self, source: str, table: Moving) -> Callable[[], Iterator[Rows]]:
-        """Returns the pieces of a table; it is an error if they lack rows at the end."""
+        """Yields the pieces of a table. Raises an error at the end if rows are missing."""
 
         def pieces() -> Iterator[Rows]:
             found = 0
@@ -279,7 +280,7 @@ def _write(
 
 
 def _load(path: str, dump: str, heads: list[Head]) -> int:
-    """Makes a storage of a dump. Returns how many rows have not expired."""
+    """Makes a storage from a dump. Returns how many rows have not expired."""
     ttls = {head.ttl for head in heads}
     if len(ttls) > 1:
         raise ValueError(

@@ -35,11 +35,11 @@ _UINT64 = 2**64
 
 
 def groups_of(heads: Sequence[Head], group: int | None) -> list[int]:
-    """Returns the groups of tables: those that they come from, or else one after the other.
+    """Returns a group for each table: the groups from which they come, or 0, 1, 2 and so on.
 
     Args:
         heads: The heads of the tables.
-        group: The group of the only one; `None`: any.
+        group: The group of the only table; `None`: any group.
 
     Raises:
         ValueError: If they are too many, or `group` is given for several.

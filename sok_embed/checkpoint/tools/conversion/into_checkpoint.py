@@ -1,4 +1,4 @@
-"""A checkpoint like another one, but for the rows of one of its tables."""
+"""Writes a checkpoint that is like another one except for the rows of one table."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from sok_embed.checkpoint.tools.saved import Saved, SavedTable, copy_rows, write
 from sok_embed.kv import CorruptionError
 from sok_embed.tables.owners import MixedRule, ModuloRule, OneWorkerRule, OwnerRule
 
-# Says of a table in a manifest that a row may be in the file of any worker: readers look into all.
+# In a manifest, this rule of a table means that a row may be in the file of any worker, so that
+# readers search all files.
 ANY_WORKER = "any worker"
 
 
 def check_fits(base: Saved, table: SavedTable, head: Head) -> None:
-    """Raises ValueError for rows that are none of the table's.
+    """Raises ValueError for rows that do not fit the table.
 
     Args:
         base: The checkpoint.
@@ -68,12 +69,12 @@ def write_checkpoint(
 ) -> int:
     """Writes a checkpoint into a folder that is empty. Returns the number of rows of the table.
 
-    Everything else is as in the checkpoint that it is like, counts of admissions and sketches too.
-    Rows without slots get those of new rows.
+    Everything else is copied from `base`, including the counts of admissions and sketches. Rows
+    without slots get the slots of new rows.
 
     Args:
         folder: The path of a folder without files.
-        base: The checkpoint that it is like.
+        base: The checkpoint from which everything else is copied.
         table: The table whose rows are replaced; `check_fits` was called.
         head: The head of the rows that replace them.
         pieces: These rows.
@@ -117,7 +118,7 @@ def write_checkpoint(
 
 
 def _taken(table: SavedTable, head: Head) -> dict[str, Any]:
-    """Returns the fields of the index for the rows that are taken, beside their number."""
+    """Returns the fields of the index for the new rows, except their number."""
     trained: SavedTable | Head = head if head.rule else table
     return {
         "rule": trained.rule,
@@ -152,7 +153,7 @@ def _tables(
 
 
 class _Deal:
-    """In the files of which workers the rows of a table go.
+    """Decides into which worker's file each row of a table is written.
 
     Attributes:
         text: The rule, for the manifest.
@@ -175,7 +176,10 @@ class _Deal:
 
 
 def _rule_of(text: str) -> OwnerRule | None:
-    """Returns the rule of a manifest's text; `None`: it is unknown, or needs more than the key."""
+    """Returns the rule that a manifest's text names.
+
+    `None` if it is unknown, or needs more than the key.
+    """
     if text == ModuloRule.text:
         return ModuloRule()
     if (mixed := re.fullmatch(r"mixed_owners\(key, (-?[0-9]+), size\)", text)) is not None:
@@ -186,7 +190,7 @@ def _rule_of(text: str) -> OwnerRule | None:
 
 
 def check_whole(found: list[str], folder: str) -> None:
-    """Raises CorruptionError for faults of a checkpoint that was just written."""
+    """Raises CorruptionError if a checkpoint that was just written has faults."""
     if found:
         raise CorruptionError(
             f"Expected a whole checkpoint to come of the rows. Received, in '{folder}': {found[0]} "

@@ -1,4 +1,4 @@
-"""Rows of tables in a `.keras` file, or a file of weights, by h5py: Keras is not needed."""
+"""Reads rows of tables from a `.keras` file or a file of weights, with h5py and without Keras."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _MOST_SMALL = 1 << 20  # elements of what is not a column
 
 
 def is_keras_file(path: str) -> bool:
-    """Returns whether a zip archive is what Keras has written."""
+    """Returns whether a zip archive was written by Keras."""
     try:
         with zipfile.ZipFile(path) as archive:
             return WEIGHTS in archive.namelist()
@@ -57,12 +57,12 @@ def keras_tables(path: str, work: str, names: Sequence[str] = ()) -> list[Moving
     Args:
         path: A `.keras` file, or one of weights that ends in `.weights.h5`.
         work: A folder, into which the weights are unpacked.
-        names: The tables that are asked for. Empty: all of them.
+        names: The requested tables. Empty: all of them.
 
     Raises:
         CorruptionError: For a damaged file.
-        ValueError: For tables that an earlier version has written, and for those among the tables
-            that are asked for whose rows are in a storage and not in the file.
+        ValueError: For tables that an earlier version has written, and for requested tables whose
+            rows are in a storage and not in the file.
         OSError: From the file system.
     """
     weights, config = path, None
@@ -129,7 +129,7 @@ def _place_of_rows(path: str, group: Any, entry: str) -> str:
 
 
 def _as_damage(path: str, error: Exception) -> Exception:
-    """Turns errors of h5py into one that names the file; errors of our own stay."""
+    """Turns an error of h5py into one that names the file; errors of sok_embed stay as they are."""
     return error if "Expected" in str(error) else damaged(path, "an HDF5 file", str(error))
 
 
@@ -137,7 +137,7 @@ def _prefixes(path: str, name: str, group: Any) -> list[str]:
     """Returns the prefixes of the entries of each table in a group.
 
     Raises:
-        ValueError: For a table of which entries are lacking.
+        ValueError: For a table with missing entries.
     """
     found = []
     for prefix in sorted(each.removesuffix("embeddings") for each in group if

@@ -1,4 +1,4 @@
-"""Rows of a table in NumPy's `.npz`: one member a column, written and read in pieces."""
+"""Writes and reads rows of a table as NumPy's `.npz`: a member for each column, in pieces."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def shape_of(column: str, head: Head, rows: int) -> tuple[int, ...]:
 
 
 def write_npz(path: str, head: Head, pieces: Iterable[Rows], work: str) -> int:
-    """Writes a table, which takes its bytes twice on the disk meanwhile.
+    """Writes a table. Meanwhile this takes twice the table's size on the disk.
 
     Args:
         path: The path of the file.
         head: The head of the table.
         pieces: The pieces of the table's rows.
-        work: A folder for columns that grow.
+        work: A folder for temporary files of the columns.
 
     Returns:
         The number of rows.
@@ -106,7 +106,7 @@ def npz_head(path: str) -> Head:
 
 
 def _text(path: str, member: IO[bytes]) -> str:
-    """Returns the text of a member; memory is limited to the bytes of the member."""
+    """Returns the text of a member. Uses no more memory than the bytes of the member."""
     shape, _, dtype = _read_header(path, member)
     if shape or dtype.kind != "U":
         raise damaged(path, f"a text as '{METADATA}'", f"an array of {dtype} {shape}")
@@ -157,7 +157,7 @@ def npz_rows(path: str, head: Head) -> Iterator[Rows]:
 def _check_header(path: str, column: str, member: IO[bytes], head: Head) -> None:
     shape, fortran, dtype = _read_header(path, member)
     expected = (shape_of(column, head, head.rows), np.dtype(COLUMNS[column][1]))
-    # With one column, or none, both orders are one.
+    # With one column, or none, both orders are the same.
     ordered = not fortran or len(shape) < 2 or min(shape) < 2
     if (shape, dtype) != expected or not ordered:
         raise damaged(path, f"{column} of shape and dtype {expected}", f"{(shape, dtype)}")

@@ -1,4 +1,4 @@
-"""Rows of a table in a Parquet file, by pyarrow, which is imported only here."""
+"""Writes and reads rows of a table as a Parquet file, with pyarrow, which is imported only here."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def write_parquet(path: str, head: Head, pieces: Iterable[Rows]) -> int:
     )
     number = 0
     most = max(1, _GROUP_BYTES // row_bytes(head.dim, head.slot_floats))
-    # A dictionary would take all NaN for one.
+    # A dictionary would treat all NaNs as one value.
     with arrow.parquet.ParquetWriter(
         path, schema, use_dictionary=False, write_page_checksum=True
     ) as writer:
@@ -109,7 +109,7 @@ def parquet_rows(path: str, head: Head) -> Iterator[Rows]:
     """Yields the rows of a file in pieces.
 
     Raises:
-        ValueError: For columns that are lacking or do not fit to the head.
+        ValueError: For columns that are missing or do not fit the head.
     """
     names = [COLUMNS[column][0] for column in _columns(head)]
     most = rows_a_block(head.dim, head.slot_floats)

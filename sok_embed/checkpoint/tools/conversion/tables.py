@@ -1,4 +1,4 @@
-"""A table on its way from one form to another: what it is, and its rows a piece at a time."""
+"""A table while it is converted: its properties, and its rows in pieces."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MOST_METADATA_VALUES = 1 << 22
 
 @dataclass(frozen=True)
 class Head:
-    """The properties of a table beside its rows.
+    """The properties of a table, without its rows.
 
     Attributes:
         label: The path in the checkpoint, with the part of an adaptive table; for a storage or a
@@ -52,7 +52,7 @@ class Head:
         initializer: `kind`, `a`, `b` and `seed`.
         rows: The number of rows.
         ttl: Seconds after its last update that a row is kept; 0: no limit.
-        group: The group of a storage or a dump; `None`: it comes from elsewhere.
+        group: The group in a storage or a dump; `None` if the table comes from another source.
     """
 
     label: str
@@ -100,7 +100,7 @@ class Head:
 
 
 def _checksum(metadata: dict[str, Any]) -> str:
-    """Returns the checksum of metadata without that field, as sorted JSON without blanks."""
+    """Returns the checksum of metadata, as sorted JSON without spaces and without its checksum."""
     text = json.dumps(metadata, sort_keys=True, separators=(",", ":"))
     return f"{checksum(text.encode(), 0):016x}"
 
@@ -130,7 +130,7 @@ _group = record(
 
 
 def head_of_metadata(path: str, data: bytes) -> Head:
-    """Returns the head in a file of another form; its checksum may be left out.
+    """Returns the head from the metadata of a file; its checksum may be missing.
 
     Args:
         path: The name of the file, for messages.
@@ -138,7 +138,7 @@ def head_of_metadata(path: str, data: bytes) -> Head:
 
     Raises:
         CorruptionError: For metadata that no conversion has written.
-        ValueError: For those of a later version.
+        ValueError: For metadata of a later version.
     """
     fields = parsed(path, data, MOST_METADATA_VALUES)
     checked(path, fields, record({}))
@@ -201,7 +201,7 @@ def head_of_saved(table: SavedTable) -> Head:
 
 
 class DumpGroup(NamedTuple):
-    """Holds what the index of a dump says of a group.
+    """The description of a group in the index of a dump.
 
     Attributes:
         number: The group.
@@ -219,11 +219,11 @@ class DumpGroup(NamedTuple):
 
 
 class Moving(NamedTuple):
-    """A table on its way.
+    """A table while it is converted.
 
     Attributes:
         head: The head of the table.
-        pieces: The function that yields the rows, from the first on with each call.
+        pieces: The function that yields the rows; each call starts again with the first row.
     """
 
     head: Head
@@ -231,10 +231,10 @@ class Moving(NamedTuple):
 
 
 def chosen(source: str, heads: Sequence[Head], names: Sequence[str]) -> list[Head]:
-    """Returns the heads of these labels or names; all of them without any.
+    """Returns the heads with these labels or names; without names, all heads.
 
     Raises:
-        ValueError: For a name that none has, or several have.
+        ValueError: For a name that no head has, or that several have.
     """
     if not names:
         return list(heads)
@@ -252,7 +252,7 @@ def chosen(source: str, heads: Sequence[Head], names: Sequence[str]) -> list[Hea
 
 
 def in_pieces(rows: Iterable[Rows], most: int) -> Iterator[Rows]:
-    """Yields the same rows in pieces of `most` rows, of which the last may have fewer."""
+    """Yields the same rows in pieces of `most` rows. The last piece may have fewer rows."""
     held: list[Rows] = []
     number = 0
     for each in rows:
@@ -270,13 +270,13 @@ def in_pieces(rows: Iterable[Rows], most: int) -> Iterator[Rows]:
 
 
 def joined_rows(parts: Sequence[Rows]) -> Rows:
-    """Returns all rows of some pieces, of which there is at least one."""
+    """Joins the rows of one or more pieces."""
     if len(parts) == 1:
         return parts[0]
     return Rows._make(np.concatenate(columns) for columns in zip(*parts, strict=True))
 
 
 def check_number(path: str, head: Head, found: int) -> None:
-    """Raises CorruptionError unless a source has given as many rows as it has told."""
+    """Raises CorruptionError unless a source has as many rows as its head says."""
     if found != head.rows:
         raise damaged(path, f"{head.rows} rows of table '{head.label}'", str(found))

@@ -1,4 +1,4 @@
-"""Rows that TensorFlow Recommenders Addons (TFRA) has saved: its files of keys and values."""
+"""Reads rows that TensorFlow Recommenders Addons (TFRA) has saved: its files of keys and values."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ from sok_embed.checkpoint.tools.conversion.tfra_checkpoint import (
 _NAME = re.compile(
     r"(?P<table>.+)_mht_(?P<shard>\d+)of(?P<shards>\d+)_rank(?P<rank>\d+)_size(?P<size>\d+)-keys"
 )
-# TFRA's names of a rule's slots, in the order of the rule's: of Keras' optimizers before and after
-# its version 2.11. Of the rules with the same names the first is meant unless one is named.
+# TFRA's names of a rule's slots, in the order of the rule's own slots: first the names of Keras'
+# optimizers before version 2.11, then after it. If several rules have the same names, the first of
+# them is meant unless the user names another.
 _SLOTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "adam": (("m",), ("v",)),
     "adamw": (("m",), ("v",)),
@@ -52,11 +53,12 @@ _STATUS = {"frequency": "update_nums", "timestamp": "update_times"}
 
 
 class Slots(NamedTuple):
-    """The slots that are taken.
+    """Says which slots are converted.
 
     Attributes:
-        rule: A rule of `RULES`; `None`: the rule that has these slots; `"none"`: no slots.
-        lookup: The name of the lookup whose slots are taken; `None`: of the only one.
+        rule: A rule of `RULES`; `None`: the rule that has the slots in the files; `"none"`: no
+            slots.
+        lookup: The name of the lookup whose slots are converted; `None`: there is only one lookup.
         steps: The number of the optimizer's steps; `None`: as the checkpoint says.
     """
 
@@ -73,14 +75,14 @@ class _Shard(NamedTuple):
 
 
 class _Stored:
-    """A table of TFRA's: a table of vectors, of one slot, or of a policy's counts.
+    """A table of TFRA: it holds vectors, one slot, or the counts of a policy.
 
     Args:
         name: The name of the table, in which `_` stands for each `/`.
         shards: The pairs of files.
 
     Raises:
-        CorruptionError: For a key that stands in it twice.
+        CorruptionError: For a key that occurs twice.
     """
 
     def __init__(self, name: str, shards: Sequence[_Shard]) -> None:
@@ -121,15 +123,15 @@ def tfra_tables(
             a `FileSystemSaver` have it; a checkpoint of TensorFlow, named without `.index`; or a
             SavedModel. TensorFlow is imported for the last two.
         work: A folder, into which the tables of a checkpoint are unpacked.
-        names: The tables that are asked for. Empty: all but those of slots and policies.
-        slots: The slots that are taken.
+        names: The requested tables. Empty: all tables except tables of slots and policies.
+        slots: The slots to convert.
         dim: The length of vectors, to check. `None`: as many numbers as there are for each key.
 
     Raises:
         FileNotFoundError: If there are no such files.
         CorruptionError: For files that do not fit together.
-        ValueError: For slots of which it is not clear whose they are, and for a rule that needs to
-            know its steps.
+        ValueError: For slots that may belong to several lookups or rules, and for a rule whose
+            number of steps is needed and not known.
     """
     folder, steps = path, None
     prefix = checkpoint_prefix(path)
@@ -188,7 +190,7 @@ def _stored(folder: str) -> dict[str, _Stored]:
 
 
 def _whole(folder: str, name: str, files: dict[tuple[int, ...], str], dtype: str) -> list[_Shard]:
-    """Returns the shards of a table that have rows; raises unless all of one save are there."""
+    """Returns the shards of a table that have rows; raises unless all files of one save exist."""
     shards, size = next(iter(files))[:2]
     if len(files) != shards * size or any(
         (shards, size, rank, shard + 1) not in files
@@ -233,7 +235,7 @@ def _is_status(name: str, names: Iterable[str]) -> bool:
 
 
 def _owner(name: str, names: Iterable[str]) -> str | None:
-    """Returns the table that a table has slots or counts of; `None`: it has vectors of its own."""
+    """Returns the table whose slots or counts a table holds; `None` if the table holds vectors."""
     if name.rpartition("_")[2] not in {*_SLOT_NAMES, *_STATUS}:
         return None
     owners = [each for each in names if name.startswith(f"{each}_")]
@@ -280,7 +282,7 @@ def _start(rule: str, slot: int) -> float:
 
 
 def _slots(table: _Stored, beside: dict[str, _Stored], slots: Slots) -> tuple[str, list[_Stored]]:
-    """Returns the rule of a table, and the tables of its slots in order; none if it has none."""
+    """Returns the rule of a table, and the tables of its slots in order, if it has any."""
     by_lookup: dict[str, dict[str, _Stored]] = {}
     for name, each in beside.items():
         trained_by, _, slot = name[len(table.name) + 1 :].rpartition("_")

@@ -1,4 +1,4 @@
-"""Unpacks the tables of TFRA that lie in a checkpoint of TensorFlow, by TensorFlow."""
+"""Unpacks the tables of TFRA in a checkpoint of TensorFlow, with TensorFlow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STEPS = re.compile(r"(?:.*/)?(?:_iterations|iter)/\.ATTRIBUTES/VARIABLE_VALUE")
 
 
 def checkpoint_prefix(path: str) -> str | None:
-    """Returns the checkpoint of TensorFlow that a path names; `None`: it names none.
+    """Returns the checkpoint of TensorFlow that a path names; `None` if it names no checkpoint.
 
     Args:
         path: A checkpoint without `.index`, or the folder of a SavedModel.
@@ -33,22 +33,23 @@ def checkpoint_prefix(path: str) -> str | None:
 def unpacked_checkpoint(prefix: str, work: str, asked: Sequence[str]) -> tuple[str, int | None]:
     """Writes the tables of a checkpoint into files of keys and values.
 
-    A table is in memory meanwhile.
+    It holds one table in memory at a time.
 
     Args:
         prefix: The checkpoint, without `.index`.
         work: The folder for the files.
-        asked: The tables that are asked for. Empty: all of them.
+        asked: The requested tables. Empty: all of them.
 
     Returns:
-        The folder of the files: that beside the checkpoint, if a `FileSystemSaver` has written
-        them. The steps of its optimizer, or `None` if it has none or several.
+        The folder of the files, which is the folder beside the checkpoint if a `FileSystemSaver`
+        has written it; and the steps of the optimizer, or `None` if there is no optimizer or there
+        are several.
 
     Raises:
         CorruptionError: For a checkpoint that TensorFlow cannot read, and keys and values that do
             not fit together.
         ValueError: For two tables of one name, keys that are not integers, and values that are not
-            floats of at most 32 bits, of tables that are asked for.
+            floats of at most 32 bits, in requested tables.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
@@ -82,7 +83,7 @@ def unpacked_checkpoint(prefix: str, work: str, asked: Sequence[str]) -> tuple[s
 
 
 def _fit(prefix: str, name: str, keys: Any, values: Any, asked: Sequence[str]) -> bool:
-    """Returns whether a table is converted; raises if it should be and cannot."""
+    """Returns whether a table is converted; raises if it was requested but cannot be converted."""
     integers = values.dtype == np.int32 and name.endswith(STATUS_SUFFIXES)
     floats = values.dtype.kind in "fV" and values.dtype.itemsize <= 4  # V: bfloat16
     if keys.dtype.kind != "i" or not (integers or floats):
