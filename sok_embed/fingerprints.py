@@ -27,10 +27,10 @@ def fingerprint(values: Any) -> Any:
     different strings two have one key with a probability of about n**2 / 2**65: 3e-6 for ten
     million, 3e-2 for a billion.
 
-    Strings are not looked into: hex digits, such as Criteo's `68fd1e64`, are hashed as they are
-    written, and `68FD1E64` is another string. Integers are hashed by their decimal digits, so that
-    7 and "7" have one key. What is missing is the empty string: None, NaN, `pandas.NA` and
-    `pandas.NaT`, as "" is what readers of `tf.data` make of it. It is a key as all others are;
+    Strings are not parsed: hex digits, such as Criteo's `68fd1e64`, are hashed as they are written,
+    and `68FD1E64` is another string. Integers are hashed by their decimal digits, so that 7 and "7"
+    have one key. Missing values (None, NaN, `pandas.NA` and `pandas.NaT`) are hashed as the empty
+    string, since readers of `tf.data` turn them into "". Its key is a key like any other;
     `padding_value=` of a layer leaves it out.
 
     Example:
@@ -51,7 +51,7 @@ def fingerprint(values: Any) -> Any:
         else a NumPy array.
 
     Raises:
-        ValueError: For floats, bools and whatever else is none of these.
+        ValueError: For floats, bools and all other types.
     """
     if isinstance(values, keras.KerasTensor):
         return Fingerprint()(values)
@@ -109,7 +109,7 @@ def _of_tensor(values: Any) -> Any:
     _check_type(values.dtype)
     if values.dtype != tf.string:
         values = tf.strings.as_string(values)
-    # The op makes eight bytes of each string, the lowest first.
+    # The op makes eight bytes from each string, the lowest first.
     keys = tf.reshape(
         tf.bitcast(tf.fingerprint(tf.reshape(values, [-1])), tf.int64), tf.shape(values)
     )
@@ -126,8 +126,8 @@ def _check_type(dtype: Any) -> None:
 
 def _strings(values: Any) -> npt.NDArray[Any]:
     """Returns strings of values that are not tensors, as an array that TensorFlow takes."""
-    # NumPy would make one type of lists, as text of numbers, and floats of pandas' integers beside
-    # missing ones.
+    # NumPy would convert all elements of a list to one type, such as numbers to text, and pandas'
+    # integers beside missing ones to floats.
     has_type = isinstance(getattr(values, "dtype", None), np.dtype)
     array = np.asarray(values) if has_type else np.asarray(values, object)
     if array.dtype.kind in "US":

@@ -1,8 +1,8 @@
 """Does something as soon as TensorFlow or Keras is imported.
 
 Keras finds a layer of a file, and TensorFlow an op of a SavedModel, only if its module has been
-imported before. A program that says `import sok_embed` and `import keras` must not have to care
-about which comes first.
+imported before. A program with `import sok_embed` and `import keras` should not have to care which
+comes first.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _OWN = __package__ + "."
 def call_with_tensorflow(act: Callable[[], None]) -> None:
     """Calls `act` once: now if TensorFlow or Keras is imported, else when one is.
 
-    Modules of this package import both, and each other, so `act` waits for the end of the import
-    that the program has asked for. An ImportError of `act` is a RuntimeWarning here: the program
-    may not need what is missing, and gets the error where it does.
+    Modules of this package import both, and each other, so `act` is called after the outermost
+    import has ended. An ImportError of `act` becomes a RuntimeWarning: the program may not need the
+    missing module, and gets the error where it does.
     """
     if _any_is_imported():
         _try(act)
@@ -46,7 +46,7 @@ def _try(act: Callable[[], None]) -> None:
 
 
 class _Watch(importlib.abc.MetaPathFinder):
-    """Finds nothing by itself: it learns when modules that others find have been executed."""
+    """Finds no modules, but learns when modules of other finders have been executed."""
 
     def __init__(self, act: Callable[[], None]) -> None:
         self._act = act

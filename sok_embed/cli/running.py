@@ -23,8 +23,8 @@ from sok_embed.communicators.launchers import without_launchers
 from sok_embed.communicators.secret import SECRET_VARIABLE, new_secret
 
 _HOST = "127.0.0.1"
-# Linux gives connections that go out a port above these. One of them that held the workers' port
-# when worker 0 begins to listen would end the job.
+# Linux takes ports above these for outgoing connections. If such a connection had the workers' port
+# when worker 0 begins to listen, the job would end.
 _PORTS = range(20000, 30000)
 _PASSED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _TIMED_OUT = 124  # as timeout(1) of coreutils has it
@@ -63,8 +63,9 @@ def run_workers(
     """Runs a command once for each of several workers, until all have ended.
 
     Each line that a worker prints is printed here, after its rank. When one fails, the others are
-    ended; with `restarts` all are started again, and find in `SOK_EMBED_RESTART` how often that has
-    been. Call it from the main thread, where it takes signals to pass them to the workers.
+    ended; with `restarts` all are started again, and `SOK_EMBED_RESTART` tells them how often that
+    has happened. Call it from the main thread, on which it receives signals and passes them to the
+    workers.
 
     Args:
         command: A program and its arguments.
@@ -72,8 +73,8 @@ def run_workers(
         timeout: Seconds after which the workers are ended, restarts included; `None`: never.
         grace: Seconds between SIGTERM and SIGKILL.
         restarts: The largest number of times that workers are started again.
-        min_workers: Each restart has a worker less than there were before, but no fewer than these;
-            `None`: as many as before.
+        min_workers: Each restart has one worker less than before, but at least this many; `None`:
+            as many as before.
 
     Returns:
         The exit status: 0, or that of the worker that failed first in the last run, 128 and the
@@ -117,8 +118,8 @@ class _Worker:
         """Returns whether the worker has ended since the last look."""
         if self.status is not None:
             return False
-        # The process stays a zombie, so that its number, which is that of its group too, goes to
-        # no other process while there may be signals to send.
+        # The process stays a zombie, so that no other process gets its number, which is also the
+        # number of its group, while signals may still be sent.
         ended = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is None:
             return False
@@ -126,7 +127,7 @@ class _Worker:
         return True
 
     def tail(self) -> list[bytes]:
-        """Returns the last lines, whose ends say more than progress bars at their beginnings."""
+        """Returns the ends of the last lines: their beginnings may be progress bars."""
         return [self.prefixed(line[-_SHOWN_BYTES:]) for line in self.last_lines]
 
     def prefixed(self, line: bytes) -> bytes:
@@ -135,7 +136,7 @@ class _Worker:
 
 @dataclass
 class _Stream:
-    """One of the two ways on which a worker prints, and where this process prints that."""
+    """One of a worker's two output streams, and the stream to which this process prints it."""
 
     worker: _Worker
     source: IO[bytes]
@@ -143,7 +144,7 @@ class _Stream:
     begun: bytes = b""
 
     def print(self, chunk: bytes) -> None:
-        """Prints the lines that are whole now; at the end, which is `b""`, what is left."""
+        """Prints the lines that are complete now; at the end, which is `b""`, prints the rest."""
         *lines, self.begun = (self.begun + chunk).split(b"\n")
         if self.begun and (not chunk or len(self.begun) > _LONGEST_LINE):
             lines.append(self.begun)
@@ -169,7 +170,7 @@ class _Job:
 
     @property
     def has_failed(self) -> bool:
-        """True if a worker has failed by itself: it was not asked to end, and time was left."""
+        """True if a worker has failed by itself: without an interrupt and without a timeout."""
         return self._failed is not None and not self._was_interrupted and not self._timed_out
 
     def start(self, command: Sequence[str], size: int, restart: int) -> None:
@@ -206,7 +207,7 @@ class _Job:
         """Waits until all workers have ended.
 
         Args:
-            received: The signals that have come to this process, which other code adds to.
+            received: The signals that have come to this process; signal handlers add to it.
             end: The end of the timeout, on the monotonic clock.
 
         Returns:
@@ -229,7 +230,7 @@ class _Job:
         return self._result()
 
     def close(self) -> None:
-        """Ends what still runs."""
+        """Ends the workers that still run."""
         self._selector.close()
         for worker in self._workers:
             for source in (worker.process.stdout, worker.process.stderr):
@@ -247,7 +248,7 @@ class _Job:
             worker.process.wait()
 
     def _print(self, patience: float) -> None:
-        """Prints what workers have printed, after at most so many seconds."""
+        """Waits for output of workers for at most `patience` seconds, and prints it."""
         for key, _ in self._selector.select(patience):
             stream: _Stream = key.data
             chunk = os.read(stream.source.fileno(), _CHUNK)
@@ -257,18 +258,18 @@ class _Job:
                 stream.source.close()
 
     def _pass(self, number: int) -> None:
-        """Passes a signal on. Who sends a second one does not want to wait for long."""
+        """Passes a signal on. After a second signal the wait is short."""
         self._send(number)
         if self._was_interrupted:
             self._stop()
         self._was_interrupted = True
 
     def _look(self) -> None:
-        """Notes which workers have ended; when one has failed, the others shall end too."""
+        """Notes which workers have ended; if one has failed, ends the others too."""
         failed = [worker for worker in self._workers if worker.look() and worker.status]
         if failed and self._kill_at is None:
-            # Several may have failed since the last look. A worker that a signal has ended is
-            # likelier to be the cause than one that has ended by itself.
+            # Several may have failed since the last look. A worker that was ended by a signal is
+            # more likely to be the cause than one that exited by itself.
             self._failed = min(failed, key=lambda worker: (worker.status or 0) > 0)
             # Workers that got a signal may be saving what they have.
             self._stop(None if self._was_interrupted else signal.SIGTERM)
@@ -276,7 +277,7 @@ class _Job:
             self._failed = failed[0]
 
     def _stop(self, number: int | None = None) -> None:
-        """Leaves the workers as much time as there is between SIGTERM and SIGKILL."""
+        """Gives the workers the time between SIGTERM and SIGKILL to end."""
         if number is not None:
             self._send(number)
         if self._kill_at is None:
@@ -336,10 +337,10 @@ def _free_port() -> int:
 
 
 def _tied_to_this_process() -> Callable[[], None]:
-    """Returns what a child does before it becomes a worker.
+    """Returns a function that a child calls before it becomes a worker.
 
-    It gets a process group of its own, so that signals reach its children too, and Linux will kill
-    it when this process ends, however that comes.
+    It gives the child a process group, so that signals reach its children too, and makes Linux kill
+    it when this process ends for any reason.
     """
     parent = os.getpid()
     prctl = ctypes.CDLL(None).prctl
@@ -355,7 +356,7 @@ def _tied_to_this_process() -> Callable[[], None]:
 
 @contextmanager
 def _signals() -> Iterator[deque[int]]:
-    """Collects the signals that ask this process to end, but those that were ignored before."""
+    """Collects the signals that ask this process to end, unless they were ignored before."""
     received: deque[int] = deque()
 
     def handle(number: int, _: FrameType | None) -> None:

@@ -32,7 +32,7 @@ class Group(click.Group):
 
 
 def printable(text: str) -> str:
-    """Returns the text, with a sign for each byte that is not UTF-8, as paths may have."""
+    """Returns the text with a replacement for each byte that is not UTF-8, as in some paths."""
     return os.fsencode(text).decode(errors="replace")
 
 

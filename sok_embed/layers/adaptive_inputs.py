@@ -19,7 +19,7 @@ from sok_embed.lookups.input_forms import Form, check_beside
 def read_route(
     layer: str, combiner: str | None, default: int | None, mask: Any, inputs: Any
 ) -> Any:
-    """Returns how keys are routed: a number for all of them, or integers as `mask` has them.
+    """Returns how keys are routed: a number for all of them, or an integer for each, as in `mask`.
 
     Keras fills `mask` in with the padding mask that it has attached to the inputs, if there is one.
     A padding mask does not route keys.
@@ -32,7 +32,8 @@ def read_route(
         inputs: The keys.
 
     Raises:
-        ValueError: For a mask that is neither; for padding where keys are combined.
+        ValueError: For a mask that is neither a route nor a padding mask; for padding where keys
+            are combined.
     """
     if combiner is not None:
         refuse_padding_mask(layer, inputs)
@@ -60,7 +61,10 @@ def read_route(
 
 
 def narrow(route: Any) -> Any:
-    """Returns integers of any width as int32; those beyond int32 stay out of the valid range."""
+    """Returns integers of any width as int32.
+
+    Integers beyond int32 stay outside the valid range.
+    """
     dtype = tf.as_dtype(route.dtype)
     if dtype.size < 4 or dtype == tf.int32:
         return tf.cast(route, tf.int32)
@@ -77,9 +81,9 @@ def narrow(route: Any) -> Any:
 
 
 def check_inputs(layer: str, combiner: str | None, inputs: Any, route: Any) -> None:
-    """Raises ValueError for inputs and routes that no call can mean."""
+    """Raises ValueError for inputs and routes that do not fit each other."""
     check_ids(layer, combiner, Form.of(inputs))
-    # One number says the same for all keys.
+    # One number is the route of all keys.
     if isinstance(route, int) or Form.of(route)[:2] == ("dense", ()):
         return
     check_beside(f"Layer '{layer}'", "a mask", route, inputs)

@@ -22,7 +22,7 @@ def check_training(layer: str, training: Any) -> bool:
 
 
 def check_key_type(what: str, dtype: Any) -> None:
-    """Raises ValueError for the dtype of a symbolic input that no keys can be made of.
+    """Raises ValueError for the dtype of a symbolic input that cannot be turned into keys.
 
     Args:
         what: The beginning of the message.
@@ -43,5 +43,5 @@ def serialize_initializer(identifier: Any) -> Any:
 
 
 def attributes_of(layer: Any, names: str) -> dict[str, Any]:
-    """Returns arguments that a layer keeps as attributes, by their names, blanks between them."""
+    """Returns arguments that a layer keeps as attributes; `names` has spaces between the names."""
     return {name: getattr(layer, name) for name in names.split()}

@@ -1,7 +1,8 @@
 """Finds dense ids where a model takes ragged or sparse ids: padding would be pooled with the keys.
 
-Keras and TensorFlow make up dense signatures for every input, whose callers pad: that is refused.
-Keras takes an array for an input that is ragged, which may be padded or not: that is warned of.
+Keras and TensorFlow invent a dense signature for every input, whose callers would pad ids: this
+module refuses such signatures. Keras also accepts an array for a ragged input, which may be padded
+or not: this module warns of it.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from sok_embed.keras_bridge.cast_ids import given_to, sources
 from sok_embed.keras_bridge.default_signatures import refuse_when_served
 from sok_embed.lookups.input_forms import Form
 
-# The forms of the ids that layers were called with, by feature; subclassed models know of none.
+# The forms of the ids with which layers were called, by feature; subclassed models have no such
+# record.
 _seen: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
-# The features of layers that were warned of.
+# The features of layers for which a warning was given.
 _told: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 
@@ -32,24 +34,24 @@ def refuse_dense_signature(
     chosen: Callable[[Any], Any] | None = None,
     calls: Any = None,
 ) -> None:
-    """Raises if ids are dense only because Keras has made up a signature.
+    """Raises an error if ids are dense only because Keras has invented a signature.
 
-    To be called inside of the layer's `call`. Where that signature is one among others, what is
-    served through it fails.
+    Must be called inside the layer's `call`. If a model has other signatures too, only requests
+    through the invented one fail.
 
     Args:
         layer: The layer.
         ids: The ids that the layer received.
-        padded: True if the layer leaves padding out of what it pools. A mask does not do: what
-            comes after ragged vectors need not look for one.
-        pools: True if it makes one vector of several keys.
-        feature: The name of the feature that the ids are of, in a layer of several.
+        padded: True if the layer leaves padding out when it pools. A mask is not enough: layers
+            after ragged vectors need not use one.
+        pools: True if it makes one vector from several keys.
+        feature: The name of the ids' feature, in a layer of several features.
         chosen: The function that takes the layer's first argument and returns the part of this
             feature.
         calls: `functional_inputs(layer)`, if the caller has it for several features.
 
     Raises:
-        ValueError: With what to do.
+        ValueError: With advice what to do.
 
     Warns:
         UserWarning: Once, if a functional model was given dense ids for an input that is ragged or
@@ -92,7 +94,7 @@ _MADE_BY = {
 
 
 def _warn_of_dense_ids(layer: Any, feature: str, chosen: Any, calls: Any) -> None:
-    """Warns where a functional model was given dense ids for an input that is not dense."""
+    """Warns if a functional model was given dense ids for an input that is not dense."""
     form = _form_of_input(layer, chosen, calls)
     told = _told.setdefault(layer, set())
     if form in _MADE_BY and feature not in told:

@@ -29,7 +29,7 @@ from sok_embed.layers.weight_users import WeightUsers
 _LIMIT = 2**63
 _MAX_DIM = 2**24
 _HASHES = ("mixed", "original", "modulo")
-# Arguments that say which elements of the weight an id has.
+# Arguments that decide which elements of the weight belong to an id.
 _SIGNATURE = "hash seed sign block_size num_embeddings embedding_dim"
 _FLOATS = ("float32", "bfloat16", "float16", "float64")
 _REMEDIES = {
@@ -104,13 +104,13 @@ class HashedLayer(LayerOfIds):
         self._users.add(self)
 
     def _take_weight(self, weight: Any) -> None:
-        """Finds out where the weight comes from, and how many slots it has."""
+        """Determines where the weight comes from, and how many slots it has."""
         if isinstance(weight, Mapping) and _names_a_hashed_layer(weight):
             weight = keras.saving.deserialize_keras_object(weight)
         size = self._config_size
         given: int | None = None
         if isinstance(weight, HashedLayer):
-            # All layers that share hold the layer that has the variable.
+            # All layers that share a weight refer to the layer that has the variable.
             owner = weight if weight.weight_layer is None else weight.weight_layer
             self.weight_layer = owner
             self._users = owner._users
@@ -160,7 +160,7 @@ class HashedLayer(LayerOfIds):
         return size
 
     def _check_dtypes(self) -> None:
-        """Raises for a policy that the ops do not compute."""
+        """Raises ValueError for a dtype policy that the ops do not support."""
         compute, variable = self.compute_dtype, self._weight_dtype
         known = compute in _FLOATS and variable in _FLOATS
         if not known or (compute == "float64") != (variable == "float64"):
@@ -176,7 +176,10 @@ class HashedLayer(LayerOfIds):
         return owner.variable_dtype
 
     def _choose_seed(self, seed: int | None) -> int:
-        """Sets the seed; raises if another layer would hash its ids alike by oversight."""
+        """Sets the seed.
+
+        Raises if another layer would unintentionally hash its ids in the same way.
+        """
         seed = self._users.next_seed() if seed is None else check_integer("seed", seed, named=True)
         if not 0 <= seed < _LIMIT:
             raise ValueError(f"Expected seed to be in [0, 2**63). Received: {seed}.")
@@ -258,7 +261,7 @@ class HashedLayer(LayerOfIds):
         )
 
     def _as_ids(self, ids: Any, beside: Any = None) -> Any:
-        """Makes a tensor. Python integers take the dtype of what goes with them, or int64."""
+        """Makes a tensor. Python integers get the dtype of `beside`, or int64."""
         if isinstance(ids, keras.Variable):
             ids = ids.value
         if tf.is_tensor(ids) or isinstance(ids, np.ndarray):
@@ -280,7 +283,7 @@ class HashedLayer(LayerOfIds):
         return tf.convert_to_tensor(array)
 
     def _check_ids(self, ids: Any) -> None:
-        """Raises ValueError for a dtype that no ids have."""
+        """Raises ValueError for a dtype that is not allowed for ids."""
         refuse_casts(self)
         dtype = tf.as_dtype(ids.dtype)
         if dtype == tf.string:
@@ -295,12 +298,12 @@ class HashedLayer(LayerOfIds):
         return ValueError(f"Layer '{self.name}': expected {expected}. Received: {received}.")
 
     def save_own_variables(self, store: Any) -> None:
-        """Saves the weight, if it is this layer's, and what it means."""
+        """Saves the weight, if this layer has it, and the hash with which it was trained."""
         super().save_own_variables(store)
         store["signature"] = np.frombuffer(json.dumps(self._signature()).encode(), np.uint8)
 
     def load_own_variables(self, store: Any) -> None:
-        """Loads the weight, if it was saved with the hash that this layer has."""
+        """Loads the weight, if it was saved with this layer's hash."""
         check_rebuilt()
         names = set(store.keys())
         if "signature" not in names:
@@ -323,7 +326,7 @@ class HashedLayer(LayerOfIds):
         super().load_own_variables({name: store[name] for name in names - {"signature"}})
 
     def _signature(self) -> dict[str, Any]:
-        """Returns what the weight's meaning depends on; the seed matters to some hashes only."""
+        """Returns the arguments on which the weight's meaning depends; some hashes have no seed."""
         signature = attributes_of(self, _SIGNATURE)
         if self.hash != "mixed" and not self.sign:
             signature["seed"] = None
@@ -333,8 +336,8 @@ class HashedLayer(LayerOfIds):
         """Returns the arguments that all hashed layers share."""
         weight = None
         if self.weight_layer is not None:
-            # When Keras meets a layer a second time in a file, it gives it an id, by which it is
-            # found again wherever else the file has it, before this layer or after it.
+            # When a layer occurs a second time in a file, Keras gives it an id, by which it is
+            # found in all places of the file, before this layer or after it.
             keras.saving.serialize_keras_object(self.weight_layer)
             weight = keras.saving.serialize_keras_object(self.weight_layer)
         elif self._initializer is not None:
@@ -353,7 +356,7 @@ def _names_a_hashed_layer(config: Mapping[str, Any]) -> bool:
 
 
 def _as_weight(weight: Any) -> Any:
-    """Returns the values that a weight starts from, as an array of one dimension."""
+    """Returns the initial values of a weight, as an array of one dimension."""
     values = np.asarray(weight)
     name = values.dtype.name
     is_number = np.issubdtype(values.dtype, np.floating) or np.issubdtype(values.dtype, np.integer)

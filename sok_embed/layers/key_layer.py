@@ -55,7 +55,7 @@ class KeyLayer(LayerWithAnchor):
             "Regularizer", keras.regularizers.get, regularizer
         )
         self.embeddings_constraint = row_constraints.get(constraint)
-        # A regularizer sees rows as they are, whatever the dtype of their vectors.
+        # A regularizer gets rows as they are, whatever the dtype of their vectors.
         regularized = self.embeddings_regularizer is not None
         self._row_type = tf.float32 if regularized else self._compute_type
         self._dim = dim
@@ -72,7 +72,7 @@ class KeyLayer(LayerWithAnchor):
         return self._table_lookup.make_anchor(make, self.optimizer, name="anchor")
 
     def _begin_lookup(self, training: bool | None) -> Call:
-        """Begins a call of the layer, and decides what the call may do to its table."""
+        """Begins a call of the layer, and decides whether the call may make rows."""
         check_strategy(f"Layer '{self.name}'")
         return self._table_lookup.begin(self.trainable, check_training(self.name, training))
 
@@ -105,7 +105,7 @@ class KeyLayer(LayerWithAnchor):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """Makes the layer that a `get_config` came from; raises what the constructor raises."""
+        """Makes a layer from the result of `get_config`; raises what the constructor raises."""
         with plain_errors():
             return super().from_config(config)
 
@@ -121,7 +121,10 @@ class KeyLayer(LayerWithAnchor):
 
 
 def activation_type(dtype: str) -> tf.DType:
-    """Returns the dtype of vectors, for a compute dtype; raises for one that rows cannot have."""
+    """Returns the dtype of vectors, for a compute dtype.
+
+    Raises for one that rows do not support.
+    """
     if dtype in ("float32", "bfloat16", "float16"):
         return tf.as_dtype(dtype)
     raise ValueError(

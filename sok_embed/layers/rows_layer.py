@@ -1,4 +1,4 @@
-"""The base of layers whose rows lie in tables: the anchor, the count of rows, saving, loading."""
+"""The base of layers whose rows are in tables: the anchor, the count of rows, saving, loading."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from sok_embed.training.strategies import check_strategy
 
 
 class RowsLayer(LayerWithRows):
-    """Base of the layers whose rows a Keras file has beside their variables. Not for use by itself.
+    """Base of the layers whose rows are saved in a Keras file beside variables.
+
+    Do not use it directly.
 
     Keras builds a layer with rows in its `build`, and finds its anchor as its only weight.
     """
 
     def _saved_rows(self) -> Sequence[SavedRows]:
-        """Returns the entries of a Keras file that the layer has beside its variables."""
+        """Returns the layer's entries in a Keras file beside its variables."""
         raise NotImplementedError
 
     def save_own_variables(self, store: Any) -> None:
-        """Adds the rows to what Keras saves; those in a storage are flushed, and stay there."""
+        """Adds the rows to Keras' file; rows in a storage are flushed, and stay there."""
         super().save_own_variables(store)
         for storage in self._storages():
             storage.flush()
@@ -32,7 +34,7 @@ class RowsLayer(LayerWithRows):
             saved.save(store)
 
     def load_own_variables(self, store: Any) -> None:
-        """Takes the rows of this worker out of what Keras saved, unless they lie in a storage."""
+        """Takes the rows of this worker from Keras' file, unless they are in a storage."""
         check_rebuilt()
         put_rows, others = [], set(store.keys())
         for saved in self._saved_rows():
@@ -47,7 +49,7 @@ class LayerWithAnchor(RowsLayer):
     """Base of the layers that train their rows by an anchor. Not for use by itself."""
 
     def _make_anchor(self, make: Callable[..., Any]) -> Any:
-        """Returns the anchor, by a function that makes a variable as `add_weight` does."""
+        """Returns the anchor, which it makes with a function like `add_weight`."""
         raise NotImplementedError
 
     def build(self, input_shape: Any = None) -> None:

@@ -20,7 +20,7 @@ from sok_embed.tables.table import Table
 
 
 def check_saves_all_rows(layer: str) -> None:
-    """Raises where a worker would write its own rows alone into a file that is for all."""
+    """Raises ValueError if a worker would write only its own rows into a file for all workers."""
     size = communicators.size()
     if size > 1 and not contents.are_of_all_workers():
         raise ValueError(
@@ -42,8 +42,8 @@ class SavedRows:
         table: A `Table`, or an `AdaptiveTable`.
         kind: `tf_ops.Export` or `tf_ops.AdaptiveExport`.
         prefix: The beginning of the names of the entries.
-        expected: The words of messages for what a file has to have; `{entries}` stands for the
-            entries.
+        expected: The part of error messages that says what a file must have; `{entries}` stands for
+            the entries.
         remedy: A sentence at the end of that message.
     """
 
@@ -56,7 +56,7 @@ class SavedRows:
 
     @property
     def names(self) -> set[str]:
-        """The names of all entries that a file may have of the table."""
+        """The names of all entries that a file may have for the table."""
         return set(contents.entries(self.kind, self.prefix))
 
     def save(self, store: Any) -> None:
@@ -65,13 +65,13 @@ class SavedRows:
         contents.save(store, self.prefix, contents.whole_contents(self.table))
 
     def read(self, store: Any) -> Callable[[], None]:
-        """Reads and checks what the table is to be restored from.
+        """Reads and checks the entries from which the table is restored.
 
         Returns:
-            A function that puts the rows into the table, those of this worker.
+            A function that puts the rows of this worker into the table.
 
         Raises:
-            ValueError: For a file that does not have what the table needs.
+            ValueError: For a file without the entries that the table needs.
         """
         what, saved = f"Layer '{self.layer}'", set(store.keys())
         contents.check_whole(what, saved, self.kind, [self.prefix])
@@ -113,11 +113,11 @@ class StorableRows(SavedRows):
 
     @property
     def names(self) -> set[str]:
-        """The names of all entries that a file may have of the table."""
+        """The names of all entries that a file may have for the table."""
         return super().names | {self._storage_entry, self._steps_entry, self._copy_entry}
 
     def save(self, store: Any) -> None:
-        """Adds the rows; of those in a storage, which stay there, their number."""
+        """Adds the rows; for rows in a storage, which stay there, adds their number."""
         storage = self.table.storage
         if storage is None:
             super().save(store)
@@ -136,14 +136,14 @@ class StorableRows(SavedRows):
             store[self._copy_entry] = np.array(numbers, np.uint64)
 
     def read(self, store: Any) -> Callable[[], None]:
-        """Reads and checks what the table is to be restored from.
+        """Reads and checks the entries from which the table is restored.
 
         Returns:
-            A function that puts the rows into the table, those of this worker. It does nothing for
+            A function that puts the rows of this worker into the table. It does nothing for
             a table whose rows are in its storage.
 
         Raises:
-            ValueError: For a file that does not have what the table needs.
+            ValueError: For a file without the entries that the table needs.
             FileNotFoundError: If the rows are not beside the file that refers to them.
         """
         saved = self.names.intersection(store.keys())
@@ -174,7 +174,7 @@ class StorableRows(SavedRows):
         return super().read(store)
 
     def _rows_beside_file(self, numbers: npt.NDArray[Any]) -> Callable[[], None]:
-        """Returns what puts the rows of a copy beside the file into the table."""
+        """Returns a function that puts the rows of a copy beside the file into the table."""
         what = f"Layer '{self.layer}'"
         if numbers.shape != (3,):
             raise ValueError(

@@ -6,10 +6,10 @@ import keras
 
 
 def sparse_below(optimizer: keras.optimizers.Optimizer | None) -> dict[str, float]:
-    """Returns the share of a weight below which a step is faster with slices.
+    """Returns the touched share of a weight below which a step with slices is faster.
 
     Measured by `benchmarks/hashed_bag.py --sparse-gradient`. All but the simplest optimizers of
-    Keras move every slot in each step, and make slices dense several times on their way.
+    Keras change every slot in each step, and make slices dense several times meanwhile.
     """
     if optimizer is None:
         return {}

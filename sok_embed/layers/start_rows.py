@@ -1,4 +1,4 @@
-"""Vectors that a layer's rows start from, trained somewhere else."""
+"""Initial vectors of a layer's rows, which were trained somewhere else."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class StartRows:
                 f"{rows} rows. Leave weights= out to go on with these; to put vectors over them, "
                 "use layer.table.assign(keys, embeddings)."
             )
-        # All workers are given the same keys, so that all of them raise.
+        # All workers are given the same keys, so all of them raise the error.
         most = max(int(np.sum(of_worker)) for of_worker in self._by_worker(table))
         if max_rows is not None and most > max_rows:
             of_worker = "" if table.owners == 1 else " for one of the workers"
@@ -55,10 +55,10 @@ class StartRows:
             )
 
     def put_into(self, table: Table, max_rows: int | None) -> None:
-        """Gives a table without rows those that live on its worker.
+        """Puts the rows that belong to its worker into a table without rows.
 
         Raises:
-            ValueError: As `check_fits`.
+            ValueError: As `check_fits` raises.
         """
         self.check_fits(table, max_rows)
         own = self._by_worker(table)[table.owner]
@@ -73,7 +73,7 @@ class StartRows:
 
 
 def start_rows(weights: Any, dim: int) -> StartRows:
-    """Reads what a layer was given to start from.
+    """Reads the argument `weights` of a layer.
 
     Args:
         weights: `(keys, embeddings)`: distinct integers `[n]` and floats `[n, dim]`; the path of

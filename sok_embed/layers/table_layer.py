@@ -25,7 +25,7 @@ from sok_embed.tables.table import Table
 
 
 class TableLayer(KeyLayer):
-    """Base of the layers that own a `Table`. Not for use by itself."""
+    """Base of the layers that own a `Table`. Do not use it directly."""
 
     table: Table
 

@@ -12,22 +12,21 @@ import tensorflow as tf
 class WeightUsers:
     """The layers of one weight, and which of their calls belong to one step.
 
-    Gradients that are `tf.IndexedSlices` are only appended to each other when calls of one step
-    meet, and Keras' optimizers take each slice for itself, where their rules ask for the square of
-    the sum. So slices are for a step with one call; where one of several gradients is dense,
-    TensorFlow makes their sum dense.
+    If a step has several calls, their gradients as `tf.IndexedSlices` are only appended to each
+    other. Keras' optimizers then treat each slice by itself, although their rules need the square
+    of the sum. So slices are used only in a step with one call; if one of several gradients is
+    dense, TensorFlow makes their sum dense.
     """
 
     def __init__(self) -> None:
         self.layers: weakref.WeakSet[Any] = weakref.WeakSet()
-        # These include layers that are gone: garbage collection must change neither seeds nor
-        # gradients.
+        # These include deleted layers: garbage collection must change neither seeds nor gradients.
         self._seeds: list[int] = []
         self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()
         self._calls: list[weakref.ref[Any]] = []
 
     def add(self, layer: Any) -> None:
-        """Counts a `HashedLayer` in."""
+        """Adds a `HashedLayer`."""
         self.layers.add(layer)
         self._seeds.append(layer.seed)
 
@@ -36,9 +35,9 @@ class WeightUsers:
         return next(seed for seed in range(len(self._seeds) + 1) if seed not in self._seeds)
 
     def clash(self, layer: Any) -> Any | None:
-        """Returns another layer whose rows lie where this one's do, and mean something else."""
+        """Returns another layer that uses the same slots as this one for another table."""
         if self._find_clash(layer) is not None:
-            gc.collect()  # it may be gone but for cycles of references
+            gc.collect()  # it may be kept only by cycles of references
         return self._find_clash(layer)
 
     def _find_clash(self, layer: Any) -> Any | None:
@@ -49,7 +48,7 @@ class WeightUsers:
         return None
 
     def only_call(self) -> bool:
-        """Returns whether the call that begins is seen to be the only one of its step."""
+        """Returns whether the call that begins is known to be the only one of its step."""
         if len(self._seeds) > 1 or tf.distribute.get_strategy().num_replicas_in_sync > 1:
             return False
         if tf.executing_eagerly():
@@ -63,7 +62,7 @@ class WeightUsers:
         return True
 
     def watch(self, ids: tf.Tensor) -> tf.Tensor:
-        """Makes a tensor of a call's ids to which only a recording eager tape refers."""
+        """Makes a tensor from a call's ids to which only a recording eager tape refers."""
         if tf.executing_eagerly():
             ids = tf.identity(ids)
             self._calls.append(weakref.ref(ids))

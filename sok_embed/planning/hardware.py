@@ -21,8 +21,8 @@ class Hardware:
         bandwidth: Bytes a second that a worker sends, and as many that it receives at the same
             time. Default: 1.25e9, a network of 10 Gbit/s.
         latency: Seconds that a message between two workers takes at least. Default: 50e-6.
-        memory_bandwidth: Bytes a second that a worker reads and writes of rows all over its
-            memory. Default: 10e9.
+        memory_bandwidth: Bytes a second that a worker reads and writes of rows at random places in
+            its memory. Default: 10e9.
 
     Raises:
         ValueError: For a number that is not finite, or not above 0; the latency may be 0.

@@ -1,4 +1,4 @@
-"""Sizes in bytes, as people write and read them."""
+"""Sizes in bytes, in the form in which people write and read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of a storage that lies beside the file of a model, for a table of another place."""
+"""Moves rows from the copy of a storage beside a model's file into a table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CopiedRows:
 
     Args:
         table: The table, in memory or in another storage.
-        copy: The storage that has the rows.
+        copy: The storage with the rows.
         group: The group of the rows.
     """
 
@@ -40,7 +40,7 @@ class CopiedRows:
         self._dump = os.path.join(self._scratch.path, "dump")
 
     def check(self) -> None:
-        """Raises what `restore` would, and changes nothing.
+        """Raises the errors that `restore` would raise, and changes nothing.
 
         Raises:
             ValueError: For rows that the table cannot take, and for a storage that is read-only.
@@ -96,7 +96,7 @@ class CopiedRows:
         self._scratch.end()
 
     def _head(self) -> tuple[Head, bytes]:
-        """Returns what the group holds beside rows, and what its admission has counted."""
+        """Returns the head of the group, and the counts of its admission."""
         table = self._table
         attributes = {
             **table._attributes,
@@ -112,6 +112,6 @@ class CopiedRows:
             return read_head(handle, table.dim)
 
     def _rows(self) -> Iterator[Rows]:
-        """Yields the rows of this worker, of the dump that `check` has made."""
+        """Yields the rows of this worker, from the dump that `check` has made."""
         for _, rows in rows_of_dump(self._dump):
             yield rows.where(self._part.mine(rows.keys))

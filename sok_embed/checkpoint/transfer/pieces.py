@@ -1,4 +1,4 @@
-"""The rows of a worker in a file for another worker, while the tables stand still."""
+"""Writes the rows of a worker to a file for another worker, while no table is changed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sok_embed.files.whole_files import removed_on_error
 from sok_embed.tables.base_table import Part
 from sok_embed.tables.tensors import as_errors
 
-# Rows that are in memory twice while they are copied out.
+# The bytes of the rows that are in memory twice while they are copied.
 _PIECE_BYTES = 64 << 20
 
 
@@ -26,8 +26,8 @@ def write_rows(
 ) -> FileRecord:
     """Writes all rows of this worker in memory into one file, which is removed on an error.
 
-    It needs no capture, of which a table has one at a time: a checkpoint may be written meanwhile.
-    Rows that every worker has are written by worker 0.
+    It needs no capture, of which a table can have only one at a time, so a checkpoint may be
+    written meanwhile. Rows that every worker has are written by worker 0.
 
     Raises:
         RuntimeError: If a table was changed meanwhile.
@@ -59,7 +59,7 @@ def _write_part(
 
 
 def _pieces(part: Part, head: Head) -> Iterator[Rows]:
-    """Yields all rows, some at a time; raises RuntimeError if the table is changed meanwhile."""
+    """Yields all rows in pieces; raises RuntimeError if the table is changed meanwhile."""
     table = part.table
     most = max(1, _PIECE_BYTES // row_bytes(table.dim, len(head.slot_start)))
     expected = None

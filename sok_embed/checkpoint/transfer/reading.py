@@ -1,4 +1,4 @@
-"""Reads what one worker takes out of a checkpoint: its own rows, whichever worker wrote them."""
+"""Reads from a checkpoint the rows that belong to one worker, whichever worker wrote them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _EVERY_WORKER = "every worker"
 
 
 class PartReader:
-    """Takes the rows of a part that are this worker's, whichever worker wrote them.
+    """Collects this worker's rows of a part, whichever worker wrote them.
 
     Args:
-        part: The part that takes them.
-        entries: The entries of the part in the newest indices, by the workers whose files may have
-            such rows.
+        part: The part into which they are restored.
+        entries: The entries of the part in the newest indices, by worker, for all workers whose
+            files may have such rows.
 
     Attributes:
         head: The head that the table will have.
@@ -70,7 +70,7 @@ class TablesReader:
     """All tables of a checkpoint, for this worker.
 
     Args:
-        chain: The checkpoint, and those that it has the changes since, the newest first.
+        chain: The checkpoint, and the checkpoints on which it builds, the newest first.
         folders: The places where the files of each of them are read.
         hosts: The tables that are to be restored, in the order of the manifest.
         rank: The number of this worker.
@@ -91,7 +91,7 @@ class TablesReader:
         self._entries = manifest.tables
         self._hosts = list(hosts)
         sources = _sources(hosts, manifest, rank, size)
-        # By worker, its files of the chain, the newest first.
+        # For each worker, its files in the chain, the newest first.
         self._readers = {
             worker: [
                 reader_of(folder, each, worker)
@@ -114,27 +114,27 @@ class TablesReader:
             self._of_hosts.append(range(first, len(self._parts)))
 
     def _check_totals(self, chain: Sequence[Link]) -> None:
-        """Compares manifests with files as far as this worker reads the files of all workers."""
+        """Compares manifests with files, where this worker reads the files of all workers."""
         for number, link in enumerate(chain):
             if len(self._readers) == len(link.manifest.rows):
                 check_totals(*link, [readers[number] for readers in self._readers.values()])
 
     def _blocks(self) -> Iterator[tuple[int, PartReader, Block, Rows | None]]:
-        """Yields the worker and the part of what `live_blocks` yields, and that."""
+        """Yields a worker, a part, and the block that `live_blocks` yields for them."""
         for worker, readers in self._readers.items():
             wanted = {i for i, part in enumerate(self._parts) if worker in part.entries}
             for block, rows in live_blocks(readers, wanted):
                 yield worker, self._parts[block.table], block, rows
 
     def _counts(self, number: int, kind: int) -> dict[int, bytes]:
-        """Returns what files say of a kind that was counted for a part, by their workers."""
+        """Returns the counts of one kind in the files for a part, by worker."""
         found = {
             worker: self._counted[worker].of(number, kind) for worker in self._parts[number].entries
         }
         return {worker: data for worker, data in found.items() if data is not None}
 
     def _admission(self, number: int) -> bytes:
-        """Returns what the admission of a part will have counted on this worker."""
+        """Returns the counts that the admission of a part will have on this worker."""
         counts = list(self._counts(number, ADMISSION).values())
         part = self._parts[number]
         if len(counts) == len(part.entries) == 1:
@@ -142,7 +142,7 @@ class TablesReader:
         return merge_admissions(counts, part.part.mine)
 
     def check(self) -> None:
-        """Reads all files, and raises for whatever `restore` would refuse."""
+        """Reads all files, and raises an error for everything that `restore` would refuse."""
         for storage in self._storages():
             if storage.read_only:
                 raise ValueError(
@@ -173,7 +173,7 @@ class TablesReader:
             for part in host.parts
         ]
         for part, expected, received in zip(self._parts, saved, found, strict=True):
-            # Rows that every worker takes are counted by each.
+            # Rows that every worker restores are counted once on each worker.
             if not part.part.shared and expected != received:
                 raise kv.CorruptionError(
                     f"Table '{part.part.table.name}': expected {expected} {part.part.name} in "
@@ -183,7 +183,7 @@ class TablesReader:
                 )
 
     def _contents_of(self, numbers: Sequence[int]) -> Any:
-        """Returns everything that a table will hold but its rows.
+        """Returns all contents that a table will hold, except its rows.
 
         Args:
             numbers: The numbers of the parts of the table.
@@ -198,7 +198,7 @@ class TablesReader:
             return table._joined(exports)
         sketches = self._counts(numbers[0], SKETCH)
         cells = merge_sketches(sketches, self._workers, first.part.sketch)
-        # Figures of several workers add up to what they were.
+        # The figures of several workers add up to the saved figures.
         inherited = [
             entry["counters"]
             for worker, entry in first.entries.items()
@@ -210,7 +210,7 @@ class TablesReader:
         return table._joined(exports, cells, counters)
 
     def restore(self) -> None:
-        """Replaces everything that the tables hold; `check` has been called."""
+        """Replaces the contents of the tables; `check` has been called."""
         for host, numbers in zip(self._hosts, self._of_hosts, strict=True):
             host.table.restore(self._contents_of(numbers))
         for _, part, _, rows in self._blocks():
@@ -237,7 +237,7 @@ def workers_needed(hosts: Sequence[Host], manifest: Manifest, rank: int, size: i
 
 
 def _sources(hosts: Sequence[Host], manifest: Manifest, rank: int, size: int) -> list[set[int]]:
-    """Returns the workers that wrote rows of each table that may be this worker's."""
+    """Returns, for each table, the workers that may have written rows of this worker."""
     found = []
     for host, entry in zip(hosts, manifest.tables, strict=True):
         if entry["owners"] == _EVERY_WORKER:
@@ -250,9 +250,9 @@ def _sources(hosts: Sequence[Host], manifest: Manifest, rank: int, size: int) ->
 
 
 def check_descriptions(manifest: Manifest, hosts: Sequence[Host]) -> None:
-    """Raises ValueError unless the tables are those that the checkpoint has.
+    """Raises ValueError unless the tables are the same as in the checkpoint.
 
-    Owner rules may differ, and where rows lie. Warns of other names and of new starts.
+    Owner rules and the places of rows may differ. Warns if names or initializers differ.
     """
     saved = {entry["path"]: entry for entry in manifest.tables}
     own = {host.path: host.description() for host in hosts}
@@ -287,7 +287,7 @@ def check_descriptions(manifest: Manifest, hosts: Sequence[Host]) -> None:
 
 
 def _check_names(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Raises ValueError for tables that have changed places, whose paths are those of others."""
+    """Raises ValueError for tables that have swapped places: each has the path of another table."""
     other = [path for path in sorted(own) if own[path]["name"] != saved[path]["name"]]
     if not other:
         return
@@ -311,5 +311,5 @@ def _check_names(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
 
 
 def _without_count(name: str) -> str:
-    """Returns a name without the number that Keras adds where a process makes a layer again."""
+    """Returns a name without the number that Keras adds if a process makes a layer again."""
     return re.sub(r"_\d+$", "", name)

@@ -1,4 +1,4 @@
-"""One save: what is captured at a step, what each worker writes, and the manifest that ends it."""
+"""One save: the capture at a step, the files of each worker, and finally the manifest."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def is_writing() -> bool:
 
 
 def wait_for_writers() -> None:
-    """Waits until this process has written all saves: a table is captured for one at a time."""
+    """Waits until this process has written all saves: a table can be in only one save at a time."""
     for thread in threading.enumerate():
         if thread.name == WRITER:
             thread.join()
@@ -47,11 +47,11 @@ class SaveOptions(NamedTuple):
     """The options of a save.
 
     Attributes:
-        serial: The number of the save, which grows from one save of a manager to the next; worker
-            0's counts.
+        serial: The number of the save, which grows from one save of a manager to the next; the
+            number on worker 0 is used.
         step: The step of the model.
-        parent: The checkpoint whose changes since then are saved; `None`: everything is.
-        notes_changes: True if later saves may have the changes since this one.
+        parent: The checkpoint since which changes are saved; `None`: all rows are saved.
+        notes_changes: True if later saves may save only the changes since this one.
         goes_on: True if training goes on while the save is written.
     """
 
@@ -63,7 +63,7 @@ class SaveOptions(NamedTuple):
 
 
 class Save:
-    """A save that has begun: what it saves is that of the moment when it was made.
+    """A save that has begun: it saves the state of the moment when the object was made.
 
     Making it and `finish` are collective, and are called at the same step by all workers. `write`
     is not, and may run in another thread.
@@ -134,7 +134,7 @@ class Save:
         )
 
     def write(self) -> None:
-        """Writes what this worker has. An error of it is raised by `finish`."""
+        """Writes the files of this worker. `finish` raises its errors."""
         if self._error is None:
             self._keep_error(self._write)
 
@@ -154,14 +154,14 @@ class Save:
             self._error = error
 
     def finish(self, then: Callable[[], object] | None = None) -> Manifest:
-        """Writes the manifest once all have written their parts. Returns it.
+        """Writes the manifest once all workers have written their parts. Returns it.
 
         Args:
-            then: A function that worker 0 calls when the checkpoint is whole, before the others go
-                on.
+            then: A function that worker 0 calls when the checkpoint is whole, before the other
+                workers go on.
 
         Raises:
-            Exception: That of `write`, and as the save itself.
+            Exception: The error of `write`, and errors as the save itself raises.
         """
         agreement = self.agreement
         try:
@@ -197,7 +197,7 @@ class Save:
             self.end()
 
     def end(self) -> None:
-        """Ends a save that has not been finished, whose files the next one removes."""
+        """Ends a save that has not been finished. The next save removes its files."""
         if self._capture is not None:
             self._capture.end()
         if self._work is not None:
@@ -212,7 +212,7 @@ class Save:
         manifests.remove_attempts(self._place, lambda each: each == self.attempt)
 
     def _numbers_of_own(self, _: None) -> list[int]:
-        """Returns what the other workers need to know of the files that this one has written."""
+        """Returns the numbers that the other workers need about the files of this one."""
         records = [*([self._rows] if self._rows else []), *self._data]
         return [number for record in records for number in record.numbers()]
 
@@ -238,21 +238,21 @@ class Save:
 
 
 def make_folder(place: Place) -> None:
-    """Makes the folder of a save, or removes what saves have left in there that did not end.
+    """Makes the folder of a save, or removes files of unfinished saves from it.
 
     Raises:
         ValueError: For a checkpoint of a later version, which is not replaced.
     """
     place.make()
     if manifests.is_whole(place):
-        # The new manifest takes the place of a damaged one, and the files go then.
+        # The new manifest replaces a damaged one, and the files are removed then.
         with contextlib.suppress(CorruptionError):
             manifests.read(place)
     manifests.remove_attempts(place, lambda _: True)
 
 
 def _finish(place: Place, manifest: Manifest) -> None:
-    """Writes the manifest, once the files of all workers are seen to be there."""
+    """Writes the manifest, once this worker sees the files of all workers."""
     readers = []
     there = set(place.names())
     for worker, record in enumerate(manifest.rows):

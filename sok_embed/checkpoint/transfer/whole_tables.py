@@ -1,4 +1,4 @@
-"""Whole tables in one process: those that several workers have, and what each takes of one."""
+"""Joins tables of several workers in one process, and divides a whole table among workers."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class WholeTables:
     def contents(self, table: BaseTable) -> Any:
         """Returns the contents of a process that has all rows: an `Export` or an `AdaptiveExport`.
 
-        One table is in memory at a time, once.
+        One table at a time is in memory, without a copy.
 
         Raises:
-            ValueError: For a table that is none of these.
-            CorruptionError: For a file that is not as it was written.
+            ValueError: For a table that is not among `hosts`.
+            CorruptionError: For a damaged file.
         """
         if id(table) not in self._hosts:
             raise ValueError(
@@ -114,15 +114,15 @@ class WholeTables:
 
 
 def own_part(table: BaseTable, whole: Any) -> Any:
-    """Returns the part of a worker in a table that one process had.
+    """Returns the part of a whole table that belongs to a worker.
 
     Args:
         table: The table of the worker.
         whole: An `Export`, or an `AdaptiveExport`, of NumPy arrays.
 
     Returns:
-        Another of the same kind: the rows that are the worker's, with what was counted of their
-        keys. The figures of an adaptive table go to worker 0, so that their sum stays.
+        An object of the same kind with the worker's rows and the counts of their keys. Worker 0
+        gets the figures of an adaptive table, so that their sum stays the same.
 
     Raises:
         ValueError: For columns of different lengths.

@@ -1,4 +1,4 @@
-"""Writes one worker's part of a checkpoint: its rows at one moment."""
+"""Writes a worker's part of a checkpoint: its rows at one moment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sok_embed.files.whole_files import removed_on_error
 from sok_embed.tables.base_table import Part
 from sok_embed.tables.tensors import as_errors
 
-_CACHE_BYTES = 8 << 20  # of a storage that is only dumped
+_CACHE_BYTES = 8 << 20  # of a storage that is opened only for a dump
 
 
 class RowsOf(NamedTuple):
@@ -27,8 +27,9 @@ class RowsOf(NamedTuple):
         attempt: The number of the save.
         worker: The number of the worker.
         workers: The number of workers.
-        mark: The number of the state, from which the next save may start; 0: none will.
-        since: The state before, whose changes alone are captured; 0: all rows are.
+        mark: The number of this state, since which the next save may save changes; 0: no save will.
+        since: The number of an earlier state: only changes since then are captured; 0: all rows are
+            captured.
     """
 
     attempt: int
@@ -39,20 +40,20 @@ class RowsOf(NamedTuple):
 
 
 class RowsCapture:
-    """All that a worker has of the tables at one moment, while training goes on.
+    """The contents of a worker's tables at one moment, while training goes on.
 
-    Rows in memory are not copied yet: a call that changes one keeps a copy of it first. Rows that
-    every worker has are those of worker 0. Rows on disk are always captured whole.
+    Rows in memory are not copied at once: a call that changes a row first keeps a copy of it. Rows
+    that every worker has are taken from worker 0. Rows on disk are always captured whole.
 
     Args:
         folder: The folder of the checkpoint.
         hosts: The tables.
         which: The selection of their rows.
-        apart: True if storages change before `write` is called, so that their rows of now are set
-            apart, in the folder.
+        apart: True if storages change before `write` is called, so that their present rows are kept
+            separately in the folder.
 
     Raises:
-        RuntimeError: If another save of a table goes on.
+        RuntimeError: If another save of a table is in progress.
     """
 
     def __init__(self, folder: str, hosts: Sequence[Host], which: RowsOf, apart: bool) -> None:
@@ -97,7 +98,7 @@ class RowsCapture:
         self._entries.append(entry_of(host, part, head, len(admission)) | of_sketch | of_rows)
 
     def _capture_memory(self, part: Part) -> tuple[Head, bytes, _core.Capture, bool]:
-        """Returns the head, counts, the capture, and whether that is one of all rows."""
+        """Returns the head, counts, the capture, and whether it is a capture of all rows."""
         mark, since = self._which.mark, self._which.since
         if since:
             try:
@@ -107,7 +108,7 @@ class RowsCapture:
         return *begin_capture(part, mark, 0), True
 
     def _set_apart(self, storage: kv.Storage) -> str:
-        """Makes a checkpoint of a storage in the folder; its files are links if they can be."""
+        """Makes a checkpoint of a storage in the folder; its files are links where possible."""
         if id(storage) not in self._apart:
             folder = f"{self._path}.storage-{len(self._apart)}"
             storage.checkpoint(folder)
@@ -138,7 +139,8 @@ class RowsCapture:
     def _write_stored(self, writer: RowsWriter, number: int) -> None:
         source, group = self._stored[number]
         is_apart = isinstance(source, str)
-        # The one that was set apart is this worker's own, also where there are several.
+        # The checkpoint of the storage belongs to this worker alone, also if there are several
+        # workers.
         storage = (
             _core.Storage(source, None, _CACHE_BYTES, write_through=False, read_only=True)
             if isinstance(source, str)
@@ -155,13 +157,13 @@ class RowsCapture:
         self._entries[number] |= {"rows": rows, "size": rows}
 
     def keep(self) -> None:
-        """Confirms that captured rows are safe: the next save may have the changes since then."""
+        """Confirms that captured rows are safe: the next save may save only later changes."""
         for capture in self._captures.values():
             capture.keep()
         self.end()
 
     def end(self) -> None:
-        """Ends the capture: nothing is kept for it any more."""
+        """Ends the capture: no rows are copied for it any more."""
         for capture in self._captures.values():
             capture.end()
         self._captures.clear()
@@ -171,7 +173,7 @@ class RowsCapture:
 
 
 def entry_of(host: Host, part: Part, head: Head, admission_bytes: int) -> dict[str, Any]:
-    """Returns the index's entry of a part, whose rows are yet to be written."""
+    """Returns the index's entry of a part whose rows are not written yet."""
     return {
         "path": host.path,
         "part": part.name,
@@ -189,7 +191,7 @@ def entry_of(host: Host, part: Part, head: Head, admission_bytes: int) -> dict[s
 def sketch_of(part: Part) -> tuple[bytes, dict[str, Any]]:
     """Returns the counts of a sketch, and the entry of the index of it.
 
-    Both are empty for a part that no sketch goes with.
+    Both are empty for a part without a sketch.
     """
     if part.sketch is None:
         return b"", {}
