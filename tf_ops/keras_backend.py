@@ -1,4 +1,4 @@
-"""Refuses Keras with another backend: its layers would hand tensors of other kinds to the ops."""
+"""Refuses Keras with another backend: its layers would pass other kinds of tensors to the ops."""
 
 import keras
 

@@ -1,9 +1,10 @@
-"""Finds out which deposits of a graph need the norm of what they hold.
+"""Finds the deposits of a graph that need the norm of their gradients.
 
 A norm costs a pass over the gradients. In nearly all steps it is not read: the gradient of the
-anchor goes to a commit, and into the optimizer's slots of the anchor. That is seen once a function
-is traced, and its deposits are marked. Any other reader of the gradient, and ops that cannot be
-followed, such as branches and loops, leave them as they are: they measure.
+anchor goes only to a commit, and into the optimizer's slots of the anchor. This module detects that
+once a function is traced, and marks its deposits, which then compute no norm. If there is any other
+reader of the gradient, or an op that cannot be followed, such as a branch or a loop, the deposits
+stay unmarked and compute the norm.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.framework import func_graph, ops
 
 _ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
-# A factor passes through these unchanged; through the last two only if the gradient is one operand
-# alone.
+# These ops are linear in the gradient; the last two only if the gradient is just one of their
+# operands.
 _LINEAR = ("Identity", "IdentityN", "AddN", "AddV2", "Mul", "RealDiv")
 _DEPOSITS = ("SokEmbed>Deposit", "SokEmbed>DepositOnGpu", "SokEmbed>DepositPooledOnGpu")
 _CHECKS = ("CheckNumerics", "CheckNumericsV2", "Print", "Assert")
@@ -25,7 +26,7 @@ _LABEL = "_sok_embed_deposits"
 
 
 class _Deposits:
-    """Collects the deposits of a graph that is being traced, and where their gradients may go."""
+    """Collects the deposits of a graph during tracing, and the allowed uses of their gradients."""
 
     def __init__(self) -> None:
         self.made: list[tf.Operation] = []
@@ -43,8 +44,8 @@ class _Deposits:
         """Turns off the measuring of norms in deposits whose norm is not read."""
         if self._last is None:
             return
-        # A function hands out copies of its results, which are made last: a copy that is older, and
-        # not used, is not a result. Keras makes such copies.
+        # A function returns copies of its results, which are made last. So an older copy that is
+        # not used is not a result; Keras makes such copies.
         operations = graph.get_operations()
         older = operations[: operations.index(self._last) + 1]
         unused = self._unused | {each for each in older if each.type in ("Identity", "IdentityN")}
@@ -55,7 +56,7 @@ class _Deposits:
 
 
 def _is_unread(deposit: tf.Operation, slots: set[int], unused: set[tf.Operation]) -> bool:
-    """Returns whether only commits and slots get the gradient, and commits a multiple of it."""
+    """Returns whether only commits, which get a multiple of the gradient, and slots use it."""
     reached = {id(deposit.outputs[0])}
     waiting = deque(deposit.outputs)
     commits = []
@@ -80,7 +81,7 @@ def _is_unread(deposit: tf.Operation, slots: set[int], unused: set[tf.Operation]
 
 
 def _made_of(consumer: tf.Operation, tensor: tf.Tensor) -> list[tf.Tensor]:
-    """Returns the outputs of an op that an input goes into."""
+    """Returns the outputs of an op that depend on an input."""
     outputs = list(consumer.outputs)
     if consumer.type != "IdentityN":
         return outputs
@@ -89,7 +90,7 @@ def _made_of(consumer: tf.Operation, tensor: tf.Tensor) -> list[tf.Tensor]:
 
 
 def _reads(operation: tf.Operation) -> bool:
-    """Returns whether an op may do more than make outputs, or runs a function: a branch, a loop."""
+    """Returns whether an op may have side effects or runs a function (a branch, a loop)."""
     if operation.op_def.is_stateful or not operation.outputs or operation.type in _CHECKS:
         return True
     return any(
@@ -99,7 +100,7 @@ def _reads(operation: tf.Operation) -> bool:
 
 
 def _is_multiple(commit: tf.Operation, reached: set[int]) -> bool:
-    """Returns whether a commit is given sums and multiples of deposits' gradients alone."""
+    """Returns whether a commit is given only sums and multiples of deposits' gradients."""
     waiting = [tensor for tensor in commit.inputs if id(tensor) in reached]
     seen: set[int] = set()
     while waiting:
@@ -122,12 +123,12 @@ def _operands(tensor: tf.Tensor) -> list[tf.Tensor]:
 
 
 def note_deposit(anchor_gradient: tf.Tensor) -> None:
-    """Has the deposit of this gradient looked at once the graph that it is in is traced."""
+    """Notes the deposit of this gradient, to be checked once its graph is traced."""
     graph = tf.compat.v1.get_default_graph()
     if not isinstance(graph, func_graph.FuncGraph) or tf.distribute.has_strategy():
         return
     if not graph._add_control_dependencies:
-        return  # such a graph hands out its results themselves
+        return  # such a graph returns its results without copies
     deposits = getattr(graph, _LABEL, None)
     if deposits is None:
         # A scope that is entered again ends before the graph does.
@@ -140,7 +141,7 @@ def note_deposit(anchor_gradient: tf.Tensor) -> None:
 
 
 def note_update(commit: tf.Tensor, change: Any, variables: list[Any]) -> None:
-    """Notes where the running update of an anchor may use its gradient without reading it.
+    """Notes the ops of an anchor's running update that may use its gradient without reading it.
 
     Args:
         commit: The tensor that `commit` has returned.

@@ -1,4 +1,4 @@
-"""Loads the ops for the TensorFlow that is installed, and so registers them with it.
+"""Loads the ops for the installed TensorFlow, which registers them.
 
 Ops belong to a minor version of TensorFlow, whose C++ classes they use: `_ops_2_21.so` is for 2.21.
 """
@@ -19,19 +19,19 @@ _numbers = itertools.count(1)
 
 
 def on_cpu() -> Any:
-    """Places the op that makes a handle on the CPU, whatever device its caller asks for.
+    """Places the op that makes a handle on the CPU, whatever device the caller has set.
 
-    TensorFlow has a resource on the device whose op makes it, and runs all ops on it there. Each
-    device has names of its own, so the same one would be two tables on two devices.
+    TensorFlow keeps a resource on the device of the op that makes it, and runs all its ops there.
+    Each device has its own names, so one name on two devices would mean two tables.
     """
     return tf.device("/device:CPU:0")
 
 
 def number_in_graph() -> int:
-    """Tells ops of a graph apart, in the order in which they are made.
+    """Returns the number of the next op in a graph, by the order in which ops are made.
 
     Returns:
-        0 where ops run as they are called, which needs no numbers.
+        The number; 0 in eager execution, which needs no numbers.
     """
     return 0 if tf.executing_eagerly() else next(_numbers)
 
@@ -44,7 +44,7 @@ def find_library(folder: Path, version: str) -> Path:
         version: of TensorFlow, such as "2.21.0".
 
     Raises:
-        ImportError: there is none for it; the message names the versions that have one.
+        ImportError: there is no library for it; the message names the versions that have one.
     """
     major, minor = version.split(".")[:2]
     library = folder / f"_ops_{major}_{minor}.so"
@@ -77,6 +77,6 @@ def _load() -> Any:
         ) from error
 
 
-# Graphs that are loaded make tables without a call of Python.
+# A loaded graph makes tables without calling Python.
 find_compiler()
 ops: Any = _load()

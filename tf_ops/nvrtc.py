@@ -1,4 +1,4 @@
-"""NVIDIA's compiler of kernels, which tables on a GPU need, among Python's packages."""
+"""Finds NVIDIA's compiler of kernels, which tables on a GPU need, among Python's packages."""
 
 from __future__ import annotations
 

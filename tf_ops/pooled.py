@@ -1,4 +1,4 @@
-"""Lookups of many bags in tables whose rows lie in the memory of a GPU, pooled there.
+"""Lookups of many bags in tables whose rows are in the memory of a GPU, which pools them.
 
 A step goes `SokEmbed>LookupPooledOnGpu` -> `SokEmbed>PooledOutputOnGpu` for each output. Gradients
 go the same way back, to `SokEmbed>DepositPooledOnGpu`, one deposit for all tables.
@@ -55,20 +55,20 @@ def lookup_pooled_on_gpu(
     concat: bool = False,
     dtype: tf.DType = tf.float32,
 ) -> list[tf.Tensor]:
-    """Makes a vector of each bag, as `collection_pool` does, in the memory of a GPU.
+    """Makes a vector for each bag, as `collection_pool` does, in the memory of a GPU.
 
-    Keys, weights, vectors and gradients stay there. The gradient of the vectors goes to `anchor`,
-    and deposits itself on its way, as that of `lookup`; weights have gradients too. A feature whose
-    vectors are not used leaves no gradient.
+    Keys, weights, vectors and gradients stay there. The gradient of the vectors goes to `anchor`
+    and is deposited on the way, like the gradient of `lookup`; weights have gradients too. A
+    feature whose vectors are not used leaves no gradient.
 
     Args:
-        tables: The handle of one table, or those of a collection.
-        plan: The plan of all tables and features; those of one worker.
-        features: The features that are looked up. Their tables have their rows on the device, and
-            neither an admission nor an eviction.
+        tables: The handle of one table, or the handles of a collection.
+        plan: The plan of all tables and features of one worker.
+        features: The features that are looked up. The rows of their tables are on the device; the
+            tables have neither an admission nor an eviction.
         device: The name of the GPU, as TensorFlow has it.
         make_rows: True if a key without a row gets one, in tables that are trained.
-        trainable: True for each table that is trained. Others drop gradients.
+        trainable: True for each table that is trained. The other tables drop gradients.
         anchor: float32, a vector of `ANCHOR_SIZE` or a scalar. `None`: rows have no gradient.
         concat: True for one vector an example, of all of these features in their order.
         dtype: `tf.float32` or `tf.bfloat16`; sums are in float32.
@@ -77,9 +77,10 @@ def lookup_pooled_on_gpu(
         `[bags, dim]` for each of the features; with `concat` one, of `[bags, sum of dims]`.
 
     Raises:
-        tf.errors.InvalidArgumentError: As `collection_request` and `collection_pool`. Keys of
-            tables with a limit, and splits, are read on the host for that.
-        tf.errors.ResourceExhaustedError: If a table is full. Others may have made rows then.
+        tf.errors.InvalidArgumentError: As `collection_request` and `collection_pool`. To check
+            this, keys of tables with a limit, and splits, are read on the host.
+        tf.errors.ResourceExhaustedError: If a table is full. Other tables may have made rows by
+            then.
     """
     keys = [as_int64(each.keys) for each in features]
     numbers = range(len(features))
@@ -122,11 +123,11 @@ def lookup_pooled_on_gpu(
 
 
 def trained_token(tables: tf.Tensor | CollectionTables, reports: bool = False) -> tf.Tensor:
-    """Returns what ops on a GPU take in place of handles of tables that one commit trains.
+    """Returns a token for ops on a GPU, instead of the handles of tables that one commit trains.
 
     Args:
-        tables: The handle of one table, or those of a collection.
-        reports: True if an error does not raise, since other workers wait: the token has it.
+        tables: The handle of one table, or the handles of a collection.
+        reports: True if an error is not raised, since other workers wait; the token holds it.
     """
     alone = not isinstance(tables, CollectionTables)
     queue: list[tf.Tensor] = [] if alone else [tables.queue]
@@ -138,14 +139,14 @@ def trained_token(tables: tf.Tensor | CollectionTables, reports: bool = False) -
 def pooled_outputs(
     vectors: tf.Tensor, receipt: tf.Tensor, widths: Sequence[int], dtype: tf.DType, device: str
 ) -> list[tf.Tensor]:
-    """Takes the outputs of a pooling lookup apart.
+    """Splits the result of a pooling lookup into its outputs.
 
     Args:
         vectors: The vectors of all outputs, a scalar variant.
         receipt: The receipt of the lookup, likewise.
         widths: The floats of a vector of each output.
         dtype: The dtype of the vectors.
-        device: The name of the GPU that they lie on.
+        device: The name of the GPU on which they are.
     """
     with tf.device(device):
         return [
@@ -181,7 +182,7 @@ def weight_gradients(
 
 @tf.RegisterGradient("SokEmbed>PooledOutputOnGpu")
 def _output_gradient(op: Any, upstream: tf.Tensor) -> list[tf.Tensor | None]:
-    # Gradients go where the lookup ran.
+    # Gradients are computed where the lookup ran.
     with tf.device(op.outputs[0].device):
         gradients = ops.sok_embed_pooled_output_gradient_on_gpu(
             gradient=upstream, receipt=op.inputs[1], index=op.get_attr("index")

@@ -1,4 +1,4 @@
-"""Tables in graphs that serve: what stands in for their handles, and reads rows with other ops."""
+"""Stand-ins for the handles of tables in graphs for serving, which read rows with other ops."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class ServedRows:
     """The rows of a table, as a graph for serving reads them."""
 
     def find(self, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the rows of keys, with zeros for those that have none, and which have one.
+        """Returns the rows of keys, zeros for keys without a row, and which keys have a row.
 
         Args:
             keys: int64 of any shape.
@@ -25,7 +25,7 @@ class ServedRows:
         raise NotImplementedError
 
     def lookup(self, keys: tf.Tensor) -> tf.Tensor:
-        """Returns what a lookup returns that does not train, float32 `keys.shape + [dim]`.
+        """Returns the same as a lookup that does not train, float32 `keys.shape + [dim]`.
 
         Args:
             keys: int64 of any shape.
@@ -37,7 +37,7 @@ class ServedAdaptiveRows:
     """The own and the static rows of an adaptive table, as a graph for serving reads them."""
 
     def lookup(self, keys: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
-        """Returns what a lookup returns that does not train, float32 `keys.shape + [dim]`.
+        """Returns the same as a lookup that does not train, float32 `keys.shape + [dim]`.
 
         Args:
             keys: int64 of any shape.
@@ -47,7 +47,7 @@ class ServedAdaptiveRows:
 
 
 class Pool(Protocol):
-    """Makes a vector of each bag of rows that have been looked up."""
+    """Makes a vector for each bag of rows that have been looked up."""
 
     def __call__(
         self,
@@ -58,10 +58,10 @@ class Pool(Protocol):
         max_length: int,
         feature: str,
     ) -> tf.Tensor:
-        """Returns float32 `[bags, dim]`, with the bits of `collection_pool`.
+        """Returns float32 `[bags, dim]`, with the same bits as `collection_pool`.
 
         Args:
-            rows: float32 `[n, dim]`, those of the keys.
+            rows: float32 `[n, dim]`, the rows of the keys.
             bags: int64 `[bags + 1]`, where the keys of each bag begin; or the length of all bags.
             weights: float32, one a key, or `None`.
             combiner: `"sum"`, `"mean"`, `"sqrtn"` or `"max"`.
@@ -78,10 +78,10 @@ _pool: ContextVar[Pool | None] = ContextVar("sok_embed_pooled_by", default=None)
 
 @contextlib.contextmanager
 def served_by(stand_in_of: Callable[[Any], Any], pool: Pool | None = None) -> Iterator[None]:
-    """Has graphs that are traced meanwhile read rows from stand-ins, and use TensorFlow's ops.
+    """Lets graphs that are traced meanwhile read rows from stand-ins, with TensorFlow's ops.
 
     Args:
-        stand_in_of: A function that returns what stands in for a table: `ServedRows`, or
+        stand_in_of: A function that returns the stand-in for a table: `ServedRows`, or
             `ServedAdaptiveRows`.
         pool: A function that pools rows; `None`: TensorFlow's ops do.
     """
@@ -94,17 +94,17 @@ def served_by(stand_in_of: Callable[[Any], Any], pool: Pool | None = None) -> It
 
 
 def serving_pool() -> Pool | None:
-    """Returns the function that pools rows in the graph that is traced; `None`: stock ops do."""
+    """Returns the function that pools rows in the graph that is traced; `None`: stock ops pool."""
     return _pool.get()
 
 
 def is_serving() -> bool:
-    """Returns whether what is traced is for serving: it uses TensorFlow's ops, and trains none."""
+    """Returns whether the graph that is traced is for serving: TensorFlow's ops, no training."""
     return _stand_in_of.get() is not None
 
 
 def stand_in(table: Any) -> Any:
-    """Returns what stands in for a table in the graph that is traced; `None` where nothing does."""
+    """Returns the stand-in for a table in the graph that is traced; `None` if there is none."""
     function = _stand_in_of.get()
     if function is None:
         return None
@@ -117,7 +117,7 @@ def stand_in(table: Any) -> Any:
 
 
 def as_int64(keys: tf.Tensor) -> tf.Tensor:
-    """Returns keys as int64; those of uint64 keep their 64 bits."""
+    """Returns keys as int64; uint64 keys keep their 64 bits."""
     keys = tf.convert_to_tensor(keys)
     if keys.dtype == tf.uint64:
         return tf.bitcast(keys, tf.int64)
@@ -125,7 +125,7 @@ def as_int64(keys: tf.Tensor) -> tf.Tensor:
 
 
 def checked(tensor: tf.Tensor, condition: tf.Tensor, message: str, *shown: Any) -> tf.Tensor:
-    """Returns a tensor that fails to be computed where a condition does not hold.
+    """Returns the tensor, whose computation fails if a condition does not hold.
 
     Args:
         tensor: The tensor.

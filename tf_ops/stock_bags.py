@@ -1,6 +1,6 @@
-"""Pooling of rows with TensorFlow's own ops, with the bits that the core's pooling has.
+"""Pools rows with TensorFlow's own ops, with the same bits as the core's pooling.
 
-Sums go in the order of the keys, in float32: `unsorted_segment_sum` adds in that order.
+Sums are computed in the order of the keys, in float32: `unsorted_segment_sum` adds in that order.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Segments(NamedTuple):
         return tf.math.unsorted_segment_sum(values, self.bag_of, self.bags)
 
     def max(self, values: tf.Tensor) -> tf.Tensor:
-        """Returns the greatest of the values `[n, d]` of each bag, and zeros for empty ones."""
+        """Returns the largest values `[n, d]` of each bag, and zeros for empty bags."""
         greatest = tf.math.unsorted_segment_max(values, self.bag_of, self.bags)
         return tf.where(self.lengths[:, tf.newaxis] > 0, greatest, tf.zeros([], values.dtype))
 
@@ -63,10 +63,10 @@ def of_rows(bags: tf.Tensor, length: tf.Tensor) -> Segments:
 def pool(
     rows: tf.Tensor, segments: Segments, weights: tf.Tensor | None, combiner: str
 ) -> tf.Tensor:
-    """Returns a vector of each bag, as `collection_pool` does: float32 `[bags, dim]`.
+    """Returns a vector for each bag, as `collection_pool` does: float32 `[bags, dim]`.
 
     Args:
-        rows: float32 `[n, dim]`, those of the entries.
+        rows: float32 `[n, dim]`, the rows of the entries.
         segments: The bags.
         weights: float32 `[n]`, or `None`.
         combiner: `"sum"`, `"mean"`, `"sqrtn"` or `"max"`.
@@ -94,7 +94,7 @@ def pool(
         sums *= scale[:, tf.newaxis]
     if weights is not None:
         return sums
-    # A bag of one key is that key's row, in which a zero may have a sign.
+    # The vector of a bag with one key is that key's row, in which a zero may have a sign.
     begins = tf.cumsum(lengths, exclusive=True)
     padded = tf.pad(rows, [[0, 1], [0, 0]])  # the last bags may be empty, and begin at the end
     alone = tf.equal(lengths, 1)[:, tf.newaxis]
@@ -104,19 +104,20 @@ def pool(
 def reciprocal(values: tf.Tensor) -> tf.Tensor:
     """Returns 1 / values, rounded to the nearest float32.
 
-    TensorFlow makes `Reciprocal` of 1 divided by a float32, which may be off by the last bit: that
-    of 2 is less than 0.5. Rounded from float64 it is right.
+    TensorFlow turns 1 divided by a float32 into `Reciprocal`, whose last bit may be wrong: its
+    result for 2 is less than 0.5. Computed in float64 and then rounded it is right.
     """
     return tf.cast(1.0 / tf.cast(values, tf.float64), tf.float32)
 
 
-# Bags of one length up to this are summed by an op for each place. TensorFlow may make one `AddN`
-# of these ops, which adds up to nine tensors in their order, the zeros among them.
+# Bags of one length, if it is at most this, are summed by one op for each place. TensorFlow may
+# replace these ops by one `AddN`, which adds up to nine tensors in their order, including the
+# zeros.
 _FEW = 8
 
 
 def pool_rows(rows: tf.Tensor, length: int, combiner: str) -> tf.Tensor:
-    """Returns what `pool` does of bags that have one length, without weights, by fewer ops.
+    """Returns the same as `pool` for bags of one length without weights, with fewer ops.
 
     Args:
         rows: float32 `[bags * length, dim]`.
@@ -126,8 +127,8 @@ def pool_rows(rows: tf.Tensor, length: int, combiner: str) -> tf.Tensor:
     if length == 1:  # a bag of one key is that key's row
         return rows
     if length <= _FEW:
-        # Sums begin with zeros, so that those of -0.0 are 0.0. TensorFlow takes the sum with a
-        # constant zero out of a graph.
+        # Sums begin with zeros, so that a sum of -0.0 is 0.0. The zeros are not a constant, since
+        # TensorFlow removes an addition of a constant zero from a graph.
         padded = tf.pad(tf.reshape(rows, [-1, length, rows.shape[1]]), [[0, 0], [1, 0], [0, 0]])
         sums, *rest = tf.unstack(padded, axis=1)
         for each in rest:

@@ -1,4 +1,4 @@
-"""Hashed bags with TensorFlow's own ops, with the bits that the op has.
+"""Hashed bags with TensorFlow's own ops, with the same bits as the op.
 
 `tf_ops/core/bags/position_map.h` has the formulas.
 """
@@ -33,7 +33,7 @@ def hashed_bag(
     include_last_offset: bool,
     dtype: tf.DType,
 ) -> tf.Tensor:
-    """Returns what `tf_ops.hashed_bag` returns; its arguments are those."""
+    """Returns the same as `tf_ops.hashed_bag`, from the same arguments."""
     given = tf.cast(ids, tf.int64)
     flat = tf.reshape(given, [-1])
     in_range = (flat >= 0) & (flat < num_embeddings)
@@ -108,7 +108,7 @@ def _rows(weight: Any, ids: tf.Tensor, dim: int, spec: Any) -> tf.Tensor:
 
 
 def _signs(key: tf.Tensor, dim: int, dtype: tf.DType) -> tf.Tensor:
-    """Returns 1 or -1 of each element of the rows of keys, `[n, dim]`."""
+    """Returns the sign, 1 or -1, of each element of the rows of keys, `[n, dim]`."""
     words = -(-dim // 64)
     steps = u64([(word + 1) * _GOLDEN % _UINT64 for word in range(words)])
     salted = tf.bitwise.bitwise_xor(key, u64(_SIGN_SALT))

@@ -11,13 +11,13 @@ import numpy as np
 import tensorflow as tf
 
 _LOW = 0xFFFFFFFF
-# AdaptiveBucket of the core mixes this into keys.
+# The function AdaptiveBucket in the core mixes this number into keys.
 _BUCKET_SALT = 0x2545F4914F6CDD1D
 
 
 def u64(numbers: int | Sequence[int]) -> tf.Tensor:
     """Returns a number, or a list of numbers, as uint64."""
-    # In a graph TensorFlow makes floats of a list of such numbers on the way.
+    # In a graph TensorFlow would convert a list of such numbers to floats.
     return tf.constant(np.array(numbers, np.uint64))
 
 
@@ -56,7 +56,7 @@ def adaptive_buckets(keys: tf.Tensor, num_buckets: int) -> tf.Tensor:
 
     Args:
         keys: int64.
-        num_buckets: Buckets are below it.
+        num_buckets: The number of buckets.
     """
     salted = tf.bitwise.bitwise_xor(tf.bitcast(keys, tf.uint64), u64(_BUCKET_SALT))
     return scaled(mix64(salted), num_buckets)

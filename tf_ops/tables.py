@@ -16,32 +16,34 @@ from sok_embed.tf_ops.measuring import note_deposit
 from sok_embed.tf_ops.native import number_in_graph, on_cpu, ops
 from sok_embed.tf_ops.served import ServedRows, as_int64
 
-# The length of an anchor whose gradient names deposits: kAnchorSize in tickets.h of the core.
+# The length of an anchor whose gradient identifies deposits: kAnchorSize in the core's tickets.h.
 ANCHOR_SIZE = 192
-# So many of its last elements have the norm of what was deposited.
+# This many of its last elements hold the norm of the deposited gradients.
 ANCHOR_COORDINATES = 64
-# The marks of deposits are multiples of each other by powers of 2 to this: kMarkStep in tickets.h.
+# The ratio of two marks of deposits is a power of 2 to this number: kMarkStep in tickets.h.
 ANCHOR_MARK_STEP = 16
 
 
 def table_handle(shared_name: str, dim: int, **attributes: Any) -> tf.Tensor:
-    """Returns the table of a name, made at the first call: for TF1 graphs, which capture no handle.
+    """Returns the table with a name, which the first call makes.
+
+    This is for TF1 graphs, which cannot capture a handle.
 
     Args:
         shared_name: The name in TensorFlow's resource manager.
         dim: The length of a row.
         **attributes: `initializer` (`"constant"`, `"uniform"`, `"normal"`, `"truncated_normal"`)
             with its numbers `initializer_a` and `initializer_b`, `seed`, `max_rows` (0: no limit),
-            `direct`, `owners`, `owner`, `shards` (the number of parts that rows in memory are in,
-            by key, which threads work on side by side; 0: as many as suit the machine),
-            `row_dtype` and `slot_dtype` (the types that embeddings and slots lie as,
+            `direct`, `owners`, `owner`, `shards` (the number of parts into which rows in memory are
+            divided by key, so that threads work in parallel; 0: chosen for the machine),
+            `row_dtype` and `slot_dtype` (the types in which embeddings and slots are stored:
             `"float32"`, `"bfloat16"`, `"float16"` or `"int8"`, for slots the first two),
             `eviction` (`"lru"`, `"lfu"`, `"max_age"`, `"min_norm"`; empty: none) with
             `eviction_max_age` in ticks of the table's clock, `eviction_min_l2` and
-            `eviction_every`, `step_clock` (rows note the table's step of their last update, and not
-            the second), `gpu` (the number of the GPU whose memory the rows lie in; -1: the host's)
-            with `max_bytes` of that memory (0: what it has) and `gpu_optional` (rows lie in the
-            host's memory without such a GPU).
+            `eviction_every`, `step_clock` (rows record the table's step of their last update
+            instead of the time in seconds), `gpu` (the number of the GPU in whose memory the rows
+            are; -1: the host's memory) with `max_bytes` of that memory (0: all of it) and
+            `gpu_optional` (without such a GPU, rows are in the host's memory).
 
     Returns:
         A scalar resource tensor, on the CPU.
@@ -51,19 +53,19 @@ def table_handle(shared_name: str, dim: int, **attributes: Any) -> tf.Tensor:
 
 
 def anonymous_table(table_name: str, dim: int, **attributes: Any) -> tf.Tensor:
-    """Makes a table, which goes with `release` or the last copy of its handle.
+    """Makes a table, which lives until `release` or until the last copy of its handle is gone.
 
-    Its arguments are those of `table_handle`.
+    It has the same arguments as `table_handle`.
     """
     with on_cpu():
         return ops.sok_embed_anonymous_table(table_name=table_name, dim=dim, **attributes)
 
 
 def release(handle: tf.Tensor) -> None:
-    """Lets an anonymous table, adaptive table or queue go, though there are copies of its handle.
+    """Destroys an anonymous table, adaptive table or queue, even if copies of its handle exist.
 
-    Ops that run at that moment end as they would. Those that are run later with a copy of the
-    handle raise a `tf.errors.FailedPreconditionError`.
+    Ops that are running end normally. Later ops with a copy of the handle raise a
+    `tf.errors.FailedPreconditionError`.
     """
     with on_cpu():
         ops.sok_embed_release(owned=handle)
@@ -95,25 +97,25 @@ def lookup(
 ) -> Lookup:
     """Reads the embeddings of keys.
 
-    The gradient of the embeddings goes to `anchor`, and deposits itself in the table on its way:
-    see `deposit`.
+    The gradient of the embeddings goes to `anchor`, and is deposited in the table on the way: see
+    `deposit`.
 
-    An admission counts the keys that have no row: this lookup does with `make_rows`, and otherwise
-    the commit that applies its gradients, once for all gradients of the lookup.
+    An admission counts the keys without a row: with `make_rows` this lookup counts them; otherwise
+    the commit that applies its gradients does, once for all gradients of the lookup.
 
     Args:
         table: A handle.
         keys: The keys, of any shape.
         dim: The length of a row of this table.
-        make_rows: True if a key without a row gets one. Either way its embedding is the one that
-            training would start from.
+        make_rows: True if a key without a row gets one. Either way its embedding is the one from
+            which training would start.
         dtype: `tf.float32` or `tf.bfloat16`.
         anchor: float32, the variable that stands for the table: a vector of `ANCHOR_SIZE`, whose
-            gradient names the deposits, or a scalar. `None`: there is no gradient.
-        counts: int64 of the shape of the keys, at least 0: how many keys of a batch each stands
-            for, by which an admission counts it. `None`: 1 each.
-        reports: True if an error does not raise, since other workers wait for the rows: the rows
-            are zeros, and `collection_answer` takes the error from the receipt.
+            gradient identifies the deposits, or a scalar. `None`: there is no gradient.
+        counts: int64 of the shape of the keys, at least 0: how many keys of a batch each key
+            represents, as an admission counts them. `None`: 1 each.
+        reports: True if an error is not raised, since other workers wait for the rows: the rows are
+            zeros, and `collection_answer` takes the error from the receipt.
         device: The name of the GPU, as TensorFlow has it, whose memory has the table's rows: keys
             and embeddings are there too. Not with `counts`, `reports`, an admission or an eviction.
             `None`: they are in the host's memory.
@@ -167,8 +169,8 @@ def _lookup_on_gpu(
             )
         )
     if not tf.executing_eagerly():
-        # A function runs ops on one handle in their order, and the lookup takes none: this one does
-        # in its place, so that a later commit waits for it.
+        # A function runs ops on one handle in order, but the lookup takes no handle. This op takes
+        # it instead, so that a later commit waits for the lookup.
         with on_cpu(), tf.control_dependencies([found.embeddings.op]):
             ops.sok_embed_table_token(table=table)
     return found
@@ -187,24 +189,28 @@ def _lookup_on_gpu_gradient(op: Any, upstream: tf.Tensor, _: Any) -> list[tf.Ten
 
 
 def has_marks(anchor: tf.Tensor) -> bool:
-    """Returns whether the gradient of an anchor names the deposits; that of a scalar does not."""
+    """Returns whether the gradient of an anchor identifies the deposits.
+
+    A scalar gradient does not.
+    """
     return anchor.shape.rank == 1
 
 
 def deposit(receipt: tf.Tensor, gradients: tf.Tensor, marks: bool = False) -> tf.Tensor:
-    """Hands gradients to the table, which keeps them until a commit redeems them.
+    """Gives gradients to the table, which keeps them until a commit redeems them.
 
-    Inside of a `tf.function` it runs only if its output is used.
+    In a `tf.function` it runs only if its output is used.
 
     Args:
-        receipt: The receipt of the lookup that the gradients belong to.
+        receipt: The receipt of the lookup to which the gradients belong.
         gradients: The shape of the lookup's embeddings, float32 or bfloat16.
         marks: True if the anchor is a vector of `ANCHOR_SIZE`.
 
     Returns:
-        The gradient of the anchor: a zero, or a vector that names this deposit to `commit`, by
-        numbers of about 2**-54 of its norm, which is that of the gradients, summed by key. Vectors
-        of several deposits add up to one with the norm of the sum.
+        The gradient of the anchor: a zero, or a vector by which `commit` finds this deposit, from
+        elements of about 2**-54 of its norm. The norm of the vector is the norm of the gradients,
+        summed by key. The sum of the vectors of several deposits has the norm of the sum of their
+        gradients.
     """
     anchor_gradient = ops.sok_embed_deposit(
         receipt=receipt, gradients=gradients, number=number_in_graph(), marks=marks
@@ -215,7 +221,7 @@ def deposit(receipt: tf.Tensor, gradients: tf.Tensor, marks: bool = False) -> tf
 
 
 def deposit_on_gpu(device: str, receipt: tf.Tensor, gradients: tf.Tensor, marks: bool) -> tf.Tensor:
-    """Hands gradients to the table where the lookup ran, on a device: see `deposit`."""
+    """Gives gradients to the table on the device on which the lookup ran: see `deposit`."""
     with tf.device(device):
         anchor_gradient = ops.sok_embed_deposit_on_gpu(
             receipt=receipt, gradients=gradients, number=number_in_graph(), marks=marks
@@ -226,22 +232,22 @@ def deposit_on_gpu(device: str, receipt: tf.Tensor, gradients: tf.Tensor, marks:
 
 
 class Export(NamedTuple):
-    """The contents of a table of n rows, in no order.
+    """The contents of a table of n rows, in no particular order.
 
     Attributes:
         keys: int64 `[n]`.
         embeddings: float32 `[n, dim]`.
         slots: float32 `[n, slot_floats]`, or `[0, 0]`.
-        update_nums: int64 `[n]`, the commits that touched each row, or `[0]`.
-        update_times: int64 `[n]`, of the last of them, or of when the row was made, or `[0]`: in
-            seconds since 1970, of a table with `step_clock` in its steps.
-        slot_start: float32 `[slot_floats]`, what the slots of a new row hold, or `[0]`.
+        update_nums: int64 `[n]`, the number of commits that changed each row, or `[0]`.
+        update_times: int64 `[n]`, the time of the last of these commits, or of when the row was
+            made, or `[0]`: in seconds since 1970; for a table with `step_clock`, in its steps.
+        slot_start: float32 `[slot_floats]`, the slots of a new row, or `[0]`.
         rule: string scalar, the name of the row optimizer, empty before the first commit.
         steps: int64 scalar, the commits so far.
-        step_clock: int64 scalar, the time that a table with `step_clock` has come to; -1: times are
-            in seconds.
-        admission: uint8 `[k]`, what the table's admission has counted, and its config; `[0]`
-            without an admission or without slots.
+        step_clock: int64 scalar, the current time of a table with `step_clock`; -1: times are in
+            seconds.
+        admission: uint8 `[k]`, the counts of the table's admission, and its config; `[0]` without
+            an admission or without slots.
     """
 
     keys: tf.Tensor
@@ -257,7 +263,7 @@ class Export(NamedTuple):
 
     @property
     def parts(self) -> tuple[Export, ...]:
-        """The contents of each part of a table, of which there is one."""
+        """The contents of each part of a table; this kind has one part."""
         return (self,)
 
     @classmethod
@@ -271,17 +277,17 @@ class Export(NamedTuple):
 
     @classmethod
     def from_names(cls, tensors: Mapping[str, Any]) -> Export:
-        """Returns the contents that `by_name` was called of."""
+        """Returns the contents from the result of `by_name`."""
         return cls(*(tensors[name] for name in cls._fields))
 
 
 def export(table: tf.Tensor, dim: int, with_slots: bool) -> Export:
-    """Copies all rows out, as they are between two commits."""
+    """Copies all rows, as they are between two commits."""
     return Export(*ops.sok_embed_export(table=table, dim=dim, with_slots=with_slots))
 
 
 class ExportedPiece(NamedTuple):
-    """Some rows of a table, and all else that it holds.
+    """Some rows of a table, and all its other contents.
 
     Attributes:
         size: int64 scalar, the rows of the whole table.
@@ -295,13 +301,13 @@ class ExportedPiece(NamedTuple):
 def export_piece(
     table: tf.Tensor, dim: int, begin: int, rows: int, *, with_admission: bool = False
 ) -> ExportedPiece:
-    """Copies some rows out: each of them is in one piece, if the table does not change meanwhile.
+    """Copies some rows: each row is in exactly one piece, if the table does not change meanwhile.
 
     Args:
-        table: A handle. Of one in a storage, every piece takes a walk through all rows.
+        table: A handle. For a table in a storage, every piece scans all rows.
         dim: The length of a row.
-        begin: The first row, in an order of the table's own.
-        rows: The number of rows; those beyond the last are left out.
+        begin: The first row, in an order that the table chooses.
+        rows: The number of rows; rows beyond the last one are left out.
         with_admission: True if the piece has the counters of an admission.
     """
     size, *fields = ops.sok_embed_export_piece(
@@ -311,15 +317,15 @@ def export_piece(
 
 
 class BegunCapture(NamedTuple):
-    """The contents of a table beside its rows, which `_core.Capture` has.
+    """The contents of a table except its rows, which are in a `_core.Capture`.
 
     Attributes:
         capture: int64 scalar, the number that `_core.Capture` takes.
-        slot_start: float32 `[slot_floats]`, what the slots of a new row hold.
-        rule: A string scalar, the row optimizer's; empty before the first commit.
+        slot_start: float32 `[slot_floats]`, the slots of a new row.
+        rule: A string scalar, the name of the row optimizer; empty before the first commit.
         steps: int64 scalar, the commits so far.
-        step_clock: int64 scalar, what the clock shows if it counts steps, else -1.
-        admission: uint8 `[bytes]`, what an admission has counted.
+        step_clock: int64 scalar, the time of the clock if it counts steps, else -1.
+        admission: uint8 `[bytes]`, the counts of an admission.
     """
 
     capture: tf.Tensor
@@ -331,20 +337,20 @@ class BegunCapture(NamedTuple):
 
 
 def begin_capture(table: tf.Tensor, mark: int = 0, since: int = 0, reader: int = 0) -> BegunCapture:
-    """Begins a capture of a table in memory, which goes on changing meanwhile.
+    """Begins a capture of a table in memory, which may change meanwhile.
 
     Args:
         table: A handle.
-        mark: The number of the state that is captured, from which later captures may start, if this
-            one is kept; 0: none will.
-        since: The number of the state that was captured and kept before: only rows that were made
-            or changed since then, and keys that went. 0: all rows.
-        reader: The reader that has these numbers: 0 for checkpoints, 1 for publications. Each has
-            all changes since its own last state.
+        mark: The number of the captured state, since which a later capture may take changes, if
+            this one is kept; 0: no later one will.
+        since: The number of a state that was captured and kept before: the capture has only rows
+            that were made or changed since then, and removed keys. 0: all rows.
+        reader: The reader to which these numbers belong: 0 for checkpoints, 1 for publications.
+            Each gets all changes since its own last state.
 
     Raises:
-        FailedPreconditionError: If another capture of the table goes on, or changes since that
-            state are not known.
+        FailedPreconditionError: If another capture of the table is in progress, or the changes
+            since that state are not known.
     """
     return BegunCapture(
         *ops.sok_embed_begin_capture(table=table, mark=mark, since=since, reader=reader)
@@ -360,7 +366,7 @@ def checked(contents: Any) -> dict[str, Any]:
         contents: An `Export` or an `AdaptiveExport`.
 
     Raises:
-        ValueError: With the name of the first tensor that should hold integers and does not.
+        ValueError: With the name of the first tensor that should hold integers but does not.
     """
     tensors: dict[str, Any] = contents.by_name()
     for name, value in tensors.items():
@@ -372,44 +378,44 @@ def checked(contents: Any) -> dict[str, Any]:
 
 
 def restore(table: tf.Tensor, contents: Export) -> tf.Operation | None:
-    """Replaces everything in the table by an export with slots.
+    """Replaces all contents of the table by an export with slots.
 
-    Rows keep the times of their updates, and a `step_clock` goes on from where it stood. Times in
-    seconds that lie in the future become now, since the clocks of machines differ. If only one of
-    the two tables has a `step_clock`, all rows count as updated now, and a warning is logged; also
-    if there are counts of an admission, and this table has none.
+    Rows keep the times of their updates, and a `step_clock` continues from its saved time. Times in
+    seconds that are in the future are set to now, since the clocks of machines differ. If only one
+    of the two tables has a `step_clock`, all rows count as updated now, and a warning is logged;
+    also if there are counts of an admission, and this table has none.
 
     Raises:
         ValueError: For keys, counts and times that are not integers.
-        tf.errors.InvalidArgumentError: If it does not fit this table, has counts of another
-            admission, or holds what no training leaves. The table is left as it was.
+        tf.errors.InvalidArgumentError: If the contents do not fit this table, have counts of
+            another admission, or cannot come from training. The table is left unchanged.
         tf.errors.DataLossError: If the counts of the admission are damaged, likewise.
     """
     return ops.sok_embed_restore(table=table, **checked(contents))
 
 
 def check_restore(table: tf.Tensor, contents: Export) -> tf.Operation | None:
-    """Raises what `restore` would, and changes nothing."""
+    """Raises the errors that `restore` would raise, and changes nothing."""
     return ops.sok_embed_check_restore(table=table, **checked(contents))
 
 
 def add_rows(table: tf.Tensor, contents: Export) -> tf.Operation | None:
-    """Takes up rows beside those that there are: a restore of contents that come in pieces.
+    """Adds rows to the existing ones, to restore contents that come in pieces.
 
-    The first piece is for `restore`, and may have no rows; rule and clock of the others are those
-    of the first.
+    The first piece is given to `restore`, and may have no rows; the other pieces must have the same
+    rule and clock.
 
     Raises:
         ValueError: For keys, counts and times that are not integers.
-        tf.errors.InvalidArgumentError: As `restore`, and for a key that has a row. Nothing of the
-            piece is taken up.
+        tf.errors.InvalidArgumentError: As `restore` raises, and for a key that has a row. No row of
+            the piece is added.
         tf.errors.ResourceExhaustedError: If the table would have too many rows, likewise.
     """
     return ops.sok_embed_add_rows(table=table, **checked(contents))
 
 
 def assign(table: tf.Tensor, keys: tf.Tensor, embeddings: tf.Tensor) -> tf.Operation | None:
-    """Sets embeddings `[n, dim]` of keys `[n]`. Of equal keys the last one counts."""
+    """Sets embeddings `[n, dim]` of keys `[n]`. Of equal keys the last one is used."""
     return ops.sok_embed_assign(table=table, keys=keys, embeddings=embeddings)
 
 
@@ -426,7 +432,7 @@ class WholeRows(NamedTuple):
 
 
 def read_rows(table: tf.Tensor, keys: tf.Tensor, dim: int, slot_floats: int) -> WholeRows:
-    """Reads the rows of distinct keys `[n]` that have one, with their slots; makes no rows.
+    """Reads the existing rows of distinct keys `[n]`, with their slots; makes no rows.
 
     Args:
         table: A handle.
@@ -443,7 +449,7 @@ def read_rows(table: tf.Tensor, keys: tf.Tensor, dim: int, slot_floats: int) -> 
 
 
 def assign_rows(table: tf.Tensor, keys: tf.Tensor, rows: tf.Tensor) -> tf.Operation | None:
-    """Sets the rows of keys, with their slots. Of equal keys the last one counts.
+    """Sets the rows of keys, with their slots. Of equal keys the last one is used.
 
     Args:
         table: A handle.
@@ -462,13 +468,13 @@ def remove(table: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
 
 
 class RemovedKeys(NamedTuple):
-    """Keys whose rows have gone.
+    """Keys whose rows have been removed.
 
     Attributes:
-        keys: int64 `[n]`, distinct, in no order. They have no row now.
-        complete: A bool scalar, whether they are all whose rows have gone since the call before.
-            `False`: there are none, and more have gone than were to be noted, or all rows have been
-            replaced, or this is the first call.
+        keys: int64 `[n]`, distinct, in no particular order. They have no row now.
+        complete: A bool scalar, whether these are all keys whose rows have been removed since the
+            last call. `False`: `keys` is empty, since more rows were removed than could be
+            recorded, or all rows were replaced, or this is the first call.
     """
 
     keys: tf.Tensor
@@ -476,12 +482,14 @@ class RemovedKeys(NamedTuple):
 
 
 def removed_keys(table: tf.Tensor, limit: int) -> RemovedKeys:
-    """Returns the keys whose rows have gone since the call before. The first begins to note them.
+    """Returns the keys whose rows were removed since the last call.
+
+    The first call starts recording.
 
     Args:
         table: A handle.
-        limit: The most keys that are noted from now on, which take 8 bytes each, and up to 32 more
-            to find them by. 0: nothing is noted any more.
+        limit: The largest number of keys that are recorded from now on. Each takes 8 bytes, and up
+            to 32 more for finding it. 0: stop recording.
     """
     return RemovedKeys(*ops.sok_embed_removed_keys(table=table, limit=limit))
 
@@ -491,9 +499,9 @@ class Metadata(NamedTuple):
 
     Attributes:
         exists: bool, whether there is a row.
-        update_nums: int64, the commits that touched the row; 0 without one.
-        update_times: int64, of the last of them, or of when the row was made: in seconds since
-            1970, of a table with `step_clock` in its steps; 0 without a row.
+        update_nums: int64, the number of commits that changed the row; 0 without a row.
+        update_times: int64, the time of the last of these commits, or of when the row was made: in
+            seconds since 1970; for a table with `step_clock`, in its steps; 0 without a row.
     """
 
     exists: tf.Tensor
@@ -502,19 +510,19 @@ class Metadata(NamedTuple):
 
 
 def metadata(table: tf.Tensor, keys: tf.Tensor) -> Metadata:
-    """Says which keys, of any shape, have a row, and returns its counters. Makes no rows."""
+    """Returns which keys, of any shape, have a row, and the rows' counters. Makes no rows."""
     return Metadata(*ops.sok_embed_metadata(table=table, keys=keys))
 
 
 def exists(table: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
-    """Says which keys, of any shape, have a row: bool of their shape. Makes no rows."""
+    """Returns which keys, of any shape, have a row: bool of the same shape. Makes no rows."""
     if isinstance(table, ServedRows):
         return table.find(as_int64(keys))[1]
     return metadata(table, keys).exists
 
 
 def list_keys(table: tf.Tensor, part: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the keys of the rows in one part of a table in memory, and how many parts there are.
+    """Returns the keys of the rows in one part of a table in memory, and the number of parts.
 
     A key is in the same part for as long as the table lives.
 
@@ -540,6 +548,6 @@ def steps(table: tf.Tensor) -> tf.Tensor:
 
 
 def stats(table: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns names, string `[k]`, and values, int64 `[k]`, of a table's figures."""
+    """Returns the names (string `[k]`) and the values (int64 `[k]`) of a table's figures."""
     names, values = ops.sok_embed_stats(table=table)
     return names, values
