@@ -121,6 +121,17 @@ def test_a_rule_has_its_row_in_each_table(rule):
     assert not missing, "\n".join(missing)
 
 
+def test_the_type_of_each_rule_is_in_the_list_of_the_stand_in_for_a_gpu():
+    registry = (ROOT / "tf_ops/core/rules/row_optimizer.cc").read_text()
+    types = re.findall(r'EntryOf<(.+)>\("|\{"\w+", (.+)::Parameters,', registry)
+    assert len(types) == len(_core.rule_names())
+    path = "tf_ops/core/gpu/standin/kernels.cc"
+    pattern = re.compile(r"RegisteredRules<([^;]+)>\s+registered_rules")
+    listed = re.split(r",\s+", pattern.search((ROOT / path).read_text())[1])
+    missing = {one or other for one, other in types} - set(listed)
+    assert not missing, f"{path} lacks {missing}: see 'Add a row optimizer' in docs/developing.md"
+
+
 def test_each_twin_and_each_case_of_the_tests_has_a_rule_in_the_registry():
     known = set(_core.rule_names())
     unknown = [
