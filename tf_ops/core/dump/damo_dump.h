@@ -5,7 +5,7 @@
 //   then until the end of the file: int64 key, int32 group, float32[dim of that group]
 //
 // Layout: EmbeddingWarehouse::dump in src/embedding.cc of github.com/uopensail/damo-embedding. Its
-// dump() leaves key 0 out. The files of its checkpoint() are another format, and are refused.
+// dump() omits key 0. The files of its checkpoint() have another format, and are refused.
 #pragma once
 
 #include <cstdint>
@@ -26,29 +26,29 @@ struct DamoGroup {
   uint64_t rows = 0;  // as the header counts them
 };
 
-// Returns true if path starts with a sensible header of such a file; the length of the file is not
-// looked at.
+// Returns true if the file at path starts with a valid header of such a dump; its length is not
+// checked.
 bool LooksLikeDamoDump(const std::string& path);
 
-// Thread-safe. Memory: about 1 MiB, or one record if that is longer. With no checksum in the file,
-// a flipped bit in a key or a float cannot be found.
+// Thread-safe. Memory: about 1 MiB, or one record if that is longer. Since the file has no
+// checksum, a flipped bit in a key or a float is not detected.
 class DamoDumpReader {
  public:
-  // kInvalidArgument if the header makes no sense: the file is something else. kDataLoss if the
-  // length of the file is not what the header tells.
+  // kInvalidArgument if the header is invalid: the file is something else. kDataLoss if the length
+  // of the file does not fit the header.
   static Result<std::unique_ptr<DamoDumpReader>> Open(const std::string& path);
 
   // In the order of the file.
   const std::vector<DamoGroup>& groups() const { return groups_; }
 
-  // Walks all records: kDataLoss, with the offset, if one is of a group that the header does not
-  // have, or if a group has another number of records than the header tells.
+  // Reads all records: kDataLoss, with the offset, if a record belongs to a group that is not in
+  // the header, or if a group does not have as many records as the header says.
   // kFailedPrecondition if progress returned false.
   Status Verify(const DumpProgress& progress = nullptr) const;
 
   // Calls fn with the key and embedding of every record, one at a time, in the order of the file,
-  // which mixes the groups. Stops at the first Status that is not OK, fn's own or that of a bad
-  // record. A caller that must change all or nothing calls Verify first.
+  // which mixes the groups. Stops at the first Status that is not OK, from fn or for a bad record.
+  // A caller that must change either everything or nothing calls Verify first.
   Status ForEachPiece(const PieceFn& fn, const DumpProgress& progress = nullptr) const;
 
  private:

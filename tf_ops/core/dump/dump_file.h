@@ -1,9 +1,10 @@
-// A dump: embedding rows of several groups in one file that moves between machines. The layout is
-// in core/dump/dump_format.h.
+// A dump: embedding rows of several groups in one file that can be moved between machines. The
+// layout is in core/dump/dump_format.h.
 //
-// Damage is found: every byte of a file is under a checksum or compared with what must stand there,
-// so a file that was cut, grew or has a flipped byte fails in Open or Verify, before a load has
-// changed anything. Memory: one block, about 1 MiB or one row if that is longer; and the index.
+// Damage is detected: every byte of a file is covered by a checksum or compared with its expected
+// value, so a file that was cut, has grown or has a flipped byte fails in Open or Verify, before a
+// load has changed anything. Memory: one block, about 1 MiB or one row if that is longer; and the
+// index.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +31,7 @@ struct DumpGroup {
 };
 
 // Writes a dump. One thread at a time. After an error every later call returns the same error, the
-// temporary file is gone, and what stood at path before still stands there.
+// temporary file is removed, and an older file at path is unchanged.
 class DumpWriter {
  public:
   // Writes to a temporary file beside path; see ReplacementFile for what path may be.
@@ -42,16 +43,16 @@ class DumpWriter {
   // without rows is kept. kInvalidArgument if anything is out of its range; `rows` is ignored.
   Status BeginGroup(const DumpGroup& group);
 
-  // Keys are not compared with each other: a key that is added twice to a group stands twice in the
-  // file. Floats keep their bits, NaN too.
+  // Keys are not compared with each other: a key that is added twice to a group is in the file
+  // twice. Floats keep their bits, also NaN.
   //
-  // The piece has all columns, slots where the group has any; its update counts and times are in
-  // [0, 2^32 - 1].
+  // The piece must have all columns, slots only if the group has them; its update counts and times
+  // are in [0, 2^32 - 1].
   Status AddRows(const TableContents& piece);
 
   // Completes the file and puts it at path in one step. When this returns OK, the file is on the
-  // device. The writer takes no more calls. Should only the last step fail, syncing the folder, the
-  // new file stands at path, and the error says so.
+  // device. The writer takes no more calls. If only the last step fails, which flushes the folder,
+  // the new file is at path, and the error says so.
   Status Finish();
 
  private:
@@ -65,14 +66,15 @@ class DumpWriter {
   std::unique_ptr<ReplacementFile> file_;
   Status error_;
   std::vector<DumpGroup> groups_;
-  // The block that fills up: its columns lie as they do in a full one.
+  // The block that is being filled: its columns have the same places as in a full block.
   FileBuffer block_;
   size_t block_rows_ = 0;
   size_t rows_per_block_ = 0;  // 0 until the group's first row
   size_t row_floats_ = 0;
 };
 
-// Reads a dump. Thread-safe. Goes on with the file that it opened if another takes its name.
+// Reads a dump. Thread-safe. Keeps reading the file that it opened, also if another file takes its
+// name.
 class DumpReader {
  public:
   // Checks the header, the index and the length of the file, not the rows. kInvalidArgument if the
@@ -89,7 +91,7 @@ class DumpReader {
   uint64_t rows() const;
 
   // Calls fn with the rows of every block in the order of the file, and stops at the first Status
-  // that is not OK, fn's own or that of a bad block: checksums are compared again. A caller that
+  // that is not OK, from fn or for a bad block: checksums are compared again. A caller that
   // must change all or nothing calls Verify first.
   Status ForEachPiece(const PieceFn& fn, const DumpProgress& progress = nullptr) const;
 

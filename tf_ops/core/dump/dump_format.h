@@ -8,8 +8,8 @@
 //   end_magic[8]
 //
 // A payload holds its rows by column: u64 keys, u32 update_nums, u32 update_times, then float32
-// (rows, dim + slot_floats). Groups ascend; the blocks of a group stand together, and all of them
-// but the last hold RowsPerBlock rows. So the index alone tells where every block must stand.
+// (rows, dim + slot_floats). Groups ascend; the blocks of a group are adjacent, and each except the
+// last has RowsPerBlock rows. So the index alone determines the place of every block.
 #pragma once
 
 #include <cstddef>

@@ -8,8 +8,8 @@
 
 namespace sok {
 
-// Gets rows of one group. Their columns are good until it returns; those that the file does not
-// have are null. It must not throw. A Status that is not OK ends the walk.
+// Gets rows of one group. Their columns are valid until it returns; columns that the file does not
+// have are null. It must not throw. A Status that is not OK stops the reading.
 using PieceFn = std::function<Status(int group, const TableContents& piece)>;
 
 }  // namespace sok

@@ -1,4 +1,4 @@
-// Reports the progress of a long walk through a file.
+// Reports the progress of reading or writing a long file.
 #pragma once
 
 #include <cstdint>

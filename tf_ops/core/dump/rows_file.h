@@ -1,5 +1,5 @@
-// The file of rows that one worker writes of a checkpoint: blocks with checksums, an index behind
-// them. docs/reference/rows-format.md has the layout as tables; numbers are little-endian.
+// The file of rows that a worker writes for a checkpoint: blocks with checksums, then an index.
+// docs/reference/rows-format.md has the layout as tables; numbers are little-endian.
 //
 //   header  magic[8] u32 version, u32 header_bytes, u64 attempt, u32 worker, u32 workers, u64
 //           checksum of all before
@@ -27,10 +27,10 @@ namespace sok {
 // Kinds of blocks.
 enum class RowsBlock : uint32_t { kRows = 1, kAdmission = 2, kSketch = 3, kRemoved = 4 };
 
-// One thread at a time may use it. After an error what stands in the file is of no use.
+// One thread at a time may use it. After an error the file is useless.
 class RowsFileWriter {
  public:
-  // A block has at most so many bytes of payload, but at least one row.
+  // The largest payload of a block in bytes, unless a single row is longer.
   static constexpr uint64_t kMostPayload = 4 << 20;
 
   struct Identity {
@@ -42,7 +42,7 @@ class RowsFileWriter {
     uint64_t checksum;  // of the pieces of 1 MiB of the file: see files.py
   };
 
-  // Makes the file, which must not be there.
+  // Makes the file, which must not exist yet.
   static Result<std::unique_ptr<RowsFileWriter>> Create(const std::string& path,
                                                         const Identity& identity);
   RowsFileWriter(const RowsFileWriter&) = delete;
@@ -57,12 +57,12 @@ class RowsFileWriter {
   Result<Room> MakeRoom(int dim, int slot_floats);
   // Writes the first n rows of the room as a block.
   Status PutRows(uint32_t table, size_t n);
-  // Writes bytes in blocks; `number` of each is where its bytes begin.
+  // Writes bytes in blocks; the `number` of each block is the offset of its bytes.
   Status PutBytes(uint32_t table, RowsBlock kind, const void* bytes, size_t size);
-  // Writes keys in blocks; `number` of each is how many they are.
+  // Writes keys in blocks; the `number` of each block is the number of its keys.
   Status PutRemoved(uint32_t table, const Key* keys, size_t n);
 
-  // Writes the index and brings all to the device.
+  // Writes the index and flushes the file to the device.
   Result<Summary> Finish(const std::string& index);
 
  private:
@@ -86,8 +86,8 @@ struct NumberedCapture {
   TableCapture* capture;
 };
 
-// Writes the rows and the removed keys of captures, those first of which copies are kept while
-// these take more than half of the CaptureBudget.
+// Writes the rows and the removed keys of captures. While copies of rows take more than half of the
+// CaptureBudget, it writes the captures with copies first.
 Status PutCaptures(const std::vector<NumberedCapture>& captures, RowsFileWriter* writer);
 
 }  // namespace sok

@@ -27,7 +27,7 @@ struct TestGroup {
   std::vector<TestRow> rows;
 };
 
-// Any bits: NaN, infinities and denormal numbers are among the floats.
+// Floats have random bits, including NaN, infinities and denormal numbers.
 inline TestGroup RandomGroup(std::mt19937_64& random, DumpGroup group, size_t rows) {
   TestGroup made{std::move(group), {}};
   made.group.rows = rows;

@@ -1,5 +1,5 @@
-// NVRTC, NVIDIA's compiler for programs that are text. Like the driver, it is opened when it is
-// first needed.
+// NVRTC, NVIDIA's compiler for programs that are text. Like the driver, its library is opened when
+// it is first needed.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace sok::gpu {
 
-// A file that a program may include, by its name in the directive.
+// A file that a program may include, and the name by which it is included.
 struct Header {
   const char* name;
   const char* text;
@@ -31,8 +31,8 @@ class Compiler {
   const std::string& version() const { return version_; }
 
   // Compiles a program for compute capability `architecture` (90 is 9.0). If the GPU is newer than
-  // this NVRTC, the result is for the newest that it knows, and the driver compiles it further.
-  // Errors: kInternal with the compiler's log.
+  // this NVRTC supports, the result is for the newest supported one, and the driver compiles it
+  // further. Errors: kInternal with the compiler's log.
   Result<std::string> Compile(const std::string& name, const std::string& source,
                               const std::vector<Header>& headers,
                               const std::vector<std::string>& options, int architecture) const;

@@ -12,7 +12,7 @@
 
 namespace sok::gpu {
 
-// Returns a pointer as kernels get it.
+// Returns a pointer in the form in which kernels get it.
 template <typename T>
 T* Pointer(DeviceAddress address) {
   return reinterpret_cast<T*>(address);
@@ -21,12 +21,12 @@ T* Pointer(DeviceAddress address) {
 // A compiled program on a device. Its functions stay valid as long as it lives.
 class Module;
 
-// A GPU, by its primary context, which TensorFlow and torch use too. Thread-safe. Whoever holds
-// something of the device holds the device.
+// A GPU, by its primary context, which TensorFlow and torch use too. Thread-safe. Objects of a
+// device keep the device alive.
 class Device : public std::enable_shared_from_this<Device> {
  public:
   // Opens the GPU of this number among those that the process sees. Errors: kUnavailable without
-  // a driver or a GPU, kInvalidArgument for a number that there is not.
+  // a driver or a GPU, kInvalidArgument for a number without a GPU.
   static Result<std::shared_ptr<Device>> Open(int ordinal);
   ~Device();
 
@@ -48,22 +48,23 @@ class Device : public std::enable_shared_from_this<Device> {
   }
 
   Status CopyToDevice(DeviceAddress to, const void* from, size_t bytes, Stream stream) const;
-  // Host memory has its content once the stream is synchronized.
+  // The host's memory has the content once the stream is synchronized.
   Status CopyToHost(void* to, DeviceAddress from, size_t bytes, Stream stream) const;
   Status CopyWithin(DeviceAddress to, DeviceAddress from, size_t bytes, Stream stream) const;
   Status Fill(DeviceAddress to, unsigned char value, size_t bytes, Stream stream) const;
   Status Synchronize(Stream stream) const;
-  // Returns whether a stream is one of this device. False for what the driver does not know.
+  // Returns whether a stream belongs to this device. False for streams that the driver does not
+  // know.
   bool HasStream(Stream stream) const;
-  // Returns the bytes of the device's memory, whoever has them.
+  // Returns the size of the device's memory in bytes, used and free.
   Result<size_t> TotalBytes() const;
 
   // Launches `blocks` blocks of `threads` threads. The kernel takes one argument, by value.
   Status Launch(void* function, unsigned blocks, unsigned threads, const void* argument,
                 Stream stream) const;
 
-  // Launches blocks of 256 threads of a kernel that loops over its blocks or items, as many as the
-  // device runs soon at most; none for 0.
+  // Launches a kernel that loops over its blocks or items, in blocks of 256 threads. The number of
+  // blocks is limited by what the device can run soon; 0 launches none.
   Status LaunchBlocks(void* function, uint64_t blocks, const void* argument, Stream stream) const;
 
   // Loads a compiled program.
@@ -96,7 +97,7 @@ class Module {
   void* handle_;
 };
 
-// Memory of a device that is used again and again. It grows, and forgets its content then.
+// Memory of a device that is reused. When it grows, its content is lost.
 // Not thread-safe.
 class Buffer {
  public:
@@ -110,8 +111,9 @@ class Buffer {
     return *this;
   }
 
-  // Makes sure that there are so many bytes, no more if the memory is new. Work that uses the old
-  // memory is waited for, by the driver. Errors: kResourceExhausted; the memory is as it was then.
+  // Makes sure that there are at least this many bytes; new memory has exactly this size. The
+  // driver waits for work that uses the old memory. Errors: kResourceExhausted; the memory is
+  // unchanged then.
   Status Reserve(const std::shared_ptr<Device>& device, size_t bytes);
 
   DeviceAddress address() const { return address_; }
@@ -127,15 +129,15 @@ class Buffer {
 // memory are mapped as they are needed. Not thread-safe.
 class GrowingMemory {
  public:
-  // Takes `most` bytes of addresses, and no memory yet.
+  // Reserves `most` bytes of addresses, and no memory yet.
   static Result<GrowingMemory> Make(std::shared_ptr<Device> device, size_t most);
   ~GrowingMemory();
   GrowingMemory(GrowingMemory&& other) noexcept;
   GrowingMemory& operator=(GrowingMemory&& other) noexcept;
 
-  // Makes sure that the first `bytes` bytes are there. New memory is not set to anything. Errors:
-  // kResourceExhausted where the addresses or the memory of the device end; nothing has changed
-  // then.
+  // Makes sure that the first `bytes` bytes have memory. New memory is uninitialized. Errors:
+  // kResourceExhausted if the addresses or the memory of the device do not suffice; nothing has
+  // changed then.
   Status Reserve(size_t bytes);
 
   DeviceAddress address() const { return address_; }

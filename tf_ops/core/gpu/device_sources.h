@@ -1,4 +1,4 @@
-// The sources of the programs for a GPU, which are text in the library.
+// The sources of the programs for a GPU, which the library holds as text.
 #pragma once
 
 #include <vector>
@@ -7,8 +7,8 @@
 
 namespace sok::gpu {
 
-// Returns the headers of the kernels and of what they share with the host, by their names from
-// tf_ops on. CMake makes this of the files.
+// Returns the headers of the kernels and the headers that they share with the host, with their
+// paths relative to tf_ops. CMake generates this function from the files.
 const std::vector<Header>& DeviceHeaders();
 
 }  // namespace sok::gpu

@@ -14,11 +14,11 @@ using DeviceAddress = uint64_t;
 // A CUstream. Null is the default stream.
 using Stream = void*;
 
-// The end of messages about what a GPU table misses.
+// The end of messages about something that a table on a GPU lacks.
 inline constexpr char kOrTheHost[] =
     "or use device=\"cpu\", which the variable SOK_DEVICE=cpu has saved models use too.";
 
-// The place of memory, and who may use it: the driver's structures, as cuda.h lays them out.
+// The place of memory, and who may use it: structures of the driver, with the layout of cuda.h.
 struct MemoryLocation {
   int type = 1;  // a device
   int id = 0;
@@ -44,7 +44,7 @@ struct Driver {
   static Result<const Driver*> Get();
 
   // Returns success for 0. Errors name the call, the driver's name of the result and its text:
-  // kResourceExhausted where memory ends, kInternal otherwise.
+  // kResourceExhausted if there is not enough memory, kInternal otherwise.
   Status Check(int result, const char* call) const;
 
   int (*Init)(unsigned flags);

@@ -1,13 +1,13 @@
-// Hashed bags whose weight, ids, vectors and gradients are in the memory of a GPU: what
-// core/bags/forward.h and core/bags/gradient.h do on the host.
+// Hashed bags whose weight, ids, vectors and gradients are in the memory of a GPU. It does the same
+// as core/bags/forward.h and core/bags/gradient.h do on the host.
 //
-// Vectors, and gradients of factors, have the host's bits. So have sparse gradients of positions
-// with up to 32 values. Other sums are added in another order, which the sizes of the batch and of
-// the weight decide: they differ by rounding, and are the same in every run.
+// Vectors, gradients of factors, and sparse gradients of positions with up to 32 values have the
+// same bits as on the host. Other sums are added in another order, which depends on the sizes of
+// the batch and of the weight: they differ by rounding, but are the same in every run.
 //
-// Nothing waits for the GPU but a sparse gradient, whose size the host must know. So an id or an
-// offset that cannot be is found later: the bag's vector is NaN, the entry adds nothing to a
-// gradient, and a later call on the same GPU returns kInvalidArgument with what was found.
+// Only a sparse gradient waits for the GPU, since the host must know its size. So an invalid id or
+// offset is found later: the bag's vector is NaN, the entry adds nothing to a gradient, and a later
+// call on the same GPU returns kInvalidArgument, which names the fault.
 #pragma once
 
 #include <cstdint>
@@ -52,11 +52,11 @@ using TakeMemory = std::function<Result<DeviceAddress>(uint64_t bytes)>;
 // The bags of one GPU. Thread-safe.
 class GpuBags {
  public:
-  // Returns those of a GPU, which live as long as the process. Errors: those of Device::Open and
-  // LoadProgram.
+  // Returns the bags of a GPU, which live as long as the process. Errors: as Device::Open and
+  // LoadProgram return.
   static Result<GpuBags*> Of(int ordinal);
 
-  // Returns whether a stream is one of this GPU.
+  // Returns whether a stream belongs to this GPU.
   bool HasStream(Stream stream) const { return device_->HasStream(stream); }
 
   // Computes vectors.
@@ -84,21 +84,21 @@ class GpuBags {
   Status ScaleGradient(const GpuBatch& batch, const GpuFloats& weight, const GpuFloats& upstream,
                        DeviceAddress factors, Stream stream);
 
-  // Waits for the work on a stream and returns what it has found wrong.
+  // Waits for the work on a stream and returns the fault that it has found, as an error.
   Status Check(Stream stream);
 
  private:
   struct Sorting;
   explicit GpuBags(std::shared_ptr<Device> device) : device_(std::move(device)) {}
   Status Open();
-  // Returns what kernels have found wrong since the last call.
+  // Returns the fault that kernels have found since the last call, as an error.
   Status TakeFault(Stream stream);
   BagInputs InputsOf(const GpuBatch& batch) const;
   Status Launch(void* kernel, uint64_t items, const void* argument, Stream stream) const;
-  // Fills what BagValueArguments have of the whole batch.
+  // Fills the members of BagValueArguments that describe the whole batch.
   Status BeginGradient(const GpuBatch& batch, const GpuFloats& upstream, DeviceAddress winners,
                        const TakeMemory& take, Stream stream, BagValueArguments* values);
-  // Sorts the values of the units and the range of positions that `values` has, and sums chunks.
+  // Sorts the values of the units and positions in the range of `values`, and sums chunks.
   Status SortValues(const Sorting& sorting, BagValueArguments values, SortedValues* sorted,
                     Stream stream) const;
 

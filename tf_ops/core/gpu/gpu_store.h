@@ -1,4 +1,4 @@
-// A store whose rows lie in the memory of a GPU.
+// A store whose rows are in the memory of a GPU.
 #pragma once
 
 #include <atomic>
@@ -17,7 +17,7 @@ namespace sok::gpu {
 
 struct GpuStoreConfig {
   int device = 0;  // the number of the GPU among those that the process sees
-  // Lookups that take keys on the GPU start rows from it.
+  // Lookups with keys on the GPU make new rows with it.
   Initializer initializer;
   uint64_t max_rows = 0;   // of lookups that take keys on the GPU; 0: no limit
   uint64_t max_bytes = 0;  // see GpuTableConfig
@@ -27,11 +27,10 @@ struct GpuStoreConfig {
 // to the GPU and back: each call waits for the GPU. Steps in which each row counts its own updates,
 // and sequential ones, are computed on the host.
 //
-// LookupOnGpu and batches of gradients that are on the GPU do not wait for it, and nothing of them
-// is copied.
+// LookupOnGpu, and batches of gradients that are on the GPU, do not wait for it and copy nothing.
 class GpuStore final : public RowStore {
  public:
-  // Errors: those of Device::Open and of GpuTable::Make; kInvalidArgument for rows in fewer bytes.
+  // Errors: as Device::Open and GpuTable::Make return; kInvalidArgument for rows in fewer bytes.
   static Result<std::unique_ptr<GpuStore>> Make(std::shared_ptr<const RowLayout> layout,
                                                 const GpuStoreConfig& config);
 
@@ -52,7 +51,7 @@ class GpuStore final : public RowStore {
   Result<uint64_t> Apply(const std::vector<GradientBatch>& batches, const RowOptimizer& optimizer,
                          const CommitStep& step, const ParallelFor& parallel_for) override;
   Result<uint64_t> Erase(const Key* keys, size_t n, const ParallelFor& parallel_for) override;
-  // The memory of the old rows is free before the new ones are written.
+  // The memory of the old rows is freed before the new rows are written.
   Status Replace(std::shared_ptr<const RowLayout> layout, const TableState& state, const Key* keys,
                  size_t n, uint32_t now, const WriteRow& write,
                  const ParallelFor& parallel_for) override;
@@ -69,21 +68,21 @@ class GpuStore final : public RowStore {
   gpu::GpuStore* on_gpu() override { return this; }
   uint32_t parts() const override;
   Status ListKeys(uint32_t part, std::vector<Key>* keys) const override;
-  // Copies all rows to the host at once. Changes are not noted: kFailedPrecondition where only
-  // those since an earlier state are asked for.
+  // Copies all rows to the host at once. Changes are not recorded: kFailedPrecondition if only the
+  // changes since an earlier state are requested.
   Result<std::unique_ptr<RowCapture>> BeginCapture(const CaptureOptions& options) override;
 
-  // Returns whether a stream is one of the GPU that has the rows.
+  // Returns whether a stream belongs to the GPU that has the rows.
   bool HasStream(Stream stream) const { return device_->HasStream(stream); }
-  // Copies the embeddings of keys (n) to out (n, dim), all at addresses of the GPU, behind the work
-  // on a stream. With make_rows, keys without a row get one at `now`; else they get the vector that
-  // it would start from. Errors: see GpuTable::FindOrMake.
+  // Copies the embeddings of keys (n) to out (n, dim), all at addresses of the GPU, after the work
+  // on a stream. With make_rows, keys without a row get one at `now`; otherwise the start vector of
+  // their row is returned. Errors: see GpuTable::FindOrMake.
   Status LookupOnGpu(DeviceAddress keys, uint64_t n, bool make_rows, uint32_t now,
                      DeviceAddress out, Element element, Stream stream);
-  // Pools the embeddings of keys (n) likewise: see GpuTable::LookupPooled.
+  // Pools the embeddings of keys (n) in the same way: see GpuTable::LookupPooled.
   Status LookupPooledOnGpu(DeviceAddress keys, uint64_t n, const std::vector<RowBags>& bags,
                            bool make_rows, uint32_t now, Stream stream);
-  // Reads own and static rows likewise: see GpuTable::LookupMasked.
+  // Reads own and static rows in the same way: see GpuTable::LookupMasked.
   Status LookupMaskedOnGpu(const MaskedKeys& keys, bool make_rows, uint32_t now,
                            DeviceAddress asking, DeviceAddress out, Element element,
                            DeviceAddress own, Stream stream);
@@ -97,7 +96,7 @@ class GpuStore final : public RowStore {
                   Stream stream) const;
   Status SumByNumber(DeviceAddress gradients, DeviceAddress numbers, uint64_t n, uint64_t count,
                      bool marks_unused, DeviceAddress sums, Stream stream) const;
-  // Copies behind the work on a stream, and waits for nothing.
+  // Copies after the work on a stream, and does not wait.
   Status CopyOnGpu(DeviceAddress to, DeviceAddress from, size_t bytes, Stream stream) const {
     return device_->CopyWithin(to, from, bytes, stream);
   }
@@ -119,7 +118,7 @@ class GpuStore final : public RowStore {
 
   uint32_t floats() const;  // of a whole row
 
-  // The methods below want mu_ to be held, by a writer where they change rows.
+  // The methods below require mu_ to be held, by a writer if they change rows.
   template <typename T>
   Status GatherAs(const Key* keys, size_t n, T* out, const GatherOptions& options,
                   const FillEmbedding& fill, std::vector<uint32_t>* missing) const;
@@ -132,7 +131,7 @@ class GpuStore final : public RowStore {
   Result<uint64_t> ApplyOnHost(const std::vector<GradientBatch>& batches,
                                const RowOptimizer& optimizer, const CommitStep& step,
                                const ParallelFor& parallel_for);
-  // Copies a batch to the GPU, behind `at` gradients of others.
+  // Copies a batch to the GPU, after `at` gradients of other batches.
   Result<GpuGradients> Upload(const GradientBatch& batch, uint64_t at, Stream stream) const;
 
   const std::shared_ptr<Device> device_;
@@ -140,10 +139,11 @@ class GpuStore final : public RowStore {
 
   // A call that changes rows holds it alone.
   mutable SharedMutex mu_;
-  // The rows as they were when the GPU was asked, and what calls that waited have changed since.
+  // The number of rows that the GPU last returned, plus the changes by later calls that waited.
   mutable std::atomic<uint64_t> size_{0};
   std::atomic<uint64_t> gone_{0};  // rows that were erased or replaced
-  // Calls that may have made rows without waiting, and those that size_ knows of.
+  // The number of calls that may have made rows without waiting, and how many of them are included
+  // in size_.
   std::atomic<uint64_t> unseen_calls_{0};
   mutable std::atomic<uint64_t> seen_calls_{0};
 
@@ -153,7 +153,7 @@ class GpuStore final : public RowStore {
 
   std::atomic<bool> capturing_{false};
 
-  // Memory of the GPU through which calls go, one at a time.
+  // Memory of the GPU that calls use for copies, one call at a time.
   mutable std::mutex staging_mu_;
   mutable Buffer staged_keys_, staged_floats_, staged_metas_, staged_numbers_;
 };

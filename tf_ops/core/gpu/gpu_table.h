@@ -1,4 +1,4 @@
-// A table whose keys, rows, slots and counters lie in the memory of a GPU.
+// A table whose keys, rows, slots and counters are in the memory of a GPU.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +26,8 @@ struct GpuTableConfig {
   int dim = 0;
   Initializer initializer;
   uint64_t max_rows = 0;  // 0: no limit
-  // Bytes of the GPU's memory for rows, counters and index, not for the scratch of calls; 0: what
-  // the GPU has.
+  // Bytes of the GPU's memory for rows, counters and index, without the scratch memory of calls; 0:
+  // as much as the GPU has.
   uint64_t max_bytes = 0;
 };
 
@@ -45,13 +45,15 @@ struct GpuGradients {
   Element element = Element::kFloat32;
   uint64_t n = 0;
   float factor = 1.0f;
-  DeviceAddress positions = 0;  // (n) uint32: which of the gradients is that of each key; 0: all
-  bool may_rest = false;        // without positions: those that begin with kUnusedBits are none
+  // (n) uint32, the number of each key's gradient; 0: gradients are in the order of the keys.
+  DeviceAddress positions = 0;
+  // Without positions: gradients that begin with kUnusedBits are ignored.
+  bool may_rest = false;
 };
 
 // Thread-safe. Addresses are of the GPU. Calls are put on a stream and return before the GPU is
-// done, except where a method returns something that the GPU computes; calls on different streams
-// follow one another.
+// done, unless a method returns something that the GPU computes; calls on different streams run one
+// after the other.
 class GpuTable {
  public:
   static Result<std::unique_ptr<GpuTable>> Make(std::shared_ptr<Device> device,
@@ -72,7 +74,7 @@ class GpuTable {
   Status Lookup(DeviceAddress keys, uint64_t n, Absent absent, uint32_t now, DeviceAddress out,
                 Element element, Stream stream, DeviceAddress rows = 0);
 
-  // Pools the rows of n keys, which are in bags one behind the other, as RowBags say. Errors: see
+  // Pools the rows of n keys, which are in consecutive bags, as described by RowBags. Errors: see
   // FindOrMake.
   Status LookupPooled(DeviceAddress keys, uint64_t n, const std::vector<RowBags>& bags,
                       Absent absent, uint32_t now, Stream stream);

@@ -10,7 +10,7 @@
 namespace sok::gpu {
 
 // Runs one batch: its mode, hash, sizes, dtypes, forms of ids and offsets, signs, blocks, padding
-// and factors follow from the seed. Returns an error that says what differs:
+// and factors follow from the seed. Returns an error that describes the difference. It compares:
 //   - vectors, winners, gradients of factors: the bits of HashedBagForward and ScaleGradient
 //   - sparse gradients: the positions of SparseWeightGradient, and its bits where up to 32 values
 //     go to a position; else up to rounding

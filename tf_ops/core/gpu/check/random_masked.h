@@ -1,5 +1,5 @@
-// Checks lookups of a table on a GPU that read own and static rows, and the gradients of static
-// ones, against a store in the host's memory and sums in float64.
+// Compares lookups of a table on a GPU that read own and static rows, and the gradients of static
+// rows, with a store in the host's memory and with sums in float64.
 #pragma once
 
 #include <memory>
@@ -21,7 +21,8 @@ struct MaskedModel {
   uint32_t now;
 };
 
-// Looks keys up by a random mask, with static rows and slots drawn at random. Returns what differs.
+// Looks keys up by a random mask, with static rows and slots drawn at random. Returns an error that
+// describes the difference.
 Status CheckMasked(const std::shared_ptr<Device>& device, GpuTable* table,
                    const std::vector<Key>& keys, const MaskedModel& model, std::mt19937_64* random);
 

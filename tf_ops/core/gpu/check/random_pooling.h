@@ -1,4 +1,4 @@
-// Checks pooled lookups of a table on a GPU, and their gradients, against formulas in float64.
+// Compares pooled lookups of a table on a GPU, and their gradients, with formulas in float64.
 #pragma once
 
 #include <memory>
@@ -19,8 +19,8 @@ struct PooledKeys {
   uint32_t now;
 };
 
-// Pools the keys in random bags, of several features, with and without weights, into vectors of
-// all types that lie side by side or not. Returns what differs.
+// Pools the keys in random bags, of several features, with and without weights, into adjacent or
+// separate vectors of all types. Returns an error that describes the difference.
 Status CheckPooling(const std::shared_ptr<Device>& device, GpuTable* table,
                     const PooledKeys& pooled, std::mt19937_64* random);
 
