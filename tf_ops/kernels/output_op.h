@@ -1,5 +1,5 @@
-// Takes the vectors of one output out of those of all outputs of a pooling lookup, so that each is
-// a tensor of the graph. They stay where they lie.
+// Selects the vectors of one output from the vectors of all outputs of a pooling lookup, so that
+// each output is a tensor of the graph. The vectors are not copied.
 #pragma once
 
 #include <string>
@@ -10,8 +10,8 @@
 
 namespace sok {
 
-// The kernel of SokEmbed>CollectionOutput and of SokEmbed>PooledOutputOnGpu, whose vectors lie in
-// the host's memory and in that of a GPU.
+// The kernel of SokEmbed>CollectionOutput, whose vectors are in the host's memory, and of
+// SokEmbed>PooledOutputOnGpu, whose vectors are in the memory of a GPU.
 class OutputOp : public tensorflow::OpKernel {
  public:
   explicit OutputOp(tensorflow::OpKernelConstruction* ctx) : OpKernel(ctx) {

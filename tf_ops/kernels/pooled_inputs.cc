@@ -48,7 +48,7 @@ absl::Status PooledInputs::Read(tf::OpKernelContext* ctx, const CollectionPlan& 
     FeatureBags read{nullptr, nullptr, n, n, nullptr, 1};
     if (kinds[feature] == 1) {
       if (of_feature.dims() == 0) {
-        return Refuse(plan, feature, "expected keys of one dimension or more, got one");
+        return Refuse(plan, feature, "expected keys of one dimension or more, got a scalar");
       }
       read.bags = static_cast<size_t>(of_feature.dim_size(0));
       read.length = read.bags == 0 ? 0 : n / read.bags;
