@@ -125,8 +125,8 @@ class Commit(AnchorConstraint):
         error = (
             f"Table '{self._table.name}': expected its anchor to be changed by an optimizer, which "
             "trains the rows, or to be set to 0. Received: values other than 0, as `variable."
-            "assign_sub(rate * gradient)` makes them. Give the gradients to the `apply` of an optimizer, as "
-            "in keras.optimizers.SGD(rate).apply(gradients, variables)."
+            "assign_sub(rate * gradient)` makes them. Give the gradients to the `apply` of an "
+            "optimizer, as in keras.optimizers.SGD(rate).apply(gradients, variables)."
         )
         value = tf.convert_to_tensor(value, tf.float32)
         if tf.executing_eagerly():
