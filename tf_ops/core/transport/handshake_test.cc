@@ -262,6 +262,20 @@ TEST_CASE("a worker whose connection ends before it is taken in calls again") {
   for (const Status& status : workers.statuses) REQUIRE_MESSAGE(status.ok(), status.message());
 }
 
+TEST_CASE("a local socket takes more at a time than the system's default") {
+  int ends[2];
+  REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+  const Descriptor plain(ends[0]), prepared(ends[1]);
+  REQUIRE(PrepareForExchanges(prepared.get()).ok());
+  const auto room_of = [](const Descriptor& socket) {
+    int room = 0;
+    socklen_t length = sizeof(room);
+    REQUIRE(getsockopt(socket.get(), SOL_SOCKET, SO_SNDBUF, &room, &length) == 0);
+    return room;
+  };
+  CHECK(room_of(prepared) > room_of(plain));
+}
+
 TEST_CASE("workers with different secrets do not connect, and say so") {
   Workers workers(2, "a secret of the job", 1);
   workers.meshes[1] = Value(Mesh::Listen({1, 2, "127.0.0.1", 1, true, "another"}));

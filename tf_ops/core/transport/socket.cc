@@ -28,6 +28,10 @@
 namespace sok {
 namespace {
 
+// So many bytes wait in a local socket, or what the system allows. In its default of some 200 KiB
+// the two workers would take turns, one sending a little and the other reading it.
+constexpr int kLocalRoom = 1 << 20;
+
 using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 
 Result<Addresses> Resolve(const std::string& host, uint16_t port) {
@@ -250,9 +254,8 @@ Status PrepareForExchanges(int fd) {
   if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &length) != 0) {
     return SocketError("preparing a connection", errno);
   }
-  // A local socket needs no options: it does not delay small messages, and it ends with the process
-  // at its other end.
-  if (domain == AF_UNIX) return Status();
+  // A local socket does not delay small messages, and ends with the process at its other end.
+  if (domain == AF_UNIX) return SetOption(fd, SOL_SOCKET, SO_SNDBUF, kLocalRoom, "SO_SNDBUF");
   const struct {
     int level, option, value;
     const char* what;

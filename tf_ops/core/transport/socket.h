@@ -71,8 +71,8 @@ std::string LocalSystem();
 Result<Descriptor> ListenLocally(const std::string& token, int backlog);
 Result<Descriptor> ConnectLocally(const std::string& token);
 
-// Makes a connected socket fit for exchanges: it does not block, sends small messages at once, and
-// notices a machine that is gone.
+// Makes a connected socket fit for exchanges: it does not block, sends small messages at once and
+// large ones in few parts, and notices a machine that is gone.
 Status PrepareForExchanges(int fd);
 
 // Send all bytes, or receive n bytes, or fail after so many milliseconds. The socket may be
