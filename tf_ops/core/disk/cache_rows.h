@@ -77,9 +77,9 @@ class CacheRows {
   // Notes that the row was changed: from here on this version is only in the cache.
   void MarkChanged(uint32_t row) { set_state(row, (state(row) & ~kRowSpilled) | kRowDirty); }
   bool IsEvictable(uint32_t row) const { return (state(row) & kNotEvictable) == 0; }
-  // Notes a use of the row; other readers may run at the same time. A use counts only after later
-  // rows have come: a step that looks a row up, which brings it in, and then changes it has used it
-  // once. (After 16 arrivals the numbers repeat, and some uses that should count do not.)
+  // Notes a use of the row; other readers may run at the same time. A use counts only after a later
+  // search for other rows: a step that looks a row up, which brings it in, and then changes it has
+  // used it once. (After 16 arrivals the numbers repeat, and some uses that should count do not.)
   void Touch(uint32_t row) const {
     const uint16_t is = state(row);
     const bool just_came = (is & kRowOnTrial) != 0 && (is & kRowArrival) == arrival_;

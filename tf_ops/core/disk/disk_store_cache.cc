@@ -118,16 +118,14 @@ Status DiskStore::LoadKeys(Shard& shard, const std::vector<Key>& keys) {
   Status status = MakeRoom(shard, keys.size());
   if (status.ok()) status = shard.index.Reserve(static_cast<uint32_t>(keys.size()));
   if (!status.ok()) return status;
-  if (keys == shard.absent) return Status();
+  if (std::includes(shard.absent.begin(), shard.absent.end(), keys.begin(), keys.end())) {
+    return Status();
+  }
   shard.absent.clear();
   CacheRows& cached = shard.rows;
   const RowLayout& layout = cached.layout();
-  bool any = false;
-  const auto allocate = [&](Key key) {
-    if (!any) cached.BeginArrival();
-    any = true;
-    return cached.Allocate(key);
-  };
+  // Rows come from here on, or are made where none is found.
+  cached.BeginArrival();
   std::vector<RowKey> wanted;
   std::vector<uint32_t> places;
   shard.spill->FindAll(keys, &places);
@@ -138,7 +136,7 @@ Status DiskStore::LoadKeys(Shard& shard, const std::vector<Key>& keys) {
       wanted.emplace_back(group_, key);
       continue;
     }
-    const uint32_t row = allocate(key);
+    const uint32_t row = cached.Allocate(key);
     Spill::Head head;
     status = shard.spill->Read(place, &head, cached.place(row));
     if (!status.ok()) {
@@ -151,8 +149,10 @@ Status DiskStore::LoadKeys(Shard& shard, const std::vector<Key>& keys) {
     shard.index.Insert(key, Hash(key), row);
   }
   Status damaged;
+  std::vector<bool> found(wanted.size());
   status =
       core_->database->Read(wanted.data(), wanted.size(), [&](size_t i, std::string_view bytes) {
+        found[i] = true;
         const Key key = RowKey::KeyOf(wanted[i].view());
         RowValue value;
         const bool parsed = value.Parse(bytes, layout);
@@ -161,7 +161,7 @@ Status DiskStore::LoadKeys(Shard& shard, const std::vector<Key>& keys) {
           damaged = DamagedRow(group_, key, core_->path);
           return;
         }
-        const uint32_t row = allocate(key);
+        const uint32_t row = cached.Allocate(key);
         char* const to = cached.place(row);
         const size_t embedding = layout.embedding_bytes();
         std::memcpy(to, value.values.data(), has_slots ? layout.value_bytes() : embedding);
@@ -172,9 +172,11 @@ Status DiskStore::LoadKeys(Shard& shard, const std::vector<Key>& keys) {
         shard.index.Insert(key, Hash(key), row);
       });
   if (status.ok()) status = damaged;
-  const bool none = status.ok() && !any;
-  if (none && keys.size() <= kMostAbsent) shard.absent = keys;
-  return status;
+  if (!status.ok() || keys.size() > kMostAbsent) return status;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    if (!found[i]) shard.absent.push_back(RowKey::KeyOf(wanted[i].view()));
+  }
+  return Status();
 }
 
 Status DiskStore::MakeRoom(Shard& shard, size_t wanted) {

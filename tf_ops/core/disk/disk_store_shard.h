@@ -73,8 +73,8 @@ struct alignas(64) DiskStore::Shard final : CacheMemory::Holder {
   HashIndex index;
   CacheRows rows;
   std::unique_ptr<Spill> spill;
-  // Keys that the last search has not found anywhere, so that a call that makes their rows need not
-  // search again. No row has been made since.
+  // Keys that the last search has not found anywhere, so that a call that makes rows of some of
+  // them need not search again. No row has been made since.
   std::vector<Key> absent;
   // The row of each entry of the call that keeps them in the cache; empty between calls.
   std::vector<uint32_t> found;

@@ -94,6 +94,20 @@ TEST_CASE("a call gives back all memory that it took beyond the cache") {
   group.Check(600000);
 }
 
+TEST_CASE("rows that were used again stay while rows are made that are not") {
+  Group group(/*most_spilled=*/1 << 16);
+  constexpr size_t kUsed = 1000;
+  group.Write(0, kUsed);
+  group.Write(kUsed, 20000);
+  group.Check(kUsed);
+  size_t rows = kUsed + 20000;
+  for (; rows < 600000; rows += 20000) group.Write(rows, 20000);
+  const uint64_t before = group.store->cache_hits();
+  group.Check(kUsed);
+  // Some were in blocks that left whole, since indexes grew.
+  CHECK(group.store->cache_hits() - before > kUsed / 4);
+}
+
 TEST_CASE("keys that a search found nowhere have rows once somebody has made them") {
   Group group;
   std::vector<Key> keys(1000);
