@@ -100,7 +100,11 @@ class LoadedWeights(NamedTuple):
 
 
 def _callers() -> Iterator[FrameType]:
-    """Yields the frames of the callers, the innermost first."""
+    """Yields the frames of the callers, the innermost first.
+
+    The locals of a frame may be read in functions of Keras and TensorFlow alone: until Python 3.13
+    a frame whose locals were read keeps them, so a model that its caller deletes would stay.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         yield frame
@@ -169,12 +173,12 @@ def tracing_default_signature() -> bool:
     if tf.executing_eagerly():
         return False
     for frame in _callers():
-        code, found = frame.f_code, frame.f_locals
+        code = frame.f_code
         if code.co_name == "export" and code.co_filename.endswith(_MODEL):
-            if found.get("input_signature") is None:
+            if frame.f_locals.get("input_signature") is None:
                 return True
         # AutoGraph runs a copy of the function, in a file of its own.
-        function = found.get("f") if code.co_name == "converted_call" else None
+        function = frame.f_locals.get("f") if code.co_name == "converted_call" else None
         traced = code if function is None else getattr(function, "__code__", code)
         if traced.co_name == "serving_default":
             if traced.co_filename.endswith(_LAYER_OF_TENSORFLOW):
@@ -199,10 +203,11 @@ def made_up_signature_is_the_only_one() -> bool:
     not the only one.
     """
     for frame in _callers():
-        code, found = frame.f_code, frame.f_locals
+        code = frame.f_code
         if code.co_name == "export" and code.co_filename.endswith(_MODEL):
-            return found.get("input_signature") is None
+            return frame.f_locals.get("input_signature") is None
         if code.co_name == "save_and_return_nodes" and code.co_filename.endswith(_SAVED_MODEL):
+            found = frame.f_locals
             return found.get("signatures") is None and isinstance(found.get("obj"), keras.Model)
     return False
 

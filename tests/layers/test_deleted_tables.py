@@ -7,6 +7,7 @@ import gc
 import os
 import subprocess
 import threading
+import weakref
 
 import forked
 import keras
@@ -39,6 +40,20 @@ def owned() -> list[OwnedResource]:
     """Returns the tables and queues of this process."""
     gc.collect()
     return [each for each in gc.get_objects() if isinstance(each, OwnedResource)]
+
+
+@pytest.mark.parametrize("work", ["fit", "predict"])
+def test_a_model_that_its_caller_deletes_goes_while_the_caller_runs(work):
+    layer = sok_embed.DynamicEmbedding(2)
+    keys = keras.Input([3], dtype="int64")
+    model = keras.Sequential([keys, layer, keras.layers.Flatten(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    targets = (np.zeros([4, 1]),) if work == "fit" else ()
+    getattr(model, work)(np.arange(12).reshape(4, 3), *targets, verbose=0)
+    there = [weakref.ref(each) for each in (model, layer, layer.table)]
+    del model, layer, keys
+    gc.collect()
+    assert [each() for each in there] == [None] * 3
 
 
 @pytest.mark.cover(1)
