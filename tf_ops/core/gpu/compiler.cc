@@ -88,7 +88,7 @@ Result<std::string> Compiler::Compile(const std::string& name, const std::string
   for (const int known : architectures_) {
     if (known <= architecture) target = std::max(target, known);
   }
-  constexpr int kLeast = 70;  // the threads of a warp wait for one another from here on
+  constexpr int kLeast = 70;  // from here on, the threads of a warp can wait for one another
   if (target < kLeast) {
     return Status(Code::kUnavailable,
                   "Expected a GPU of compute capability 7.0 or above, which NVRTC " + version_ +
@@ -96,15 +96,15 @@ Result<std::string> Compiler::Compile(const std::string& name, const std::string
                       std::to_string(architecture % 10) + ".");
   }
   const bool is_exact = target == architecture;
-  // Functions without a mark are for the GPU. The host's loops have pragmas that NVRTC does not
-  // know.
+  // Functions without a mark are compiled for the GPU. The host's loops have pragmas that NVRTC
+  // does not know.
   std::vector<std::string> all{"--std=c++17", "-default-device", "--diag-suppress=161",
                                std::string("--gpu-architecture=") +
                                    (is_exact ? "sm_" : "compute_") + std::to_string(target)};
   all.insert(all.end(), options.begin(), options.end());
   std::vector<const char*> arguments;
   for (const std::string& option : all) arguments.push_back(option.c_str());
-  static std::mutex compiling;  // NVRTC does not say that it may compile on two threads at once
+  static std::mutex compiling;  // NVRTC does not promise to be thread-safe
   std::unique_lock<std::mutex> lock(compiling);
   const int result = CompileProgram(program, static_cast<int>(arguments.size()), arguments.data());
   lock.unlock();

@@ -21,8 +21,8 @@ struct Header {
 class Compiler {
  public:
   // Opens the library that the environment variable SOK_NVRTC names, or else the newest of
-  // libnvrtc.so.13 and libnvrtc.so.12 that the loader finds, once a process. Errors: kUnavailable,
-  // which says what installs it.
+  // libnvrtc.so.13 and libnvrtc.so.12 that the loader finds, once per process. Errors:
+  // kUnavailable, with advice on what to install.
   static Result<const Compiler*> Get();
   // Opens one of these libraries.
   static Result<std::unique_ptr<Compiler>> Open(const std::vector<std::string>& libraries);

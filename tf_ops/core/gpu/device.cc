@@ -11,7 +11,8 @@ namespace {
 constexpr int kMultiprocessors = 16;
 constexpr int kMajor = 75;
 constexpr int kMinor = 76;
-// So many blocks run on a multiprocessor, one after another; more items are left to a loop.
+// The number of blocks that run on a multiprocessor, one after another. Kernels loop over further
+// items.
 constexpr uint64_t kBlocksOfMultiprocessor = 64;
 
 }  // namespace
@@ -140,7 +141,7 @@ Buffer::~Buffer() {
 Status Buffer::Reserve(const std::shared_ptr<Device>& device, size_t bytes) {
   if (bytes <= bytes_) return Status();
   const Driver& driver = device->driver();
-  // A batch that varies a little fits again.
+  // A little more than needed, so that a slightly larger batch fits too.
   const size_t wanted = bytes_ == 0 ? bytes : bytes + bytes / 8;
   DeviceAddress address = 0;
   const Status made = device->Call("cuMemAlloc", [&] { return driver.MemAlloc(&address, wanted); });
@@ -196,7 +197,7 @@ GrowingMemory& GrowingMemory::operator=(GrowingMemory&& other) noexcept {
 GrowingMemory::~GrowingMemory() {
   if (address_ == 0) return;
   const Driver& driver = device_->driver();
-  // The driver does not wait for kernels that use what is unmapped.
+  // The driver does not wait for kernels that still use the memory.
   (void)device_->Synchronize(nullptr);
   (void)device_->Call("cuMemUnmap", [&] {
     DeviceAddress piece = address_;

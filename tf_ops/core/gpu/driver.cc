@@ -73,7 +73,7 @@ Status Load(Driver* driver) {
 }  // namespace
 
 Result<const Driver*> Driver::Get() {
-  // A driver that was not there is looked for again.
+  // Only success is kept: if the driver was not found, the next call tries again.
   static std::mutex mu;
   static std::unique_ptr<Driver> loaded;
   const std::lock_guard<std::mutex> lock(mu);

@@ -38,9 +38,9 @@ struct MemoryAccess {
 // libcuda. The members are its functions, by their names without "cu" and without a version; each
 // returns a CUresult, which is 0 for success. Thread-safe.
 struct Driver {
-  // Opens libcuda.so.1, or the library that the environment variable SOK_CUDA_DRIVER names, once a
-  // process. Errors: kUnavailable if there is none, if it lacks a function or if it does not start,
-  // which says what is missing.
+  // Opens libcuda.so.1, or the library that the environment variable SOK_CUDA_DRIVER names, once
+  // per process. Errors: kUnavailable if it is not found, lacks a function or does not start; the
+  // message says what is missing.
   static Result<const Driver*> Get();
 
   // Returns success for 0. Errors name the call, the driver's name of the result and its text:

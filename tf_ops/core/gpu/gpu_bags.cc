@@ -13,7 +13,7 @@
 namespace sok::gpu {
 namespace {
 
-// A round of a dense gradient has so many values at most, which take 25 bytes each.
+// The most values in a round of a dense gradient. Each takes 25 bytes.
 constexpr uint64_t kRoundValues = uint64_t{1} << 23;
 
 uint64_t BytesOf(Element element) {
@@ -102,7 +102,7 @@ Status GpuBags::Open() {
   SOK_RETURN_IF_ERROR(fault_is_taken_.Reserve(device_, sizeof(uint32_t)));
   SOK_RETURN_IF_ERROR(device_->Fill(fault_is_taken_.address(), 0, sizeof(uint32_t), nullptr));
   SOK_RETURN_IF_ERROR(device_->Synchronize(nullptr));
-  // The GPU writes to memory that the driver has made for the host.
+  // The GPU writes to memory of the host that the driver has allocated.
   void* memory = nullptr;
   const Driver& driver = device_->driver();
   SOK_RETURN_IF_ERROR(device_->Call(
@@ -192,7 +192,7 @@ Status GpuBags::SortValues(const Sorting& sorting, BagValueArguments values, Sor
                            Stream stream) const {
   const auto dim = static_cast<uint64_t>(values.bags.positions.dim);
   const uint64_t n = values.units * dim;
-  // The first pass of the sort reads the second half of the memory.
+  // The first pass of the sort reads its input from the second half of the memory.
   values.keys = sorting.memory.keys[1];
   values.values = sorting.memory.values[1];
   values.wide = sorting.wide;
@@ -298,7 +298,7 @@ Status GpuBags::SparseGradient(const GpuBatch& batch, const GpuFloats& upstream,
   values.units = units;
   const bool is_wide = upstream.element == Element::kFloat64;
   SOK_ASSIGN_OR_RETURN(const Sorting sorting, Sorting::Make(n, is_wide, take));
-  // Counts the positions of each range, and writes them when there is a place for all.
+  // Counts the positions of each range first, and writes them once the outputs are allocated.
   SortedValues sorted{};
   std::map<uint64_t, uint32_t> counts;
   uint64_t all = 0;

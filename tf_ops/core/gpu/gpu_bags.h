@@ -31,12 +31,12 @@ struct GpuBatch {
   int64_t padding;  // an id, or -1
   DeviceAddress ids;
   bool wide_ids;     // int64, else int32
-  uint64_t entries;  // ids there are
+  uint64_t entries;  // number of ids
   uint64_t bags;
   uint64_t width;         // ids of each bag, without offsets
   DeviceAddress offsets;  // 0: none
   bool wide_offsets;
-  bool ends;             // one more offset says where the last bag ends
+  bool ends;             // there is one more offset, the end of the last bag
   DeviceAddress scales;  // (entries) factors, with a sum; 0: none
 };
 

@@ -46,7 +46,7 @@ PositionMap MapOf(int64_t size, int dim, PositionHash hash = PositionHash::kMixe
   return Value(PositionMap::Make(options));
 }
 
-// Bags of one id each, of 100 that there are.
+// Bags of one id each, out of 100 ids.
 GpuBatch BatchOf(const PositionMap& map, const std::vector<int64_t>& ids) {
   return {map, BagMode::kSum, 100, -1, At(ids), true, ids.size(), ids.size(), 1, 0, true, false, 0};
 }
@@ -75,7 +75,7 @@ TEST_CASE("an id that cannot be makes its bag NaN, and is told at a later call")
     CHECK(Contains(told,
                    "expected ids in [0, 100), got " + std::to_string(wrong) + " at position 1"));
     CHECK(bags.Check(nullptr).ok());
-    // A gradient leaves it out.
+    // A gradient skips the invalid id.
     Memory memory;
     const std::vector<float> upstream(9, 2.0f);
     std::vector<float> gradient(50);
@@ -121,7 +121,7 @@ TEST_CASE("offsets that cannot be make their bags NaN, and are told at a later c
     CHECK(std::isnan(out[each.wrong * 3]));
     const Status told = bags.Check(nullptr);
     CHECK_MESSAGE(Contains(told, each.text), told.message());
-    // Nothing beyond the batch is touched.
+    // Nothing outside of the batch is read or written.
     Memory memory;
     const std::vector<float> upstream(out.size(), 1.0f);
     std::vector<float> gradient(50);

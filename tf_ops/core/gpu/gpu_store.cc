@@ -82,7 +82,7 @@ Result<GpuGradients> GpuStore::Upload(const GradientBatch& batch, uint64_t at,
   } else if (!is_float) {
     from = batch.gradients_bf16;
   }
-  // Places are those of float32, which are wide enough for either.
+  // The places have the size of float32, which is large enough for both types.
   GpuGradients uploaded{staged_keys_.address() + at * sizeof(Key),
                         staged_floats_.address() + at * dim * sizeof(float),
                         is_float ? Element::kFloat32 : Element::kBFloat16,
@@ -92,7 +92,7 @@ Result<GpuGradients> GpuStore::Upload(const GradientBatch& batch, uint64_t at,
   const size_t bytes = n * dim * (is_float ? sizeof(float) : sizeof(BFloat16));
   SOK_RETURN_IF_ERROR(device_->CopyToDevice(uploaded.keys, from_keys, n * sizeof(Key), stream));
   SOK_RETURN_IF_ERROR(device_->CopyToDevice(uploaded.gradients, from, bytes, stream));
-  SOK_RETURN_IF_ERROR(device_->Synchronize(stream));  // the memory that was copied may go
+  SOK_RETURN_IF_ERROR(device_->Synchronize(stream));  // the host's vectors may be freed after this
   return uploaded;
 }
 
@@ -113,7 +113,7 @@ Result<uint64_t> GpuStore::Apply(const std::vector<GradientBatch>& batches,
       most += batch.n;
       continue;
     }
-    // The step follows the work on one stream, and other streams are waited for.
+    // The step runs after the work on one stream, so this waits for the other streams.
     if (is_behind && batch.stream != stream) {
       SOK_RETURN_IF_ERROR(device_->Synchronize(batch.stream));
     } else {
@@ -146,7 +146,7 @@ Result<uint64_t> GpuStore::Apply(const std::vector<GradientBatch>& batches,
     SOK_RETURN_IF_ERROR(table_->Commit(uploaded, /*rule=*/"", optimizer, step, stream));
     return gradients;
   }
-  // The next call takes the memory that batches were copied to, so this one waits.
+  // The next call reuses the memory that batches were copied to, so this call waits.
   uint64_t touched = 0;
   SOK_RETURN_IF_ERROR(table_->Commit(uploaded, /*rule=*/"", optimizer, step, stream, &touched));
   return touched;
@@ -159,7 +159,7 @@ Status GpuStore::Replace(std::shared_ptr<const RowLayout> layout, const TableSta
   SOK_ASSIGN_OR_RETURN(auto fresh, GpuTable::Make(device_, config_));
   SOK_RETURN_IF_ERROR(fresh->SetRule(state.rule, layout->slots(), nullptr));
   SOK_RETURN_IF_ERROR(fresh->CheckFits(n));
-  // The old rows go first if the GPU cannot hold them beside the new ones.
+  // The old rows are freed first if the GPU does not have memory for both.
   Status room = fresh->Reserve(n, nullptr);
   if (!room.ok() && room.code() != Code::kResourceExhausted) return room;
   gone_ += size();
@@ -199,7 +199,7 @@ uint64_t GpuStore::size() const {
   if (calls == seen_calls_) return size_;
   std::lock_guard<std::mutex> guard(layout_mu_);
   const auto size = table_->Size(nullptr);
-  if (!size.ok()) return size_;  // a table that cannot be read says so at the next lookup
+  if (!size.ok()) return size_;  // the next lookup returns the table's error
   size_ = size.value();
   seen_calls_ = calls;
   return size_;
@@ -299,7 +299,7 @@ uint32_t GpuStore::parts() const { return uint32_t{1} << kPartBits; }
 Status GpuStore::ListKeys(uint32_t part, std::vector<Key>* keys) const {
   std::shared_lock<SharedMutex> lock(mu_);
   constexpr int kShift = 64 - kPartBits;
-  // In an order that stays as long as no key comes or goes.
+  // The order stays the same until a key is added or erased.
   SOK_ASSIGN_OR_RETURN(auto listed, table_->ListKeys(uint64_t{part} << kShift,
                                                      (uint64_t{part + 1} << kShift) - 1, nullptr));
   std::sort(listed.begin(), listed.end());

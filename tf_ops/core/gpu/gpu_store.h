@@ -19,18 +19,19 @@ struct GpuStoreConfig {
   int device = 0;  // the number of the GPU among those that the process sees
   // Lookups with keys on the GPU make new rows with it.
   Initializer initializer;
-  uint64_t max_rows = 0;   // of lookups that take keys on the GPU; 0: no limit
+  uint64_t max_rows = 0;   // for lookups that take keys on the GPU; 0: no limit
   uint64_t max_bytes = 0;  // see GpuTableConfig
 };
 
 // Takes keys, vectors and gradients in the host's memory, as every RowStore does, and copies them
-// to the GPU and back: each call waits for the GPU. Steps in which each row counts its own updates,
-// and sequential ones, are computed on the host.
+// to the GPU and back: each call waits for the GPU. Sequential steps, and steps in which each row
+// counts its own updates, are computed on the host.
 //
-// LookupOnGpu, and batches of gradients that are on the GPU, do not wait for it and copy nothing.
+// LookupOnGpu, and batches of gradients that are on the GPU, neither wait nor copy anything.
 class GpuStore final : public RowStore {
  public:
-  // Errors: as Device::Open and GpuTable::Make return; kInvalidArgument for rows in fewer bytes.
+  // Errors: as Device::Open and GpuTable::Make return; kInvalidArgument if rows or slots are not
+  // float32.
   static Result<std::unique_ptr<GpuStore>> Make(std::shared_ptr<const RowLayout> layout,
                                                 const GpuStoreConfig& config);
 

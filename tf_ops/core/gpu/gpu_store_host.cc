@@ -1,5 +1,5 @@
-// The calls of a GpuStore whose keys and rows are in the host's memory: they go through memory of
-// the GPU, a piece at a time.
+// The calls of a GpuStore whose keys and rows are in the host's memory. They copy one piece after
+// another through memory of the GPU.
 #include <algorithm>
 #include <shared_mutex>
 #include <type_traits>
@@ -15,8 +15,8 @@
 namespace sok::gpu {
 namespace {
 
-// Calls from the host go through memory of the GPU for so many keys, or fewer whose rows are long:
-// a table that fills its GPU can be saved all the same.
+// The most keys in a piece; a piece of long rows has fewer. So a table that fills its GPU can still
+// be saved.
 constexpr size_t kPiece = size_t{1} << 18;
 constexpr size_t kPieceBytes = size_t{32} << 20;
 size_t PieceOf(size_t floats) { return std::min(kPiece, 1 + kPieceBytes / sizeof(float) / floats); }
@@ -26,7 +26,7 @@ constexpr Element ElementOf() {
   return std::is_same_v<T, float> ? Element::kFloat32 : Element::kBFloat16;
 }
 
-// Calls fn(begin, size) for [0, n) in pieces, for each key of which so many floats are moved.
+// Calls fn(begin, size) for [0, n) in pieces. `floats` is the number of floats moved for each key.
 template <typename Fn>
 Status InPieces(size_t n, size_t floats, const Fn& fn) {
   const size_t piece = PieceOf(floats);
@@ -36,7 +36,7 @@ Status InPieces(size_t n, size_t floats, const Fn& fn) {
   return Status();
 }
 
-// Numbers the distinct keys from 0, in the order in which they come first.
+// Numbers the distinct keys from 0, in the order of their first appearance.
 struct Distinct {
   Distinct(const Key* all, size_t n) {
     DistinctIndex index;
@@ -58,7 +58,7 @@ struct GpuStore::HostRows {
   uint32_t floats = 0;
   std::vector<float> values;  // (rows, floats)
   std::vector<RowMeta> metas;
-  std::vector<uint32_t> numbers;  // on the GPU; kNoRow: there is none
+  std::vector<uint32_t> numbers;  // on the GPU; kNoRow: the key has no row
 
   const RowLayout& layout() const { return *of; }
   float* row(uint32_t i) { return values.data() + size_t{i} * floats; }
@@ -84,7 +84,7 @@ Status GpuStore::GatherAs(const Key* keys, size_t n, T* out, const GatherOptions
     positions.push_back(i);
   }
   const bool all = options.given == nullptr;
-  // Vectors go straight to the output where each of its places gets one.
+  // Vectors are copied directly to the output if every place of it gets a vector.
   const bool straight = all && options.places == nullptr && fill != nullptr;
   const Key* const looked_up = all ? keys : asked.data();
   std::vector<uint32_t> numbers;
@@ -239,7 +239,7 @@ Status GpuStore::UpsertAll(const Key* keys, size_t n, uint32_t now, const WriteR
 Status GpuStore::Upsert(const Key* keys, size_t n, uint64_t max_rows, uint32_t now,
                         const WriteRow& write, const ParallelFor& /*parallel_for*/) {
   std::lock_guard<SharedMutex> lock(mu_);
-  // Pieces find room for all of them, so that the last ones do not fail after the first.
+  // Makes room for all pieces first, so that a later piece cannot fail after an earlier one.
   const bool reserves = n > PieceOf(floats());
   if (reserves || (max_rows > 0 && size() + n > max_rows)) {
     std::vector<uint32_t> numbers(n);

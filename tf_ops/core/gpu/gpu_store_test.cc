@@ -1,5 +1,5 @@
-// A store on the stand-in for a GPU does what the store in the host's memory does, in random
-// programs of all calls, and beside other threads.
+// Compares a store on the stand-in for a GPU with a store in the host's memory, in random programs
+// of all calls, also while other threads use the store.
 #include "core/gpu/gpu_store.h"
 
 #include <doctest/doctest.h>
@@ -98,7 +98,7 @@ class Program {
   }
 
  private:
-  // Few keys most of the time; the ends of the range too.
+  // Returns mostly few keys, from both ends of the range of keys.
   std::vector<Key> Batch() {
     const auto key_at = [](uint64_t i) { return i % 2 == 0 ? i / 2 * 0x1000193 : ~(i / 2); };
     const size_t most = random_() % 64 == 0 ? 300 : 8;
@@ -106,7 +106,7 @@ class Program {
   }
   std::vector<float> Integers(size_t n) { return RandomIntegers(n, &random_); }
 
-  // Sums of equal gradients are exact; the rules of both sides round alike, but for the last bit.
+  // Sums of equal gradients are exact, and the rules of both sides differ at most in the last bit.
   static bool IsNear(float found, float expected) {
     return std::abs(found - expected) <= 1e-4f * std::max(1.0f, std::abs(expected));
   }
@@ -136,7 +136,7 @@ class Program {
     REQUIRE(codes[0] == codes[1]);
   }
 
-  // Gradients that the host has, some rounded, some by position, and those that a GPU has.
+  // Applies gradients from the host, some of them rounded or by position, and gradients from a GPU.
   void Apply() {
     const auto first = Batch(), second = Batch();
     const auto floats = Integers(first.size() * kDim), more = Integers(second.size() * kDim);
@@ -158,7 +158,7 @@ class Program {
     step.now = now_;
     if (random_() % 8 == 0) step.number = 0;  // rows count their own steps, on the host
     const uint64_t touched = Value(host_->Apply(batches, *optimizer_, step, SerialFor));
-    // Keys of gradients on a GPU have rows, which their lookup made.
+    // Keys of gradients on a GPU must have rows, which their lookup has made.
     bool all_there = true;
     for (const auto* keys : {&first, &second}) {
       all_there &= Value(host_->Missing(keys->data(), keys->size(), SerialFor)).empty();
@@ -281,7 +281,7 @@ class Program {
     }
   }
 
-  // Gives both the rows of the host, so that differences of last bits do not add up.
+  // Copies the host's rows into both, so that differences in the last bit do not add up.
   void Replace() {
     const auto rows = RowsOf(host_.get());
     std::vector<Key> keys;
@@ -344,7 +344,7 @@ TEST_CASE("threads that look up, list and count do not disturb the steps of a st
       std::vector<float> out(keys.size() * kDim);
       std::vector<Key> listed;
       while (!ends) {
-        // Keys of its own are made and erased meanwhile.
+        // Meanwhile this thread makes and erases keys of its own.
         const std::vector<Key> own{1000000 + number, 2000000 + random() % 100};
         CHECK(store
                   ->LookupOnGpu(At(own.data()), own.size(), true, 1, At(out.data()),
@@ -352,7 +352,7 @@ TEST_CASE("threads that look up, list and count do not disturb the steps of a st
                   .ok());
         CHECK(store->Gather(keys.data(), keys.size(), out.data(), {}, nullptr, nullptr, SerialFor)
                   .ok());
-        // All elements of a row are of one step.
+        // All elements of a row come from the same step.
         for (size_t i = 0; i < out.size(); ++i) CHECK(out[i] == out[i / kDim * kDim]);
         listed.clear();
         CHECK(store->ListKeys(random() % store->parts(), &listed).ok());

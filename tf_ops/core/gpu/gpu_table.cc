@@ -10,10 +10,10 @@
 namespace sok::gpu {
 namespace {
 
-// Buckets are filled so far, on average, that few keys pass theirs.
+// Up to this average load, few keys pass a full bucket.
 constexpr double kMostLoad = 0.7;
 constexpr uint64_t kLeastBuckets = 1024;
-// Places of the index have 31 bits.
+// A place of the index has 31 bits.
 constexpr uint64_t kMostBuckets = (uint64_t{1} << 31) / kBucketKeys - 1;
 
 uint64_t BucketsFor(uint64_t rows) {
@@ -128,7 +128,7 @@ Status GpuTable::Open() {
 Status GpuTable::Enter(Stream stream) {
   SOK_RETURN_IF_ERROR(broken_);
   const Driver& driver = device_->driver();
-  // A stream that is new may have the address of one that is gone.
+  // A new stream may have the address of a destroyed one.
   if (was_called_) {
     SOK_RETURN_IF_ERROR(device_->Call("cuStreamWaitEvent",
                                       [&] { return driver.StreamWaitEvent(stream, done_, 0); }));
@@ -182,8 +182,8 @@ uint64_t GpuTable::index_bytes() const {
   return index_.bytes();
 }
 
-// The mirror is written by a copy behind each call that makes rows, at any time. The number of the
-// call is read first: what is read after it is of that call or of a later one.
+// A copy after each call that makes rows writes the mirror, at any time. The number of the call is
+// read first, so the values read after it belong to that call or to a later one.
 Counters GpuTable::Mirrored() const {
   Counters counters{};
   counters.calls = mirror_->calls;
@@ -199,7 +199,7 @@ GpuTable::Most GpuTable::MostThereAre() const {
   for (const Pending& each : pending_) {
     if (static_cast<int32_t>(each.call - known.calls) > 0) most.rows += each.n;
   }
-  // New rows take numbers that are free first.
+  // New rows take free numbers first.
   most.end = std::max(most.end, most.rows);
   return most;
 }
@@ -272,13 +272,13 @@ Status GpuTable::MakeRoom(DeviceAddress keys, uint64_t n) {
   SOK_ASSIGN_OR_RETURN(const Counters counters, ReadCounters());
   if (is_room(n)) return Status();
   const uint64_t rows = counters.end - counters.free;
-  // With room for the keys of two calls, the next ones do not wait for the GPU.
+  // With room for the keys of two calls, the next calls need not wait for the GPU.
   if (max_rows_ == 0 || rows + n <= max_rows_) {
     const uint64_t kept = max_rows_ == 0 ? 2 * n : std::min(2 * n, max_rows_ - rows);
     const Status grown = grow(rows + kept);
     if (grown.ok() || grown.code() != Code::kResourceExhausted) return grown;
   }
-  // Without room for that the keys are counted: most are known, or come twice.
+  // Without that much room the keys are counted, since most have a row or come twice.
   SOK_ASSIGN_OR_RETURN(const uint64_t absent, CountAbsent(keys, n));
   if (is_room(absent)) return Status();
   SOK_ASSIGN_OR_RETURN(const uint64_t added, CountNew(keys, n));
@@ -292,7 +292,7 @@ Status GpuTable::GrowRows(uint64_t rows) {
     return Status(Code::kResourceExhausted, "a table on a GPU cannot hold 2^32 rows or more");
   }
   const uint64_t row_bytes = layout_->stride() * sizeof(float);
-  // A quarter more, so that growing is rare, unless that is more than there is.
+  // A quarter more, so that growing is rare, unless there is not enough memory for that.
   for (const uint64_t wanted : {rows + rows / 4 + 1024, rows}) {
     if (IsBeyondMost(wanted, std::max(buckets_, BucketsFor(wanted)))) continue;
     Status status = arrays_->rows.Reserve(wanted * row_bytes);
@@ -340,7 +340,7 @@ Status GpuTable::TooManyBytes(uint64_t rows) const {
 
 Status GpuTable::GrowIndex(uint64_t rows) {
   const uint64_t places = buckets_ * kBucketKeys;
-  // Keys that were erased leave marks behind, which make ways longer.
+  // Erased keys leave marks, which make searches longer.
   const bool is_worn = erased_ > places / 2;
   if (buckets_ != 0 && rows <= RowsFor(buckets_) && !is_worn) return Status();
   uint64_t wanted = std::max(BucketsFor(rows),

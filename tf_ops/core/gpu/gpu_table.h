@@ -83,8 +83,8 @@ class GpuTable {
   // Writes the gradients of weights, (ids) float32, from gradients of the vectors.
   Status WeightGradient(const RowBags& bags, DeviceAddress gradients, Stream stream);
 
-  // Pools rows (…, dim) float32 that do not lie in the table. `numbers` uint32: the row of each id
-  // of all bags.
+  // Pools rows (…, dim) float32 that are not in the table. `numbers` uint32: the row of each id of
+  // all bags.
   Status PoolRows(DeviceAddress rows, DeviceAddress numbers, const std::vector<RowBags>& bags,
                   Stream stream);
   // Sums gradients (n, dim) float32 by numbers (n) uint32, which are below `count`, into sums
@@ -92,51 +92,52 @@ class GpuTable {
   Status SumByNumber(DeviceAddress gradients, DeviceAddress numbers, uint64_t n, uint64_t count,
                      bool marks_unused, DeviceAddress sums, Stream stream);
 
-  // Copies own and static rows as MaskedKeys say; `own` (n) bool says which are own ones. With
-  // make_rows, keys that ask for a row and have none get one, which starts as their static row.
-  // `asking` (keys.asking) uint64 gets the keys that ask. Errors: see FindOrMake.
+  // Copies own and static rows as described by MaskedKeys; `own` (n) bool becomes true for own
+  // rows. With make_rows, keys that ask for an own row and have none get one, which starts as a
+  // copy of their static row. `asking` (keys.asking) uint64 gets the keys that ask. Errors: see
+  // FindOrMake.
   Status LookupMasked(const MaskedKeys& keys, bool make_rows, uint32_t now, DeviceAddress asking,
                       DeviceAddress out, Element element, DeviceAddress own, Stream stream);
-  // Sums the gradients (n, dim) of those of `count` static rows that a LookupMasked has read. Waits
-  // for the number of distinct ones, for which `make` makes room: indices int64 and sums (n, dim).
+  // Sums the gradients (n, dim) of the static rows, out of `count`, that a LookupMasked has read.
+  // Waits for the number of distinct rows, for which `make` allocates indices int64 and sums (n,
+  // dim).
   using MakeSums = std::function<Status(uint64_t n, DeviceAddress* indices, DeviceAddress* sums)>;
   Status StaticGradient(DeviceAddress own, DeviceAddress buckets, DeviceAddress gradients,
                         Element element, uint64_t n, uint64_t count, const MakeSums& make,
                         Stream stream);
 
   // Sums the gradients of equal keys, in order, and applies one step to each row. Keys without a
-  // row are left out. `rule` is the rule's name; the slots of rows follow it, unless it is empty:
-  // then they are those that SetRule has given. step.number must be at least 1: rows do not count
-  // their own steps here. `touched`, unless null, gets the number of rows of the step, once the GPU
-  // is done. Errors: kInvalidArgument for a step that is sequential or counts by row,
-  // kResourceExhausted.
+  // row are skipped. `rule` is the rule's name, and rows get its slots. If it is empty, the slots
+  // stay as SetRule has set them. step.number must be at least 1: rows do not count their own steps
+  // here. `touched`, unless null, gets the number of rows of the step, once the GPU is done.
+  // Errors: kInvalidArgument for a step that is sequential or counts by row, kResourceExhausted.
   Status Commit(const std::vector<GpuGradients>& batches, const std::string& rule,
                 const RowOptimizer& optimizer, const CommitStep& step, Stream stream,
                 uint64_t* touched = nullptr);
 
-  // Writes embeddings (n, dim) float32. Makes rows that are missing. Of equal keys the last one
-  // stays. Errors: see FindOrMake.
+  // Writes embeddings (n, dim) float32. Makes missing rows. If a key comes several times, its last
+  // embedding is kept. Errors: see FindOrMake.
   Status Assign(DeviceAddress keys, DeviceAddress values, uint64_t n, uint32_t now, Stream stream);
 
-  // Erases rows. Returns how many there were, once the GPU is done.
+  // Erases rows. Returns how many rows were erased, once the GPU is done.
   Result<uint64_t> Erase(DeviceAddress keys, uint64_t n, Stream stream);
-  // Erases the `n` rows with the oldest update, or with the fewest; of equal ones any. Returns how
-  // many it erased.
+  // Erases the `n` rows with the oldest update, or with the fewest updates; the choice among equal
+  // rows is arbitrary. Returns the number of erased rows.
   Result<uint64_t> Evict(uint64_t n, bool by_time, Stream stream);
 
   // Copies the first `floats` floats of the rows of n keys, at least 1, to out (n, floats), their
-  // counters to metas (n) and the numbers of the rows to rows (n) uint32. Without a row there are
-  // zeros, and kNoRow.
+  // counters to metas (n) and the numbers of the rows to rows (n) uint32. A key without a row gets
+  // zeros, and the number kNoRow.
   Status ReadRows(DeviceAddress keys, uint64_t n, uint32_t floats, DeviceAddress out,
                   DeviceAddress metas, DeviceAddress rows, Stream stream);
 
-  // Makes room for so many rows, so that calls which make them find it. Errors: kResourceExhausted.
+  // Makes room for this many rows, so that later calls can make them. Errors: kResourceExhausted.
   Status Reserve(uint64_t rows, Stream stream);
-  // Returns kResourceExhausted if so many rows take more than max_bytes.
+  // Returns kResourceExhausted if this many rows need more than max_bytes.
   Status CheckFits(uint64_t rows) const;
 
-  // Returns the keys whose hash, Mix64, is in [first, last], in no order. It reads the part of the
-  // index that has them, and no more.
+  // Returns the keys whose hash, Mix64, is in [first, last], in any order. It reads only the part
+  // of the index that has them.
   Result<std::vector<Key>> ListKeys(uint64_t first, uint64_t last, Stream stream);
 
   // A part of the rows, in the host's memory.
@@ -145,35 +146,35 @@ class GpuTable {
     std::vector<float> floats;  // (keys, dim + slot floats)
     std::vector<RowMeta> metas;
   };
-  // Calls fn with all rows, a part at a time. Other calls wait meanwhile, so fn makes none.
+  // Calls fn with all rows, a part at a time. Other calls wait meanwhile, so fn must not make any.
   Status Export(const std::function<Status(const RowsPart& part)>& fn, Stream stream);
-  // Writes whole rows, whose slots are those of the table, and makes those that are missing.
-  // Errors: kInvalidArgument if a key comes twice or sizes do not fit; see FindOrMake.
+  // Writes whole rows with the slots of the table, and makes missing rows. Errors: kInvalidArgument
+  // if a key comes twice or sizes do not fit; see FindOrMake.
   Status Import(const RowsPart& part, Stream stream);
 
-  // Gives every row the slots of a rule, which start anew if they are others. Errors:
-  // kResourceExhausted; nothing has changed then.
+  // Gives every row the slots of a rule. Slots that differ from the present ones start with their
+  // initial values. Errors: kResourceExhausted; nothing has changed then.
   Status SetRule(const std::string& rule, const std::vector<Slot>& slots, Stream stream);
 
-  // Returns how many rows there are, once the GPU is done.
+  // Returns the number of rows, once the GPU is done.
   Result<uint64_t> Size(Stream stream);
   int dim() const { return dim_; }
   // Returns the bytes of the GPU's memory that rows, keys, counters and the index take.
   uint64_t bytes() const;
-  uint64_t index_bytes() const;  // those of the index
+  uint64_t index_bytes() const;  // of the index alone
 
  private:
   struct Kernels;
-  // Arrays by the number of a row, which grow without being copied.
+  // Arrays with an element for each number of a row. They grow without being copied.
   struct Arrays;
-  // Memory that a call needs and forgets.
+  // Memory whose content only one call uses.
   struct Scratch;
   class Call;
 
   GpuTable(std::shared_ptr<Device> device, const GpuTableConfig& config);
 
   Status Open();
-  // Begin and end a call: it follows the last one, whatever stream that was on.
+  // Begin and end a call, which runs after the previous call, even if that was on another stream.
   Status Enter(Stream stream);
   void Leave();
   Status Launch(void* kernel, uint64_t items, const void* argument);
@@ -185,21 +186,21 @@ class GpuTable {
   Rows RowsOfTable() const;
   Index IndexOfTable() const;
 
-  // Makes room for n rows more. If there may not be enough it asks the GPU how many there are.
+  // Makes room for n more rows. If it may not suffice, it asks the GPU for the number of rows.
   Status MakeRoom(DeviceAddress keys, uint64_t n);
   Status GrowRows(uint64_t rows);
   uint64_t BytesOfRow() const;
-  // Says whether so many rows and buckets take more than max_bytes.
+  // Returns whether this many rows and buckets need more than max_bytes.
   bool IsBeyondMost(uint64_t rows, uint64_t buckets) const;
   Status TooManyBytes(uint64_t rows) const;
   Status GrowIndex(uint64_t rows);
   Result<Counters> ReadCounters();
-  // Returns how many of the keys have no row, and how many differ among those; the second asks for
-  // a call of the first before it.
+  // CountAbsent returns how many of the keys have no row, and CountNew how many distinct ones.
+  // CountAbsent must be called before CountNew.
   Result<uint64_t> CountAbsent(DeviceAddress keys, uint64_t n);
   Result<uint64_t> CountNew(DeviceAddress keys, uint64_t n);
   Counters Mirrored() const;
-  // Bounds that the host knows: of the rows, and of the end of their numbers.
+  // Upper bounds that the host knows: of the number of rows, and of the end of the rows' numbers.
   struct Most {
     uint64_t end;
     uint64_t rows;
@@ -212,17 +213,18 @@ class GpuTable {
   using StartRows = std::function<Status(const uint32_t* made, const uint32_t* makers)>;
   Status MakeInto(DeviceAddress keys, uint64_t n, uint32_t now, DeviceAddress rows,
                   const StartRows& start = nullptr);
-  // Pools rows of numbers; `keys` may be 0 where each has a row.
+  // Pools the rows with these numbers; `keys` may be 0 if every key has a row.
   Status PoolEach(const Rows& rows, DeviceAddress numbers, DeviceAddress keys,
                   const std::vector<RowBags>& bags, bool fills_start);
-  // Writes the numbers to `rows`, or to memory of the table if that is 0; returns where.
+  // Writes the numbers of rows to `rows`, or to memory of the table if it is 0. Returns the
+  // address.
   Result<DeviceAddress> NumbersOf(DeviceAddress keys, uint64_t n, Absent absent, uint32_t now,
                                   DeviceAddress rows = 0);
   Status Sort(DeviceAddress values, uint64_t n, uint32_t most);
-  // Sorts the numbers of rows, or other ones below `missing`, and finds their segments.
+  // Sorts the numbers of rows, or other numbers below `missing`, and finds their segments.
   Status Segment(DeviceAddress rows, uint64_t n);
   Status Segment(DeviceAddress values, uint64_t n, uint32_t missing);
-  // Sums long segments by chunks, and returns the arguments of kernels that sum the rest.
+  // Sums long segments in chunks, and returns the arguments of kernels that sum the other segments.
   Result<SumArguments> SumLongSegments(DeviceAddress gradients, uint64_t n);
   Result<uint64_t> EraseKeys(DeviceAddress keys, uint64_t n);
   Result<uint64_t> ListInto(uint64_t begin, uint64_t end, DeviceAddress keys, DeviceAddress rows);
@@ -235,21 +237,21 @@ class GpuTable {
   const uint64_t max_bytes_;
 
   mutable std::mutex mu_;
-  Stream stream_ = nullptr;  // of the call under way
-  void* done_ = nullptr;     // an event behind it
+  Stream stream_ = nullptr;  // of the current call
+  void* done_ = nullptr;     // an event after its work
   bool was_called_ = false;
-  // The first error in the midst of a change. What the GPU holds then is not known, and every later
-  // call returns this.
+  // The first error in the middle of a change. The content of the GPU is unknown then, and every
+  // later call returns this error.
   Status broken_;
 
   std::unique_ptr<Kernels> kernels_;
-  std::string rule_;  // that the slots are of
+  std::string rule_;  // the rule that the slots belong to
   std::shared_ptr<const RowLayout> layout_;
   Buffer index_;
   uint64_t buckets_ = 0;
   std::unique_ptr<Arrays> arrays_;
   uint64_t capacity_ = 0;  // rows that the arrays have room for
-  uint64_t erased_ = 0;    // keys, since the index was made
+  uint64_t erased_ = 0;    // keys that were erased since the index was made
 
   Buffer counters_;
   // A copy of the counters that the GPU writes, and how many rows the calls after it may have made.

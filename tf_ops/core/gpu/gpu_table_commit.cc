@@ -22,7 +22,7 @@ Status GpuTable::Sort(DeviceAddress values, uint64_t n, uint32_t most) {
 }
 
 Status GpuTable::Segment(DeviceAddress rows, uint64_t n) {
-  // Rows have numbers below this, which stands for kNoRow.
+  // Rows have numbers below this bound, which is sorted in place of kNoRow.
   return Segment(rows, n, static_cast<uint32_t>(MostThereAre().end));
 }
 
@@ -134,7 +134,7 @@ Status GpuTable::Commit(const std::vector<GpuGradients>& batches, const std::str
       begun.weight_decay, step.now};
   std::string arguments(reinterpret_cast<const char*>(&update), sizeof(update));
   arguments += begun.bytes;
-  arguments.resize((arguments.size() + 7) / 8 * 8);  // as large as the struct there
+  arguments.resize((arguments.size() + 7) / 8 * 8);  // as large as the struct on the GPU
   SOK_RETURN_IF_ERROR(Launch(kernels_->update_rows, begun.by_row ? n : n * dim_, arguments.data()));
   if (step.applied != nullptr) *step.applied = true;
   if (touched == nullptr) return Status();

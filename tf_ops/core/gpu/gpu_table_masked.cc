@@ -1,4 +1,4 @@
-// Reads own rows and static rows, and sums the gradients of static ones.
+// Reads own rows and static rows, and sums the gradients of static rows.
 #include "core/gpu/table_parts.h"
 
 namespace sok::gpu {
@@ -23,7 +23,7 @@ Status GpuTable::LookupMasked(const MaskedKeys& keys, bool make_rows, uint32_t n
       StaticRows statics = keys.statics;
       uint64_t slot_floats = 0;
       for (int i = 0; i < statics.slot_count; ++i) slot_floats += statics.slot_widths[i];
-      // Those of another rule are not copied.
+      // Slots of another rule are not copied.
       if (slot_floats != static_cast<uint64_t>(layout_->slot_floats())) statics.slot_count = 0;
       const StartAsStaticArguments start_rows{
           RowsOfTable(), made,    makers,  Pointer<Counters>(counters_.address()),

@@ -30,7 +30,7 @@ Status GpuTable::SetRuleNow(const std::string& rule, const std::vector<Slot>& sl
         device_->CopyToDevice(scratch_->slot_start.address(), floats.data(), bytes, stream_));
     return device_->Synchronize(stream_);
   };
-  // Addresses cost nothing: there are as many as the GPU's memory could ever hold.
+  // Addresses cost nothing, so this reserves as many as the GPU's whole memory could need.
   SOK_ASSIGN_OR_RETURN(const uint64_t most, device_->TotalBytes());
   const uint64_t row_bytes = layout->stride() * sizeof(float);
   const uint64_t most_rows = most / row_bytes + 1;
@@ -85,7 +85,7 @@ Result<uint64_t> GpuTable::EraseKeys(DeviceAddress keys, uint64_t n) {
   SOK_RETURN_IF_ERROR(device_->CopyToHost(&count, erased, sizeof(count), stream_));
   SOK_ASSIGN_OR_RETURN(const Counters counters, ReadCounters());
   erased_ += count;
-  // The index is made anew once it is worn. Without memory for that it stays as it is.
+  // A worn index is made anew. If there is no memory for a new one, it stays as it is.
   const Status grown = GrowIndex(counters.end - counters.free);
   if (!grown.ok() && grown.code() != Code::kResourceExhausted) return grown;
   return static_cast<uint64_t>(count);
@@ -177,7 +177,7 @@ Result<std::vector<Key>> GpuTable::ListKeys(uint64_t first, uint64_t last, Strea
     SOK_RETURN_IF_ERROR(device_->Synchronize(stream_));
     std::for_each(listed.begin(), listed.end(), keep);
   }
-  // Keys whose bucket was full lie in the next ones, up to the first that none has passed.
+  // Keys whose bucket was full are in the next buckets, up to the first that no key has passed.
   constexpr uint64_t kNext = 16;
   std::vector<Bucket> next;
   uint64_t at = end - 1;
@@ -269,7 +269,7 @@ Status GpuTable::Import(const RowsPart& part, Stream stream) {
                                 Pointer<Meta>(arrays_->metas.address()),
                                 Pointer<Meta>(s.staged_metas.address())};
   SOK_RETURN_IF_ERROR(Launch(kernels_->write_rows, n * floats, &write));
-  return device_->Synchronize(stream_);  // the host's memory is the caller's again
+  return device_->Synchronize(stream_);  // after this, the caller may change its memory
 }
 
 }  // namespace sok::gpu

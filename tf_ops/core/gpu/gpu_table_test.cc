@@ -146,7 +146,7 @@ TEST_CASE("a GPU's table that is full refuses new keys and has changed nothing")
     CHECK(full.code() == Code::kResourceExhausted);
     CHECK(Contains(full, by_rows ? "1000" : "max_bytes"));
     CHECK(RowsOf(table.get()) == before);
-    // Keys that are there, and as many as fit, are not refused, however often they come.
+    // Keys that have a row, and as many new keys as fit, are accepted, however often they come.
     std::vector<Key> often;
     for (int i = 0; i < 5; ++i) often.insert(often.end(), known.begin(), known.end());
     CHECK(Make(table.get(), often).ok());
@@ -231,7 +231,7 @@ TEST_CASE("many erased and new keys keep the ways through a GPU's index short") 
 }
 
 TEST_CASE("a GPU's index whose buckets were all passed still makes and finds rows") {
-  // Keys by the bucket that they belong to, of the first index.
+  // Keys, grouped by their bucket in the first index.
   constexpr uint64_t kBuckets = 1024;
   std::vector<std::vector<Key>> of(kBuckets);
   for (Key key = 0; key < 60000; ++key) {
@@ -246,7 +246,7 @@ TEST_CASE("a GPU's index whose buckets were all passed still makes and finds row
     return keys;
   };
   const auto table = Value(GpuTable::Make(StandIn(), ConfigOf(1)));
-  // Each key beyond those that fill its bucket passes all buckets that are full.
+  // Each key that no longer fits in its bucket passes all buckets that are full.
   std::vector<Key> there = some(0, 680);
   there.push_back(of[0][kBucketKeys]);
   REQUIRE(Make(table.get(), there).ok());
@@ -264,7 +264,7 @@ TEST_CASE("a GPU's index whose buckets were all passed still makes and finds row
   CHECK(rows[0] != kNoRow);
   CHECK(rows[1] != kNoRow);
   CHECK(rows[2] == kNoRow);
-  // Keys lie far behind the bucket that they belong to, and are listed all the same, once.
+  // Keys are far behind their own bucket, and are still listed, each once.
   std::vector<Key> expected = some(400, 680), listed;
   expected.insert(expected.end(), others.begin(), others.end());
   expected.push_back(of[5][7]);
@@ -286,7 +286,7 @@ TEST_CASE("a GPU's table at max_bytes takes as many new keys as were evicted") {
   const auto table = Value(GpuTable::Make(StandIn(), ConfigOf(64, 0, uint64_t{16} << 20)));
   Key next = 0;
   while (Make(table.get(), KeysFrom(next, 256)).ok()) next += 256;
-  CHECK(table->bytes() < uint64_t{24} << 20);  // memory of four arrays comes in pieces of 2 MiB
+  CHECK(table->bytes() < uint64_t{24} << 20);  // four arrays allocate pieces of 2 MiB each
   const uint64_t full = Value(table->Size(nullptr));
   CHECK(full > 40000);
   REQUIRE(Value(table->Evict(10000, /*by_time=*/true, nullptr)) == 10000);
@@ -352,13 +352,13 @@ TEST_CASE("compiled programs are kept, and made anew if what is kept is damaged"
     CHECK(Value(CachedProgram(compiler, 90, "rows", {5, ""})) == image);
     CHECK(ReadAll(file) == content);
   }
-  // Another dim, rule or GPU is another program.
+  // A change of dim, rule or GPU gives another program.
   for (const auto& [architecture, specialty] : std::vector<std::pair<int, Specialty>>{
            {90, {6, ""}}, {90, {5, "sok::Sgd"}}, {100, {5, ""}}}) {
     Value(CachedProgram(compiler, architecture, "rows", specialty));
   }
   CHECK(std::distance(std::filesystem::directory_iterator(kept), {}) == 4);
-  // A cache that cannot be written costs time alone.
+  // A cache that cannot be written only costs time.
   const Environment unwritable("XDG_CACHE_HOME", "/proc/none");
   CHECK(Value(CachedProgram(compiler, 90, "rows", {5, ""})) == image);
 }
@@ -374,7 +374,7 @@ TEST_CASE("every kernel compiles for the GPUs that there are") {
   const std::vector<int> architectures{75, 80, 86, 89, 90, 100, 120};
   std::vector<std::pair<std::string, Specialty>> programs{{"index", {}},
                                                           {"bags", {0, "", /*fuses=*/false}}};
-  // Each dim with one of the two, or with both.
+  // Each dim is compiled for one of the two, or for both.
   for (const int dim : {1, 16, 64, 300}) {
     if (LongTests() || dim < 300) programs.push_back({"rows", {dim, ""}});
   }
@@ -384,7 +384,7 @@ TEST_CASE("every kernel compiles for the GPUs that there are") {
   for (const int dim : {1, 64, 300}) {
     if (LongTests() || dim == 300) programs.push_back({"rule", {dim, "sok::Adam"}});
   }
-  // Each program for one GPU and each GPU with some, or all for all.
+  // Each program is compiled for one GPU and each GPU gets some programs, or all for all.
   std::vector<std::pair<int, size_t>> pairs;
   for (size_t p = 0; p < programs.size(); ++p) {
     for (size_t a = 0; a < architectures.size(); ++a) {

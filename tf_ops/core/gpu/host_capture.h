@@ -14,7 +14,7 @@
 
 namespace sok::gpu {
 
-// Keeps no copies while the store changes, and so takes nothing of the CaptureBudget.
+// Keeps no copies of rows that change, and so uses nothing of the CaptureBudget.
 class HostCapture final : public RowCapture {
  public:
   // `busy` is true as long as the capture is not released.

@@ -32,7 +32,7 @@ std::string Hex(const Sha256Digest& digest) {
   return hex;
 }
 
-// Returns a name that differs for whatever could make another program of it.
+// Returns a name that differs if anything differs that the compiled program depends on.
 std::string CacheName(const std::string& version, int architecture, const std::string& name,
                       const Specialty& specialty) {
   static const std::string sources = [] {
@@ -50,7 +50,7 @@ std::string CacheName(const std::string& version, int architecture, const std::s
 // A file of the cache begins with the digest of the rest.
 constexpr size_t kDigestBytes = 64;
 
-// Returns nothing if the file is not there or not whole.
+// Returns nothing if the file does not exist or is damaged.
 std::string ReadCached(const std::string& path) {
   const auto file = InputFile::Open(path);
   if (!file.ok() || file.value()->bytes() <= kDigestBytes) return "";

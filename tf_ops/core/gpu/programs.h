@@ -12,12 +12,12 @@ namespace sok::gpu {
 
 // The constants that a program is compiled with.
 struct Specialty {
-  int dim = 0;        // floats of an embedding; 0: the program does not look at rows
+  int dim = 0;        // floats of an embedding; 0: the program does not read rows
   std::string rule;   // the type of a rule, or empty
-  bool fuses = true;  // sums of products; without it they have the bits of the host
+  bool fuses = true;  // uses fused multiply-add; without it results have the bits of the host
 };
 
-// Returns the program "index", "rows", "rule" or "bags" for a device. Each is compiled once a
+// Returns the program "index", "rows", "rule" or "bags" for a device. Each is compiled once per
 // process. Thread-safe.
 Result<std::shared_ptr<Module>> LoadProgram(const std::shared_ptr<Device>& device,
                                             const std::string& name, const Specialty& specialty);
@@ -28,7 +28,7 @@ Result<std::shared_ptr<Module>> LoadProgram(const std::shared_ptr<Device>& devic
 Result<std::string> CachedProgram(const Compiler& compiler, int architecture,
                                   const std::string& name, const Specialty& specialty);
 
-// Returns a compiled program, whatever the cache has.
+// Compiles a program without reading the cache.
 Result<std::string> CompileProgram(const Compiler& compiler, int architecture,
                                    const std::string& name, const Specialty& specialty);
 

@@ -11,8 +11,8 @@ namespace sok::gpu {
 // A library that stays open until the process ends.
 class SharedLibrary {
  public:
-  // Opens the first of `names` that the loader finds. Errors: kUnavailable with what the loader
-  // says of each, and `advice` behind it.
+  // Opens the first of `names` that the loader finds. Errors: kUnavailable with the loader's
+  // message for each name, followed by `advice`.
   static Result<SharedLibrary> Open(const std::vector<std::string>& names,
                                     const std::string& advice);
 

@@ -33,28 +33,28 @@ struct GpuTable::Arrays {
 
 struct GpuTable::Scratch {
   Buffer numbers;       // (n) rows of the keys of a call
-  Buffer placed;        // (n) the same, where some keys of the call do not ask for theirs
+  Buffer placed;        // (n) the same, if only some keys of the call ask for own rows
   Buffer places, made;  // see ClaimArguments and MakeArguments
   Buffer makers;        // see MakeArguments
   Buffer small;         // kSmall numbers
-  Buffer slot_start;    // what the slots of a new row hold
+  Buffer slot_start;    // initial values of the slots of a new row
   Buffer sort_keys[2];  // (n) each
   Buffer sort_values[2];
   Buffer sort_counts;
-  int sorted = 0;              // which of the two the sorted ones are in
+  int sorted = 0;              // the half that has the sorted numbers
   Buffer starts, first_chunk;  // see SegmentArguments and ChunkArguments
   Buffer chunks, chunk_sums, sums;
   Buffer joined_keys, joined_gradients;
   Buffer staged, staged_metas;
   Buffer listed_keys, listed_rows, ranks;
 
-  // Places in `small`.
+  // Indices into `small`.
   static constexpr int kSegments = 0, kChunkCount = 1, kErased = 2, kListed = 3, kAbsent = 4,
                        kSmall = 16;
   uint32_t *at(int place) const { return reinterpret_cast<uint32_t *>(small.address()) + place; }
 };
 
-// Returns an error for too many keys of one call: positions have 32 bits.
+// Returns an error if a call has too many keys: positions have 32 bits.
 inline Status CheckCount(uint64_t n) {
   if (n < uint64_t{1} << 31) return Status();
   return InvalidArgument(

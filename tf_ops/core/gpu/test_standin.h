@@ -14,7 +14,7 @@
 
 namespace sok::gpu {
 
-// Sets a variable of the environment for as long as it lives.
+// Sets an environment variable for as long as the object lives.
 class Environment {
  public:
   Environment(const char* name, const std::string& value) : name_(name) {
@@ -26,7 +26,7 @@ class Environment {
   const char* name_;
 };
 
-// Returns the stand-in. From the first call on it is the GPU of the process.
+// Returns the stand-in, which is the GPU of the process from the first call on.
 inline std::shared_ptr<Device> StandIn() {
   static const std::shared_ptr<Device> device = [] {
     const std::string folder = SOK_STANDIN_FOLDER;

@@ -1,5 +1,5 @@
-// Tables and hashed bags of a GPU, and tables of the host, for benchmarks/gpu.py, which calls them
-// by ctypes. Addresses are of the GPU. Each function returns 0 for success; SokGpuError tells the
+// Tables and hashed bags on a GPU, and tables on the host, for benchmarks/gpu.py, which calls them
+// by ctypes. Addresses are of the GPU. Each function returns 0 for success; SokGpuError returns the
 // last error of the thread.
 #include <cstring>
 #include <string>
@@ -32,7 +32,7 @@ Result<std::unique_ptr<RowOptimizer>> Optimizer(const char* rule, double learnin
   return MakeRowOptimizer(rule, {{"learning_rate", learning_rate}});
 }
 
-// Memory that lives until the process ends, so that a call after the first one takes none.
+// Memory that lives until the process ends, so that only the first call allocates it.
 Result<gpu::DeviceAddress> Kept(const std::shared_ptr<gpu::Device>& device, size_t place,
                                 uint64_t bytes) {
   static std::vector<gpu::Buffer>& kept = *new std::vector<gpu::Buffer>();
@@ -76,7 +76,7 @@ int SokGpuLookupPooled(gpu::GpuTable* table, uint64_t keys, uint64_t ids, uint64
   return Report(table->LookupPooled(keys, ids, {each}, gpu::Absent::kMake, 1, stream));
 }
 
-// Writes the gradients (ids, dim) of the rows of summed bags, from those of their vectors.
+// Computes the gradients (ids, dim) of the rows of summed bags from the gradients of their vectors.
 int SokGpuPoolGradient(gpu::GpuTable* table, uint64_t ids, uint64_t splits, uint64_t bags,
                        uint64_t upstream, uint64_t gradients, void* stream) {
   gpu::RowBags each;
@@ -122,8 +122,8 @@ int SokGpuSize(gpu::GpuTable* table, uint64_t* size, void* stream) {
 
 uint64_t SokGpuBytes(gpu::GpuTable* table) { return table->bytes(); }
 
-// Sums bags of `width` int64 ids into out (bags, dim), or with a gradient computes the one of the
-// weight (size) of upstream `out`. All floats are float32.
+// Sums bags of `width` int64 ids into out (bags, dim). With a gradient, `out` is the upstream
+// gradient and the gradient of the weight (size) is computed. All floats are float32.
 int SokGpuBags(int ordinal, int dim, int block_size, int64_t size, int64_t num_embeddings,
                uint64_t ids, uint64_t bags, uint64_t width, uint64_t weight, uint64_t out,
                uint64_t gradient, void* stream) {

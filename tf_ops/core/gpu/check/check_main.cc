@@ -67,8 +67,8 @@ int main(int argc, char** argv) {
                 static_cast<unsigned long long>(difference.value().elements),
                 difference.value().most);
   }
-  // A long check has as many batches as a program has operations, times four; a short one as it has
-  // programs.
+  // A long check runs four times as many batches as a program has operations, and a short check
+  // four times as many batches as there are programs.
   const int batches = most_programs < 1000 ? most_programs * 4 : operations * 4;
   int wrong = 0;
   for (int seed = 1; seed <= batches; ++seed) {

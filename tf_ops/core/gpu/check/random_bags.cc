@@ -66,7 +66,7 @@ class RandomBags {
     const uint64_t width = Random(7);
     std::vector<int64_t> splits{0};
     for (uint64_t bag = 0; bag < bags; ++bag) {
-      // Now and then a bag is long.
+      // Rarely a bag is long.
       const uint64_t most = Random(50) == 0 ? shape.most_entries / 4 : 7;
       splits.push_back(splits.back() +
                        static_cast<int64_t>(shape.has_offsets ? Random(most + 1) : width));
@@ -75,11 +75,11 @@ class RandomBags {
     width_ = width;
     const uint64_t ids = static_cast<uint64_t>(shape.options.num_embeddings);
     for (int64_t e = 0; e < splits.back(); ++e) {
-      // Half of the ids are few, so that positions get many values.
+      // Half of the ids come from a small range, so that positions get many values.
       ids_.push_back(
           static_cast<int64_t>(Random(Random(2) == 0 ? std::min<uint64_t>(ids, 5) : ids)));
     }
-    // A batch without an id that could be padding has none.
+    // If no id could be padding, the batch has no padding.
     bags_ = {ids_.data(), splits_.data(), static_cast<int64_t>(bags),
              shape.is_padded && !ids_.empty() ? ids_[0] : -1};
     Fill(static_cast<uint64_t>(shape.options.size), &weight_);
@@ -93,7 +93,7 @@ class RandomBags {
     of_gpu_ = bags;
     SOK_RETURN_IF_ERROR(PutBatch());
     SOK_RETURN_IF_ERROR(Forward());
-    // A gradient has no bits to compare where there are NaNs, and the weight is not in it.
+    // With NaNs a gradient has no bits to compare; the gradient does not depend on the weight.
     SOK_RETURN_IF_ERROR(Gradients());
     if (shape_.is_scaled) SOK_RETURN_IF_ERROR(Scales());
     return of_gpu_->Check(nullptr);
@@ -155,7 +155,7 @@ class RandomBags {
     for (size_t i = 0; i < expected.size(); ++i) {
       if (std::memcmp(&expected[i], &got[i], sizeof(V)) == 0) continue;
       if constexpr (!std::is_integral_v<V>) {
-        // All NaNs are alike.
+        // Any NaN equals any other.
         if (Widen(expected[i]) != Widen(expected[i]) && Widen(got[i]) != Widen(got[i])) continue;
         return Differs(what, i, Widen(expected[i]), Widen(got[i]));
       } else {
@@ -225,7 +225,7 @@ class RandomBags {
     return got;
   }
 
-  // Returns how many values each position gets, and the sum of their sizes.
+  // Returns the number of values of each position, and the sum of their absolute values.
   std::map<int64_t, std::pair<int64_t, double>> Values() const {
     std::map<int64_t, std::pair<int64_t, double>> values;
     const int dim = positions_.dim();
@@ -266,7 +266,7 @@ class RandomBags {
     SOK_RETURN_IF_ERROR(SameBits("position", expected.positions, got.positions));
     SOK_ASSIGN_OR_RETURN(const std::vector<T> got_dense, DenseOfGpu());
     const auto values = Values();
-    // The last bit of the output, and sums of so many numbers in another order.
+    // The last bit of the output, plus the rounding of sums in another order.
     const double last = static_cast<double>(std::is_same_v<T, BFloat16>  ? 0x1p-7
                                             : std::is_same_v<T, Float16> ? 0x1p-10
                                                                          : 0.0);

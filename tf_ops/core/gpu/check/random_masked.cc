@@ -43,14 +43,14 @@ class Masked {
  private:
   uint64_t Random(uint64_t below) { return random_() % below; }
 
-  // Sums of these are exact in any order.
+  // Sums of these values are exact in any order.
   std::vector<float> RandomValues(size_t n) {
     std::vector<float> values(n);
     for (float& value : values) value = (static_cast<float>(Random(129)) - 64.0f) / 64.0f;
     return values;
   }
 
-  // Puts values on the GPU, where they stay to the end of the check.
+  // Puts values on the GPU, where they stay until the end of the check.
   template <typename T>
   Result<DeviceAddress> Put(const std::vector<T>& values) {
     held_.emplace_back(device_);
@@ -63,7 +63,7 @@ class Masked {
                                        ". Received: " + std::to_string(got) + ".");
   }
 
-  // Makes rows in the model, and finds what the lookup is to return.
+  // Makes rows in the model, and computes the expected result of the lookup.
   Status Expect() {
     for (const Slot& slot : model_.slots) {
       slots_.push_back(RandomValues(count_ * slot.width));

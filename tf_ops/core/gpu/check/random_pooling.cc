@@ -16,7 +16,7 @@
 namespace sok::gpu {
 namespace {
 
-// The bags of one feature, and what they are expected to become.
+// The bags of one feature, and their expected results.
 struct Feature {
   uint64_t first = 0, offset = 0;  // of its ids among the keys, of its vectors in a row of them all
   std::vector<int64_t> splits{0};
@@ -37,7 +37,7 @@ struct Feature {
   }
 };
 
-// A value, and the sum of the absolute values that it is made of.
+// A value, and the sum of the absolute values of its terms.
 struct Expected {
   double value = 0.0, size = 0.0;
   void Add(double more) {
@@ -55,7 +55,7 @@ class Pooling {
   Status Run() {
     while (covered_ < pooled_.keys.size()) MakeFeature();
     element_ = static_cast<Element>(Random(3));
-    // Vectors of all features of an example beside one another, or each feature's by themselves.
+    // Vectors of all features of an example are adjacent, or each feature has its own array.
     is_joined_ = std::all_of(features_.begin(), features_.end(), [&](const Feature& each) {
       return each.bags() == features_[0].bags();
     });
@@ -99,7 +99,7 @@ class Pooling {
     features_.push_back(std::move(made));
   }
 
-  // Puts values on the GPU, where they stay to the end of the check.
+  // Puts values on the GPU, where they stay until the end of the check.
   template <typename T>
   Result<DeviceAddress> Put(const std::vector<T>& values) {
     held_.emplace_back(device_);
@@ -210,7 +210,7 @@ class Pooling {
     return Status();
   }
 
-  // Pools rows that do not lie in the table, one of each key, and sums their gradients.
+  // Pools rows that are not in the table, one for each key, and sums their gradients.
   Status OfGivenRows() {
     std::mt19937_64 random = random_;  // so that programs of a seed stay as they are
     std::vector<Key> distinct = pooled_.keys;
@@ -254,7 +254,7 @@ class Pooling {
     return SameMark(sums.data() + (count - 1) * dim_, marks);
   }
 
-  // Returns an error unless a row of gradients is that of no gradient.
+  // Returns an error unless a row of gradients has, or lacks, the mark of no gradient as expected.
   Status SameMark(const float* row, bool is_marked) const {
     std::vector<float> expected(dim_, 0.0f);
     if (is_marked) std::memcpy(expected.data(), &kUnusedBits, sizeof(kUnusedBits));

@@ -30,7 +30,7 @@ class Program {
     SOK_ASSIGN_OR_RETURN(table_, GpuTable::Make(device_, {options_.dim, initializer}));
     model_ = MakeHashStore(std::make_shared<RowLayout>(options_.dim, std::vector<Slot>()));
     SOK_RETURN_IF_ERROR(SetRule(options_.rule));
-    // Start vectors are compared before anything changes them.
+    // Start vectors are compared before any call changes them.
     SOK_RETURN_IF_ERROR(Lookup(Absent::kStart, /*is_exact=*/StartsExactly()));
     for (int i = 0; i < options_.operations; ++i) {
       const int kind = static_cast<int>(Random(20));
@@ -55,7 +55,7 @@ class Program {
     return options_.initializer == "uniform" || options_.initializer == "constant";
   }
 
-  // Half of the keys are few and come often.
+  // Half of the keys come from a small range and repeat often.
   std::vector<Key> RandomKeys() {
     std::vector<Key> keys(1 + Random(options_.most_keys));
     for (Key& key : keys) {
@@ -65,7 +65,7 @@ class Program {
     return keys;
   }
 
-  // Sums of these are exact in any order.
+  // Sums of these values are exact in any order.
   std::vector<float> RandomValues(size_t n) {
     std::vector<float> values(n);
     for (float& value : values) value = (static_cast<float>(Random(129)) - 64.0f) / 64.0f;
@@ -84,7 +84,7 @@ class Program {
   }
 
   Status Same(const std::string& what, Key key, float expected, float got, bool is_exact) {
-    // Ftrl's "linear" adds what is larger than itself by one over the learning rate.
+    // Ftrl's "linear" is a sum of terms that are 1 / learning_rate times as large as itself.
     const float relative = options_.rule.find("ftrl") == std::string::npos ? 1e-5f : 1e-3f;
     const float most = is_exact ? 0.0f : relative * std::max(1.0f, std::fabs(expected));
     if (AreNear(expected, got, most)) return Status();

@@ -22,8 +22,8 @@ constexpr int kBucketKeys = 5;
 struct alignas(64) Bucket {
   uint64_t keys[kBucketKeys];
   uint32_t rows[kBucketKeys];
-  // Bit s: place s is claimed. Bit kReady + s: its key is written. kPassed: a key that belongs here
-  // may lie in a later bucket.
+  // Bit s: place s is claimed. Bit kReady + s: its key is written. kPassed: a key of this bucket
+  // may be in a later bucket.
   uint32_t state;
 };
 constexpr uint32_t kClaimed = 0x1fu;
@@ -40,8 +40,8 @@ struct Meta {
 struct Counters {
   uint32_t end;    // rows have numbers below this
   uint32_t free;   // numbers below `end` that are not in use
-  uint32_t made;   // by the call that runs
-  uint32_t calls;  // that made rows, so far
+  uint32_t made;   // rows that the current call has made
+  uint32_t calls;  // calls that have made rows so far
 };
 
 struct Index {
@@ -53,14 +53,14 @@ struct FindArguments {
   Index index;
   const uint64_t* keys;  // (n)
   uint64_t n;
-  uint32_t* rows;  // (n) out: kNoRow for a key without one
+  uint32_t* rows;  // (n) out: kNoRow for a key without a row
 };
 
 struct ClaimArguments {
   Index index;
   const uint64_t* keys;  // (n)
   uint64_t n;
-  const uint32_t* rows;  // (n) only keys whose row is kNoRow are looked at
+  const uint32_t* rows;  // (n) only keys whose row is kNoRow are read
   uint32_t* places;      // (n) out: bucket * kBucketKeys + place, with kIsNew
 };
 constexpr uint32_t kIsNew = 1u << 31;
@@ -77,14 +77,14 @@ struct MakeArguments {
   Meta* metas;         // by row
   uint32_t now;
   uint32_t* made;    // out: the numbers of new rows
-  uint32_t* makers;  // out: which of the keys each was made for; or null
+  uint32_t* makers;  // out: for each new row, the position of its key; or null
 };
 
-// Counts the keys that have no row; one that comes twice counts twice.
+// Counts the keys that have no row. A key that comes twice counts twice.
 struct CountArguments {
   const uint32_t* rows;  // (n)
   uint64_t n;
-  uint32_t* count;  // one
+  uint32_t* count;  // one number
 };
 
 struct SettleArguments {
@@ -98,7 +98,7 @@ struct LinkArguments {
   uint32_t* rows;          // (n) in and out
 };
 
-// Puts the rows of one index into another, which has none of them.
+// Puts the rows of one index into another index, which has none of them yet.
 struct RehashArguments {
   Index from;
   Index to;
@@ -110,7 +110,7 @@ struct EraseArguments {
   uint64_t n;
   uint32_t* free_rows;
   Counters* counters;
-  uint32_t* erased;  // one; counts
+  uint32_t* erased;  // one number: how many keys were erased
 };
 
 // Lists the rows of the buckets [begin, end).
@@ -123,7 +123,7 @@ struct ListArguments {
   uint32_t* count;
 };
 
-// The place of rows.
+// The memory of rows.
 struct Rows {
   float* data;
   uint32_t stride;  // floats from one row to the next
@@ -150,18 +150,18 @@ enum class Element : int {
 struct GatherArguments {
   Rows rows;
   const uint32_t* numbers;  // (n)
-  const uint64_t* keys;     // (n); null where each has a row
+  const uint64_t* keys;     // (n); null if every key has a row
   uint64_t n;
   void* out;  // (n, dim)
   Element element;
-  // A key without a row gets its start vector, or zeros.
+  // True: a key without a row gets its start vector. False: it gets zeros.
   bool fills_start;
   StartVector start;
 };
 
 enum class Combiner : int { kSum, kMean, kSqrtN, kMax };
 
-// The bags that ids are in.
+// Bags of ids.
 struct BagsOfIds {
   const int64_t* splits;  // (bags + 1), or null: each has `length` ids
   uint64_t length;
@@ -173,32 +173,32 @@ struct BagsOfIds {
 // Vectors of bags, or their gradients.
 struct BagFloats {
   void* data;
-  uint64_t stride;  // elements from one to the next
+  uint64_t stride;  // elements from the start of one vector to the next
   Element element;
-  bool is_aligned;  // pieces of them lie as pieces of rows do
+  bool is_aligned;  // true if they can be read and written by pieces, like rows
 };
 
 struct PoolArguments {
   Rows rows;
   const uint32_t* numbers;  // (ids)
-  const uint64_t* keys;     // (ids); null where each has a row
+  const uint64_t* keys;     // (ids); null if every key has a row
   BagsOfIds bags;
   BagFloats out;
   bool fills_start;
   StartVector start;
 };
 
-// Makes gradients of rows of those of vectors.
+// Computes gradients of rows from gradients of vectors.
 struct PoolGradientArguments {
   BagsOfIds bags;
   int dim;
   BagFloats upstream;
-  const float* rows;  // (ids, dim) of kMax; else it may be null
+  const float* rows;  // (ids, dim) for kMax; else it may be null
   float* gradients;   // (ids, dim) out
   bool may_rest;      // see RowBags
 };
 
-// Makes gradients of weights of those of vectors.
+// Computes gradients of weights from gradients of vectors.
 struct WeightGradientArguments {
   BagsOfIds bags;
   int dim;
@@ -207,15 +207,15 @@ struct WeightGradientArguments {
   float* gradients;   // (ids) out
 };
 
-// The rows that keys share which have none of their own, and the slots that an optimizer keeps of
-// them, which new rows copy. No rule has more than kMostSlots.
+// Static rows, which keys without an own row share, and the slots that an optimizer keeps for them.
+// New rows copy both. No rule has more than kMostSlots slots.
 constexpr int kMostSlots = 12;
 struct StaticRows {
   const float* rows;  // (count, dim)
   uint64_t count;
   const float* slots[kMostSlots];  // (count, width) each
   uint32_t slot_widths[kMostSlots];
-  int slot_count;  // 0: slots of new rows start anew
+  int slot_count;  // 0: slots of new rows get their initial values
 };
 
 struct PickKeysArguments {
@@ -225,7 +225,7 @@ struct PickKeysArguments {
   uint64_t* picked;  // (n) out
 };
 
-// Fills new rows that start as static ones. `makers` are places in `positions`.
+// Fills new rows that start as copies of static rows. `makers` are indices into `positions`.
 struct StartAsStaticArguments {
   Rows rows;
   const uint32_t* made;
@@ -246,7 +246,7 @@ struct PlaceNumbersArguments {
 
 struct MaskGatherArguments {
   Rows rows;
-  const uint32_t* numbers;  // (n) kNoRow: the static row is read
+  const uint32_t* numbers;  // (n) kNoRow: the static row is read instead
   const int64_t* buckets;   // (n)
   StaticRows statics;
   uint64_t n;
@@ -259,7 +259,7 @@ struct StaticKeysArguments {
   const bool* own;         // (n)
   const int64_t* buckets;  // (n)
   uint64_t n;
-  uint32_t count;  // of static rows; it stands for what is left out
+  uint32_t count;  // the number of static rows, which is also the key of gradients to skip
   uint32_t* keys;  // (n) out
 };
 
@@ -270,7 +270,7 @@ struct SegmentKeysArguments {
   int64_t* indices;  // (segments) out
 };
 
-// Copies whole rows between the table and a buffer of n rows, or only the first `floats` of each.
+// Copies n rows between the table and a buffer: whole rows, or the first `floats` of each.
 struct CopyRowsArguments {
   Rows rows;
   const uint32_t* numbers;  // (n)
@@ -281,7 +281,7 @@ struct CopyRowsArguments {
   Meta* copied;   // (n), or null
 };
 
-// Copies the embeddings of rows to where another layout has them, and starts their slots.
+// Copies the embeddings of rows into another layout, and starts their slots.
 struct RelayoutArguments {
   Rows from;
   Rows to;
@@ -299,29 +299,29 @@ struct SortArguments {
   const uint32_t* keys;    // (n)
   const uint32_t* values;  // (n), or null for 0, 1, 2, …
   uint64_t n;
-  uint32_t most;  // keys above this count as this
+  uint32_t most;  // a key above this is sorted as if it were this
   int shift;
-  uint32_t* counts;  // (kDigits, tiles), and behind them the totals of the digits
+  uint32_t* counts;  // (kDigits, tiles), then the total of each digit
   uint32_t* sorted_keys;
   uint32_t* sorted_values;
 };
 
 struct ScanArguments {
-  uint32_t* values;  // (n) in and out: sums of those before
+  uint32_t* values;  // (n) in and out: each becomes the sum of the values before it
   uint64_t n;
 };
 
-// Equal keys that are sorted, as segments.
+// Finds the segments of equal keys in sorted keys.
 struct SegmentArguments {
   const uint32_t* keys;  // (n) sorted
   uint64_t n;
-  uint32_t missing;    // the key that is left out; it is the largest
+  uint32_t missing;    // the key that is skipped; no key is larger
   uint32_t* counts;    // (tiles)
   uint32_t* starts;    // (segments + 1) out
-  uint32_t* segments;  // one; out: how many, without the missing one
+  uint32_t* segments;  // one number, out: how many segments, without the skipped key
 };
 
-// Segments of more than kLong gradients are summed by chunks of kChunk.
+// Segments of more than kLong gradients are summed in chunks of kChunk gradients.
 constexpr uint32_t kLong = 32;
 constexpr uint32_t kChunk = 1024;
 constexpr uint32_t kNoChunk = 0xffffffffu;
@@ -333,9 +333,9 @@ struct Chunk {
 struct ChunkArguments {
   const uint32_t* starts;
   const uint32_t* segments;
-  uint32_t* first_chunk;  // (segments) out: kNoChunk for a short one
+  uint32_t* first_chunk;  // (segments) out: kNoChunk for a short segment
   Chunk* chunks;          // out
-  uint32_t* chunk_count;  // one
+  uint32_t* chunk_count;  // one number
 };
 
 // The gradients of a commit, sorted by row.
@@ -356,7 +356,7 @@ struct SumArguments {
   float* sums;  // (segments, dim) out, for StoreSums
 };
 
-// Writes the mark of no gradient, or zeros, to each row.
+// Writes zeros to each row, or the mark that a row has no gradient.
 struct StartSumsArguments {
   float* sums;  // (count, dim) out
   uint64_t count;
@@ -364,22 +364,22 @@ struct StartSumsArguments {
   bool marks_unused;
 };
 
-// Writes each sum to the row of its number.
+// Writes each sum to the row that its number names.
 struct PlaceSumsArguments {
   Gradients gradients;
   const uint32_t* numbers;  // (n) sorted
   float* sums;              // (count, dim) out
 };
 
-// Leaves out the keys whose gradients are none.
+// Skips the keys whose gradient is marked as unused.
 struct RestArguments {
   const float* gradients;  // (n, dim)
   uint64_t n;
   int dim;
-  uint32_t* numbers;  // (n) in and out: kNoRow for those
+  uint32_t* numbers;  // (n) in and out: becomes kNoRow for skipped keys
 };
 
-// A step of a rule on every row that has gradients. The rule's struct follows.
+// Makes a step of a rule on every row that has gradients. The rule's struct follows in memory.
 struct alignas(8) UpdateArguments {
   Gradients gradients;
   const uint32_t* keys;  // (n) sorted: numbers of rows
@@ -387,25 +387,25 @@ struct alignas(8) UpdateArguments {
   Meta* metas;
   const float* sums;  // for a rule by row: what StoreSums wrote
   float scale;
-  float clip_value;  // 0: none
+  float clip_value;  // 0: values are not clipped
   float learning_rate;
   float weight_decay;
   uint32_t now;
 };
 
-// Adds a batch's gradients, times a factor, behind those of other batches.
+// Appends a batch's gradients, times a factor, to the gradients of other batches.
 struct AppendArguments {
   const void* from;  // (rows, dim)
-  // (n / dim) the rows that are added; null: all, one behind the other.
+  // (n / dim) the rows that are appended; null: all rows, in order.
   const uint32_t* positions;
   int dim;
   Element element;
   float factor;
-  uint64_t n;  // floats
+  uint64_t n;  // number of floats
   float* to;
 };
 
-// Writes embeddings to rows; of equal rows the last one stays.
+// Writes embeddings to rows. If a row comes several times, the last embedding is kept.
 struct AssignArguments {
   Rows rows;
   const uint32_t* keys;       // (n) sorted: numbers of rows
@@ -426,8 +426,8 @@ struct RankArguments {
 
 struct PickArguments {
   const uint64_t* row_keys;
-  const uint32_t* numbers;  // (n)
-  const uint32_t* order;    // (k) places in numbers
+  const uint32_t* numbers;  // (n) rows
+  const uint32_t* order;    // (k) indices into `numbers`
   uint64_t k;
   uint64_t* keys;  // (k) out
 };

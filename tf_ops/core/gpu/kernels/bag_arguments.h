@@ -6,13 +6,13 @@
 
 namespace sok::gpu {
 
-// Holds what kernels have found wrong with their inputs. It lies in the memory of the host, where
-// the GPU writes it, so that nobody waits to learn that all is well.
+// Describes the fault that kernels have found in their inputs. It is in the memory of the host,
+// where the GPU writes it, so that the host need not wait for the GPU as long as all is well.
 enum class BagFaultKind : uint32_t {
   kNone,
   kId,           // outside of [0, limit)
   kFirstOffset,  // not 0
-  kOffset,       // below the one before, which is `limit`, or above the number of ids
+  kOffset,       // below the offset before, which is `limit`, or above the number of ids
   kLastOffset,   // not the number of ids
   kWinner,       // outside of the batch
 };
@@ -23,7 +23,7 @@ struct BagFault {
   uint64_t place;
 };
 
-// The bags of one call: Bags and PositionMap as kernels get them.
+// The bags of one call: the members of Bags and PositionMap in the form that kernels get.
 struct BagInputs {
   PositionArithmetic positions;
   const void* ids;      // (entries)
@@ -35,10 +35,10 @@ struct BagInputs {
   int64_t padding;  // an id, or -1
   bool wide_ids;    // int64, else int32
   bool wide_offsets;
-  bool ends;  // one more offset says where the last bag ends
+  bool ends;  // there is one more offset, the end of the last bag
   bool is_mean;
   bool is_max;
-  uint32_t* fault_is_taken;  // one
+  uint32_t* fault_is_taken;  // one number
   BagFault* fault;
 };
 
@@ -47,41 +47,41 @@ struct BagForwardArguments {
   const void* weight;  // (size)
   const void* scales;  // (entries) of `out_element`, or null
   void* out;           // (bags, dim)
-  int64_t* winners;    // (bags, dim) of a maximum, or null
+  int64_t* winners;    // (bags, dim) for a maximum, or null
   Element weight_element;
   Element out_element;
 };
 
-// Counts the entries of each bag that take part.
+// Counts the entries of each bag that are not padding.
 struct BagCountArguments {
   BagInputs bags;
   int64_t* counts;  // (bags) out
 };
 
-// Gradients are summed by position, in rounds and, for weights of more than kMostPositions, by
-// ranges of positions. A unit is an entry of the batch, or for a maximum a bag.
+// Gradients are summed by position, in several rounds. For weights of more than kMostPositions,
+// each round has a range of positions. A unit is an entry of the batch or, for a maximum, a bag.
 constexpr uint64_t kMostPositions = 0xfffffff0u;
 struct BagValueArguments {
   BagInputs bags;
   const void* upstream;    // (bags, dim)
   const void* scales;      // (entries), or null
-  const int64_t* winners;  // (bags, dim) of a maximum, or null
-  const int64_t* counts;   // (bags) of a mean with padding, or null
+  const int64_t* winners;  // (bags, dim) for a maximum, or null
+  const int64_t* counts;   // (bags) for a mean with padding, or null
   Element element;         // of upstream and scales
   uint64_t first_unit;
   uint64_t units;
   uint64_t first_position;
-  uint32_t positions;  // of the range; stands for one outside
+  uint32_t positions;  // in the range; as a key it means "outside of the range"
   uint32_t* keys;      // (units, dim) out: positions minus the first one
-  // (units, dim) out: the bits of float32 values. Those of float64 are in `wide`.
+  // (units, dim) out: the bits of float32 values, while float64 values are in `wide`.
   uint32_t* values;
   double* wide;
 };
 
-// Values that are sorted by position.
+// Values, sorted by position.
 struct SortedValues {
   const uint32_t* keys;
-  const uint32_t* values;  // bits, or places in `wide`
+  const uint32_t* values;  // bits, or indices into `wide`
   const double* wide;      // or null
   const uint32_t* starts;
   const uint32_t* segments;
@@ -94,12 +94,12 @@ struct SortedValues {
 struct BagSumArguments {
   SortedValues sorted;
   uint64_t first_position;
-  void* sums;          // by position, floats or doubles: added to; or (segments) of `element`
-  Element element;     // of `sums` where there are positions
+  void* sums;          // by position, as float or double: added to; or (segments) of `element`
+  Element element;     // of `sums` if `positions` is not null
   int64_t* positions;  // (segments) out, or null
 };
 
-// Rounds floats.
+// Rounds floats to a narrower type.
 struct BagNarrowArguments {
   const float* from;  // (n)
   uint64_t n;

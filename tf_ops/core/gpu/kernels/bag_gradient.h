@@ -1,6 +1,7 @@
-// Gradients of hashed bags on a GPU. What each entry adds to each position is written out, sorted
-// by position and summed, with no atomic addition of floats: up to kLong values of a position one
-// after another, in the order of the entries, and more by chunks that their number alone decides.
+// Gradients of hashed bags on a GPU. The contribution of each entry to each position is written to
+// memory, sorted by position and summed, without atomic additions of floats. Up to kLong values of
+// a position are added one after another, in the order of the entries. More values are added in
+// chunks, whose bounds depend only on the number of values.
 #pragma once
 
 #include "core/gpu/kernels/bags.h"
@@ -22,7 +23,7 @@ SOK_DEVICE uint64_t BagOf(const BagInputs& bags, uint64_t entry) {
   return low;
 }
 
-// Writes element d of a unit: where it goes, and what goes there.
+// Writes element d of a unit: its position and its value.
 template <typename Sum>
 SOK_DEVICE void WriteValue(const BagValueArguments& a, uint64_t at, uint64_t id, uint64_t key,
                            int d, Sum value) {
@@ -66,7 +67,7 @@ SOK_DEVICE void WriteEntry(const BagValueArguments& a, uint64_t unit, int first,
   }
 }
 
-// Each element of a maximum goes to its winner alone.
+// Each element of a maximum adds its gradient only to its winner.
 template <typename Sum>
 SOK_DEVICE void WriteWinners(const BagValueArguments& a, uint64_t bag, int first, int n) {
   const BagInputs& bags = a.bags;
@@ -113,7 +114,7 @@ SOK_DEVICE void ReadValue(const SortedValues& sorted, uint32_t at, double* value
   *value = sorted.wide[sorted.values[at]];
 }
 
-// Adds the values [begin, end), of which there is one at least.
+// Adds the values [begin, end), at least one.
 template <typename Sum>
 SOK_DEVICE Sum SumValues(const SortedValues& sorted, uint32_t begin, uint32_t end) {
   Sum sum;
@@ -126,7 +127,7 @@ SOK_DEVICE Sum SumValues(const SortedValues& sorted, uint32_t begin, uint32_t en
   return sum;
 }
 
-// Sums a chunk: parts of it by the threads of a block, then the parts, two by two.
+// Sums a chunk: each thread of a block sums a part, then the parts are added two by two.
 template <typename Sum>
 SOK_DEVICE void RunChunks(const SortedValues& sorted, Sum* parts) {
   constexpr uint32_t kEach = kChunk / kThreads;

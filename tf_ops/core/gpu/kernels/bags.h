@@ -1,9 +1,9 @@
-// Hashed bags on a GPU: a thread has up to kBagPiece elements of a bag's vector, and reads the
-// bag's entries in their order. This is compiled without fused sums of products, so it has the
-// host's bits.
+// Hashed bags on a GPU. Each thread computes up to kBagPiece elements of a bag's vector, and reads
+// the bag's entries in their order. The program is compiled without fused multiply-add, so its
+// results have the same bits as on the host.
 //
-// An id or an offset that cannot be makes the bag's vector NaN and is noted, so that the host
-// raises at a later call: it does not wait for the GPU.
+// An invalid id or offset makes the bag's vector NaN and is recorded. The host does not wait for
+// the GPU, so it raises the error at a later call.
 #pragma once
 
 #include "core/base/bfloat16.h"
@@ -29,7 +29,7 @@ SOK_DEVICE double WidenElement(double x) { return x; }
 SOK_DEVICE float WidenElement(BFloat16 x) { return sok::ToFloat(x); }
 SOK_DEVICE float WidenElement(Float16 x) { return sok::ToFloat(x); }
 
-// Reads a float of any type in the type of its sums, and writes one.
+// These functions read a float of any type as the type of its sums, and write it back.
 SOK_DEVICE void ReadFloat(const void* from, Element element, uint64_t i, float* x) {
   if (element == Element::kFloat32) {
     *x = static_cast<const float*>(from)[i];
@@ -77,7 +77,7 @@ SOK_DEVICE int64_t IdAt(const BagInputs& bags, uint64_t entry) {
                        : static_cast<const int32_t*>(bags.ids)[entry];
 }
 
-// Says whether an entry's id is one of the table, and notes it if it is not.
+// Returns whether an entry's id is valid for the table, and records a fault if it is not.
 SOK_DEVICE bool IsGoodId(const BagInputs& bags, int64_t id, uint64_t entry) {
   if (static_cast<uint64_t>(id) < bags.num_embeddings) return true;
   NoteFault(bags, BagFaultKind::kId, id, static_cast<int64_t>(bags.num_embeddings), entry);
@@ -95,7 +95,7 @@ struct BagRange {
   bool is_good;
 };
 
-// Returns the entries of a bag; none if its offsets cannot be.
+// Returns the entries of a bag; none if its offsets are invalid.
 SOK_DEVICE BagRange RangeOf(const BagInputs& bags, uint64_t bag) {
   if (bags.offsets == nullptr) return {bag * bags.width, (bag + 1) * bags.width, true};
   const int64_t entries = static_cast<int64_t>(bags.entries);
@@ -116,7 +116,7 @@ SOK_DEVICE BagRange RangeOf(const BagInputs& bags, uint64_t bag) {
   return {0, 0, false};
 }
 
-// Returns the elements first, first + 1, … of an id's row. `n` of them are wanted.
+// Returns the `n` elements of an id's row that begin at `first`.
 template <typename T, typename Sum>
 SOK_DEVICE void ReadElements(const PositionArithmetic& positions, const T* weight, uint64_t id,
                              int first, int n, Sum* elements) {

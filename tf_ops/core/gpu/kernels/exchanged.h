@@ -1,4 +1,4 @@
-// Sums the gradients of rows that workers send to each other, and leaves out those that are none.
+// Sums the gradients of rows that workers send to each other, and skips the unused ones.
 #pragma once
 
 #include "core/gpu/kernels/pooling.h"

@@ -1,5 +1,5 @@
-// Stands for core/rules/parameters.h and core/rules/row_optimizer.h in a program for a GPU: what
-// the host's part of a rule's header needs to be read.
+// Replaces core/rules/parameters.h and core/rules/row_optimizer.h in a program for a GPU: it
+// declares all that the host's part of a rule's header needs to compile.
 #pragma once
 
 #include "core/gpu/kernels/standard.h"

@@ -1,11 +1,11 @@
 // The index of a table on a GPU: finds the rows of keys, and makes and erases them.
 //
-// Any 64-bit key is legal. A key belongs to the bucket of its hash. If that is full, it lies in one
-// of the next buckets, up to the first that no key has passed.
+// Any 64-bit key is legal. The hash of a key chooses its bucket. If the bucket is full, the key is
+// in one of the next buckets, at the latest in the first bucket that no key has passed.
 //
-// Rows are made by several kernels, one after another, so that no thread waits for another one that
-// may not run: Claim takes a place for each new key, Make gives them rows, Settle counts, Link
-// tells every key its row.
+// Rows are made by several kernels, one after another, so that no thread waits for a thread that
+// may not be running: Claim takes a place for each new key, Make gives the places rows, Settle
+// updates the counters, Link writes the row of every key.
 #pragma once
 
 #include "core/gpu/kernels/arguments.h"
@@ -21,7 +21,7 @@ SOK_DEVICE uint64_t NextBucket(const Index& index, uint64_t bucket) {
   return bucket + 1 == index.count ? 0 : bucket + 1;
 }
 
-// Reads a bucket that no thread changes.
+// Reads a bucket that no thread changes meanwhile.
 SOK_DEVICE Bucket LoadBucket(const Bucket* bucket) {
 #ifdef __CUDACC_RTC__
   union {
@@ -37,7 +37,7 @@ SOK_DEVICE Bucket LoadBucket(const Bucket* bucket) {
 #endif
 }
 
-// Returns kNoRow for a key that has none.
+// Returns the row of a key, or kNoRow.
 SOK_DEVICE uint32_t FindRow(const Index& index, uint64_t key) {
   uint64_t at = HomeBucket(index, key);
   for (uint64_t looked = 0; looked < index.count; ++looked) {
@@ -53,19 +53,19 @@ SOK_DEVICE uint32_t FindRow(const Index& index, uint64_t key) {
   return kNoRow;
 }
 
-// Returns the place of a key, with kIsNew if there was none. There must be room. A new key goes to
-// the first bucket on its way that has room. Two threads that bring the same one choose the same
-// bucket: it changes only in that it gets fuller, and whoever is second sees that and starts again.
+// Returns the place of a key, with kIsNew if the key is new. The index must have room. A new key
+// goes to the first bucket with room on its way. Two threads with the same new key choose the same
+// bucket: buckets only get fuller, and the slower thread notices the change and starts again.
 SOK_DEVICE uint32_t ClaimPlace(const Index& index, uint64_t key) {
   for (;;) {
     uint64_t at = HomeBucket(index, key);
     uint64_t candidate = 0;
     uint32_t candidate_state = kClaimed;  // no room
-    // After erasures every bucket may have been passed: no key is further than once around.
+    // After erasures every bucket may be marked as passed, so the search ends after one round.
     for (uint64_t looked = 0; looked < index.count; ++looked) {
       Bucket* const bucket = index.buckets + at;
       uint32_t state = LoadFresh(&bucket->state);
-      // A place that is claimed has its key after a few instructions of another thread.
+      // Once a place is claimed, another thread writes its key within a few instructions.
       while ((state & kClaimed) != (state >> kReady & kClaimed)) state = LoadFresh(&bucket->state);
       for (int s = 0; s < kBucketKeys; ++s) {
         if ((state >> s & 1u) != 0 && LoadFresh(&bucket->keys[s]) == key) {
@@ -85,7 +85,7 @@ SOK_DEVICE uint32_t ClaimPlace(const Index& index, uint64_t key) {
       at = NextBucket(index, at);
     }
     const int s = LowestBit(~candidate_state & kClaimed);
-    if (s < 0) continue;  // others took the last place that was seen on the way
+    if (s < 0) continue;  // other threads took the last place that was free
     Bucket* const bucket = index.buckets + candidate;
     const uint32_t claimed = candidate_state | 1u << s;
     if (CompareAndSwap(&bucket->state, candidate_state, claimed) != candidate_state) continue;
@@ -202,7 +202,7 @@ SOK_KERNEL(Erase, sok::gpu::EraseArguments) {
       for (int s = 0; s < kBucketKeys; ++s) {
         const uint32_t bits = 1u << s | 1u << (kReady + s);
         if ((state >> s & 1u) == 0 || LoadFresh(&bucket->keys[s]) != key) continue;
-        // Another thread may have the same key.
+        // Another thread may erase the same key.
         if ((FetchAnd(&bucket->state, ~bits) >> s & 1u) == 0) continue;
         a.free_rows[FetchAdd(&a.counters->free, 1)] = bucket->rows[s];
         FetchAdd(a.erased, 1);

@@ -1,12 +1,12 @@
-// Reads rows of keys' own and static rows, which keys share, each into its place; starts own rows
-// as static ones; and sums the gradients of static rows.
+// Reads own rows of keys and static rows, which keys share, into the places of their keys; starts
+// own rows as copies of static rows; and sums the gradients of static rows.
 #pragma once
 
 #include "core/gpu/kernels/update.h"
 
 namespace sok::gpu {
 
-// Stands for a bucket that there is not, which the host refuses where it sees buckets.
+// Returns the value for an invalid bucket. If the host sees the buckets, it refuses such a bucket.
 SOK_DEVICE float NotANumber() {
   const uint32_t bits = 0x7fc00000u;
   float value;
@@ -14,7 +14,7 @@ SOK_DEVICE float NotANumber() {
   return value;
 }
 
-// Returns a piece of the static row of a bucket; NaN for a bucket that there is not.
+// Returns a piece of the static row of a bucket; NaN for an invalid bucket.
 SOK_DEVICE Piece StaticPiece(const StaticRows& statics, int64_t bucket, int dim, int piece) {
   if (static_cast<uint64_t>(bucket) < statics.count) {
     return reinterpret_cast<const Piece*>(
@@ -26,8 +26,8 @@ SOK_DEVICE Piece StaticPiece(const StaticRows& statics, int64_t bucket, int dim,
   return nothing;
 }
 
-// Returns float j of the slots of a static row, or what the slots of a new row hold where these are
-// not copied.
+// Returns float j of the slots of a static row, or the initial value of the slots of a new row if
+// slots are not copied.
 SOK_DEVICE float StaticSlot(const StaticRows& statics, int64_t bucket, uint32_t j,
                             const float* slot_start) {
   uint32_t begin = 0;
@@ -90,7 +90,7 @@ SOK_KERNEL(MaskGather, sok::gpu::MaskGatherArguments) {
   }
 }
 
-// Writes what the gradients of static rows are sorted by; those of own rows are left out.
+// Writes the keys by which the gradients of static rows are sorted. Own rows are skipped.
 SOK_KERNEL(StaticKeys, sok::gpu::StaticKeysArguments) {
   using namespace sok::gpu;
   for (uint64_t i = FirstItem(); i < a.n; i += ItemStep()) {

@@ -1,5 +1,5 @@
-// Pools the rows of bags, and takes gradients of their vectors apart again. The formulas are those
-// of core/collection/pooling.h.
+// Pools the rows of bags, and computes gradients of rows and weights from gradients of vectors. The
+// formulas are the same as in core/collection/pooling.h.
 #pragma once
 
 #include "core/gpu/kernels/rows.h"
@@ -10,7 +10,7 @@ SOK_DEVICE uint64_t BeginOfBag(const BagsOfIds& bags, uint64_t bag) {
   return bags.splits == nullptr ? bag * bags.length : static_cast<uint64_t>(bags.splits[bag]);
 }
 
-// Returns what the sum of a bag is multiplied by: 1 over the divisor, or 0 if that is 0.
+// Returns the factor of a bag's sum: 1 / divisor, or 0 if the divisor is 0.
 SOK_DEVICE float ScaleOfBag(const BagsOfIds& bags, uint64_t begin, uint64_t end) {
   const bool is_mean = bags.combiner == Combiner::kMean;
   if (!is_mean && bags.combiner != Combiner::kSqrtN) return 1.0f;
@@ -65,14 +65,14 @@ SOK_DEVICE void WriteVectorPiece(const BagFloats& to, uint64_t bag, int piece, c
   }
 }
 
-// Returns whether an element is the mark of a gradient that is none.
+// Returns whether an element is the mark of an unused gradient.
 SOK_DEVICE bool IsUnused(float element) {
   uint32_t bits;
   std::memcpy(&bits, &element, sizeof(bits));
   return bits == kUnusedBits;
 }
 
-// Returns piece `piece` of a row that is marked so.
+// Returns piece `piece` of a row with the mark of an unused gradient.
 SOK_DEVICE Piece UnusedPiece(int piece) {
   Piece marked = {};
   const uint32_t bits = kUnusedBits;
@@ -80,14 +80,14 @@ SOK_DEVICE Piece UnusedPiece(int piece) {
   return marked;
 }
 
-// Returns a piece of the row of an id among rows (ids, dim).
+// Returns a piece of the row of an id; `rows` is (ids, dim).
 SOK_DEVICE Piece ReadIdPiece(const float* rows, int dim, uint64_t id, int piece) {
   return reinterpret_cast<const Piece*>(rows)[id * PiecesOf(dim) + piece];
 }
 
 }  // namespace sok::gpu
 
-// Adds the rows of each bag in the order of its ids, or takes the largest of each element.
+// Adds the rows of each bag in the order of its ids, or takes the maximum of each element.
 SOK_KERNEL(Pool, sok::gpu::PoolArguments) {
   using namespace sok::gpu;
   const int pieces = PiecesOf(a.rows.dim);
@@ -116,7 +116,7 @@ SOK_KERNEL(Pool, sok::gpu::PoolArguments) {
   }
 }
 
-// Writes the part of each id in the gradient of its row.
+// Writes the gradient of the row of each id.
 SOK_KERNEL(PoolGradient, sok::gpu::PoolGradientArguments) {
   using namespace sok::gpu;
   const int pieces = PiecesOf(a.dim);
@@ -132,7 +132,7 @@ SOK_KERNEL(PoolGradient, sok::gpu::PoolGradientArguments) {
     }
     const Piece upstream = ReadVectorPiece(a.upstream, bag, piece);
     if (a.bags.combiner == Combiner::kMax) {
-      // The gradient of an element goes to the first row that has the largest.
+      // The gradient of an element goes to the first row that has the maximum.
       uint64_t winners[kPiece] = {};
       Piece most = {};
       for (uint64_t id = begin; id < end; ++id) {

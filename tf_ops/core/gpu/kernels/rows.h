@@ -1,5 +1,5 @@
-// Reads and writes rows. SOK_DIM is the number of floats of an embedding where it is known when
-// this is compiled, else 0.
+// Reads and writes rows. SOK_DIM is the number of floats of an embedding if it is known when the
+// program is compiled, else 0.
 #pragma once
 
 #include "core/base/bfloat16.h"
@@ -13,7 +13,7 @@
 
 namespace sok::gpu {
 
-// So many floats of a row are one item of the kernels: 16 bytes, if rows can be cut so.
+// The number of floats that kernels move at once: 16 bytes if rows can be divided so.
 constexpr int kPiece = SOK_DIM % 4 == 0 && SOK_DIM != 0 ? 4 : 1;
 
 struct alignas(4 * kPiece) Piece {
@@ -30,12 +30,12 @@ SOK_DEVICE Piece* PieceAt(const Rows& rows, uint32_t row, int piece) {
   return reinterpret_cast<Piece*>(RowAt(rows, row)) + piece;
 }
 
-// Returns a key, or any where there are none, since each has a row.
+// Returns a key. Without keys it returns any value, since then every key has a row.
 SOK_DEVICE uint64_t KeyAt(const uint64_t* keys, uint64_t i) {
   return keys == nullptr ? 0 : keys[i];
 }
 
-// Returns a piece of a row, or what a key without a row gets in its place.
+// Returns a piece of a row, or of the vector that replaces the row of a key without one.
 SOK_DEVICE Piece ReadPiece(const Rows& rows, uint32_t row, uint64_t key, int piece,
                            bool fills_start, const StartVector& start) {
   if (row != kNoRow) return *PieceAt(rows, row, piece);

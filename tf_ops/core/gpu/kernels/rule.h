@@ -1,4 +1,4 @@
-// Applies a rule to rows: the same struct as on the host, with the numbers of this step.
+// Applies a rule to rows: the same struct as on the host, with the values for this step.
 #pragma once
 
 #include "core/gpu/kernels/update.h"
@@ -57,7 +57,7 @@ struct Update {
   }
 };
 
-// A rule that needs the whole row. StoreSums has summed its gradients.
+// Applies a rule that needs the whole row. StoreSums has already summed the gradients.
 template <typename Rule>
 struct Update<Rule, std::void_t<decltype(&Rule::Row)>> {
   static SOK_DEVICE void Run(const RuleUpdate<Rule>& a) {

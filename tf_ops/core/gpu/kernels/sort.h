@@ -1,5 +1,5 @@
-// Sorts numbers by their digits, the lowest digit first, and finds the segments of equal ones.
-// Equal numbers keep their order, so what follows from it is the same in every run.
+// Sorts numbers by their digits, the lowest digit first, and finds the segments of equal numbers.
+// Equal numbers keep their order, so results that depend on the order are the same in every run.
 #pragma once
 
 #include "core/gpu/kernels/arguments.h"
@@ -12,8 +12,8 @@ SOK_DEVICE uint32_t DigitOf(const SortArguments& a, uint64_t i) {
   return key >> a.shift & (kDigits - 1);
 }
 
-// Replaces the kThreads values by the sums of those before each, and returns the sum of all.
-// `scratch` has 2 * kThreads.
+// Replaces each of the kThreads values by the sum of the values before it, and returns the sum of
+// all values. `scratch` has 2 * kThreads elements.
 SOK_DEVICE uint32_t ScanBlock(uint32_t* values, uint32_t* scratch) {
   for (int t = FirstThread(); t < kThreads; t += ThreadStep()) scratch[t] = values[t];
   Barrier();
@@ -34,13 +34,13 @@ SOK_DEVICE uint32_t ScanBlock(uint32_t* values, uint32_t* scratch) {
   return total;
 }
 
-// Says whether element i begins a segment.
+// Returns whether element i begins a segment.
 SOK_DEVICE bool IsHead(const SegmentArguments& a, uint64_t i) {
   return i < a.n && (i == 0 || a.keys[i] != a.keys[i - 1]);
 }
 
-// The counters of a tile lie by digit, and within a digit by thread. A word is left out behind
-// every 64 half-words, so that the threads of a scan use different banks.
+// The counters of a tile are ordered by digit, and within a digit by thread. After every 64
+// half-words a word is unused, so that the threads of a scan use different banks.
 SOK_DEVICE int CounterPlace(int flat) { return flat + (flat >> 6) * 2; }
 
 }  // namespace sok::gpu
@@ -68,7 +68,7 @@ SOK_KERNEL(CountDigits, sok::gpu::SortArguments) {
 }
 
 // Replaces the counts of each digit by the sums over the tiles before, and writes the digit's total
-// behind all counts. A block has one digit at a time.
+// after all counts. A block handles one digit at a time.
 SOK_KERNEL(ScanDigits, sok::gpu::SortArguments) {
   using namespace sok::gpu;
   SOK_SHARED uint32_t values[kThreads];
@@ -93,7 +93,7 @@ SOK_KERNEL(ScanDigits, sok::gpu::SortArguments) {
   }
 }
 
-// Replaces numbers by the sums of those before each. One block.
+// Replaces each number by the sum of the numbers before it. Runs as one block.
 SOK_KERNEL(Scan, sok::gpu::ScanArguments) {
   using namespace sok::gpu;
   SOK_SHARED uint32_t sums[kThreads];
@@ -127,7 +127,7 @@ SOK_KERNEL(MoveByDigit, sok::gpu::SortArguments) {
   SOK_SHARED uint32_t begins[kDigits];
   const uint64_t tiles = (a.n + kTile - 1) / kTile;
   for (uint64_t tile = BlockIndex(); tile < tiles; tile += BlockCount()) {
-    // A thread has kItemsOfThread elements, one after another.
+    // Each thread has kItemsOfThread adjacent elements.
     for (int t = FirstThread(); t < kThreads; t += ThreadStep()) {
       for (int digit = 0; digit < kDigits; ++digit) {
         counters[CounterPlace(digit * kThreads + t)] = 0;
@@ -141,7 +141,7 @@ SOK_KERNEL(MoveByDigit, sok::gpu::SortArguments) {
       }
     }
     Barrier();
-    // Each counter becomes the sum of those before it. A thread has kDigits of them.
+    // Each counter becomes the sum of the counters before it. Each thread has kDigits of them.
     for (int t = FirstThread(); t < kThreads; t += ThreadStep()) {
       uint32_t sum = 0;
       for (int k = 0; k < kDigits; ++k) sum += counters[CounterPlace(t * kDigits + k)];
@@ -205,7 +205,7 @@ SOK_KERNEL(CountHeads, sok::gpu::SegmentArguments) {
   }
 }
 
-// Writes where each segment begins. `counts` has the segments before each tile.
+// Writes the beginning of each segment. `counts` has the number of segments before each tile.
 SOK_KERNEL(WriteHeads, sok::gpu::SegmentArguments) {
   using namespace sok::gpu;
   SOK_SHARED uint32_t sums[kThreads];
@@ -237,7 +237,7 @@ SOK_KERNEL(WriteHeads, sok::gpu::SegmentArguments) {
   }
 }
 
-// Cuts long segments in chunks.
+// Cuts long segments into chunks.
 SOK_KERNEL(CutChunks, sok::gpu::ChunkArguments) {
   using namespace sok::gpu;
   const uint32_t segments = *a.segments;

@@ -1,5 +1,5 @@
-// Stands for the standard library's headers in a program for a GPU, as far as the sources there use
-// them. NVRTC brings none.
+// Replaces the headers of the standard library in a program for a GPU, as far as the sources of the
+// program use them. NVRTC has no such headers.
 #pragma once
 
 typedef signed char int8_t;
@@ -28,7 +28,7 @@ inline double fma(double x, double y, double z) { return ::fma(x, y, z); }
 inline double copysign(double x, double y) { return ::copysign(x, y); }
 inline void* memcpy(void* to, const void* from, size_t bytes) { return ::memcpy(to, from, bytes); }
 
-// For functions that only the host calls: NVRTC reads them and makes no code of them.
+// Declares functions that only the host calls: NVRTC parses the calls and generates no code.
 template <typename T>
 class vector {
  public:

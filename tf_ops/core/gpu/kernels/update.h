@@ -1,9 +1,9 @@
-// Sums gradients by row and applies a rule. SOK_RULE is the rule's type, where a program is for
+// Sums gradients by row and applies a rule. SOK_RULE is the type of the rule, in programs that have
 // one.
 //
-// The gradients of a row are added in the order in which they came: up to kLong of them one after
-// another, more of them by chunks whose bounds depend on their number alone. So the sum has the
-// same bits in every run, whatever else is in the batch.
+// The gradients of a row are added in the order of the batch: up to kLong gradients one after
+// another, more of them in chunks whose bounds depend only on their number. So the sum has the same
+// bits in every run, whatever else is in the batch.
 #pragma once
 
 #include "core/gpu/kernels/rows.h"
@@ -53,7 +53,7 @@ SOK_DEVICE Piece SumSegment(const Gradients& g, uint64_t u, int piece) {
 
 }  // namespace sok::gpu
 
-// Sums each chunk: parts of it one after another, then the parts.
+// Sums each chunk: its parts first, one gradient after another, then the sums of the parts.
 SOK_KERNEL(SumChunks, sok::gpu::SumArguments) {
   using namespace sok::gpu;
   SOK_SHARED Piece parts[kThreads];

@@ -1,11 +1,11 @@
-// The words in which kernels are written. On a GPU they are CUDA's. On the host a kernel is a
-// function that does the work of one block, one thread of the block after another, and blocks run
-// on several threads of the system: see core/gpu/standin/.
+// The functions and macros in which kernels are written. On a GPU they are those of CUDA. On the
+// host a kernel is a function that does the work of one block, one thread of the block after
+// another, and the blocks run on several threads of the system: see core/gpu/standin/.
 //
 // A kernel is either a loop over items, from FirstItem() in steps of ItemStep(), or works by
-// blocks: loops over the threads of a block, from FirstThread() in steps of ThreadStep(), with a
-// Barrier() behind each. What such loops hand to one another lies in SOK_SHARED variables.
-// No kernel uses operations of a warp.
+// blocks: it loops over the threads of a block, from FirstThread() in steps of ThreadStep(), with a
+// Barrier() after each loop. Values that one loop leaves for the next are in SOK_SHARED variables.
+// No kernel uses warp operations.
 #pragma once
 
 #ifdef __CUDACC_RTC__
@@ -20,7 +20,7 @@
 
 namespace sok::gpu {
 
-// All kernels have so many threads a block.
+// The number of threads in each block, for all kernels.
 constexpr int kThreads = 256;
 
 SOK_DEVICE uint64_t FirstItem() {
@@ -33,17 +33,17 @@ SOK_DEVICE int FirstThread() { return static_cast<int>(threadIdx.x); }
 SOK_DEVICE int ThreadStep() { return kThreads; }
 SOK_DEVICE void Barrier() { __syncthreads(); }
 
-// Each returns what was there before.
+// Each of these functions returns the old value.
 SOK_DEVICE uint32_t FetchAdd(uint32_t* x, uint32_t more) { return atomicAdd(x, more); }
 SOK_DEVICE uint32_t FetchOr(uint32_t* x, uint32_t bits) { return atomicOr(x, bits); }
 SOK_DEVICE uint32_t FetchAnd(uint32_t* x, uint32_t bits) { return atomicAnd(x, bits); }
-// Replaces `expected` by `desired`.
+// Replaces `expected` by `desired`, and returns the old value.
 SOK_DEVICE uint32_t CompareAndSwap(uint32_t* x, uint32_t expected, uint32_t desired) {
   return atomicCAS(x, expected, desired);
 }
 
-// Reads what another thread of the kernel may write. What was written before a Publish that this
-// sees is seen by later calls.
+// Reads a word that another thread of the kernel may be writing. If it sees the bits of a Publish,
+// later calls see everything that was written before that Publish.
 SOK_DEVICE uint32_t LoadFresh(const uint32_t* x) {
   const uint32_t value = *static_cast<const volatile uint32_t*>(x);
   __threadfence();
@@ -59,12 +59,12 @@ SOK_DEVICE void StoreFresh(uint64_t* x, uint64_t value) {
 SOK_DEVICE void StoreFresh(uint32_t* x, uint32_t value) {
   *static_cast<volatile uint32_t*>(x) = value;
 }
-// Sets bits, behind everything that the thread has written before.
+// Sets bits, after everything that the thread has written before.
 SOK_DEVICE void Publish(uint32_t* x, uint32_t bits) {
   __threadfence();
   atomicOr(x, bits);
 }
-// Writes a word of the host's memory, behind everything that the thread has written before.
+// Writes a word of the host's memory, after everything that the thread has written before.
 SOK_DEVICE void PublishToHost(uint32_t* x, uint32_t value) {
   __threadfence_system();
   *static_cast<volatile uint32_t*>(x) = value;

@@ -1,5 +1,5 @@
-// Stands for a GPU in tests: the words of kernels, on the host. One block runs on one thread of the
-// system, several blocks at once.
+// Replaces a GPU in tests: it defines the functions of kernels on the host. One block runs on one
+// thread of the system, several blocks at once.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ extern thread_local Block current_block;
 // A function that runs one block of a kernel on its argument.
 using BlockFunction = void (*)(const void* argument);
 
-// Makes a kernel known by its name.
+// Registers a kernel under its name.
 struct Registered {
   Registered(const std::string& name, BlockFunction function);
 };

@@ -8,8 +8,8 @@
 // stream but the default one is of GPU 0.
 //
 // SokStandInBytesToHost returns how many bytes were copied from the GPU to the host so far.
-// SokStandInTouches takes a function that is called around whatever touches the GPU's memory, with
-// 1 before and with 0 after it: a device of TensorFlow's whose memory nobody else may touch.
+// SokStandInTouches takes a function that is called around each access to the GPU's memory, with 1
+// before and with 0 after it. It is for a TensorFlow device whose memory nobody else may access.
 #include <dlfcn.h>
 #include <sys/mman.h>
 
@@ -43,14 +43,14 @@ std::map<unsigned long long, size_t> handles;  // bytes of memory that was creat
 unsigned long long next_handle = 1;
 std::map<std::string, int> calls;
 
-// The contexts of GPUs, and those that each thread has pushed.
+// The contexts of GPUs, and the contexts that each thread has pushed.
 char contexts[64];
 thread_local std::vector<void*> entered;
 
 std::atomic<uint64_t> bytes_to_host{0};
 std::atomic<void (*)(int)> touches{nullptr};
 
-// Stands around what touches the GPU's memory.
+// Calls the function of SokStandInTouches around an access to the GPU's memory.
 class Touching {
  public:
   Touching() : touches_(touches) {
@@ -69,12 +69,12 @@ size_t TotalBytes() {
   return given == nullptr ? size_t{4} << 30 : std::strtoull(given, nullptr, 10);
 }
 
-// Says whether this call of a function is the one that shall fail.
+// Returns whether this call of a function is the call that must fail.
 bool Fails(const char* name) {
   const char* const given = std::getenv("SOK_STANDIN_FAILS");
   if (given == nullptr) return false;
   const std::lock_guard<std::mutex> lock(mu);
-  static std::string counted;  // what calls are counted for
+  static std::string counted;  // the value of SOK_STANDIN_FAILS that calls are counted for
   if (counted != given) calls.clear();
   counted = given;
   return std::string(given) == name + (" " + std::to_string(++calls[name]));
@@ -121,7 +121,7 @@ struct Function {
   void* function;
 };
 
-// Returns what follows a word in an image, up to the end of the line.
+// Returns the text after a word in an image, up to the end of the line.
 std::string After(const std::string& image, const std::string& word) {
   const size_t at = image.find(word);
   if (at == std::string::npos) return "";
@@ -205,7 +205,7 @@ const std::lock_guard<std::mutex> lock(mu);
 if (Take(bytes) != kSuccess) return kOutOfMemory;
 const size_t rounded = (bytes + 511) / 512 * 512;
 void* const memory = std::aligned_alloc(512, rounded);
-std::memset(memory, 0xa5, rounded);  // nobody may rely on what it holds
+std::memset(memory, 0xa5, rounded);  // so that code which relies on zeros fails
 *address = reinterpret_cast<uint64_t>(memory);
 allocated[*address] = bytes;
 return kSuccess;

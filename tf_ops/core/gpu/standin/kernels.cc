@@ -1,4 +1,4 @@
-// The kernels on the host, for SOK_DIM or for every dim. The library shows two functions;
+// The kernels on the host, for SOK_DIM or for every dim. The library exports two functions;
 // everything else in it is hidden, since it is compiled for several dims.
 #include <cxxabi.h>
 
@@ -31,7 +31,7 @@ void UpdateBlock(const void* argument) {
   Update<Rule>::Run(*static_cast<const RuleUpdate<Rule>*>(argument));
 }
 
-// Returns the name that a program for a GPU is given as SOK_RULE.
+// Returns the name that programs for a GPU receive as SOK_RULE.
 std::string TypeName(const char* mangled) {
   const std::unique_ptr<char, void (*)(void*)> name(
       abi::__cxa_demangle(mangled, nullptr, nullptr, nullptr), std::free);
