@@ -18,7 +18,7 @@ struct ShardKeys {
   std::vector<Key> keys;
   std::vector<uint32_t> owners;     // (keys)
   std::vector<uint32_t> of_entry;   // (entries) position in keys
-  std::vector<uint32_t> per_owner;  // (owners) how many, then where the next one goes
+  std::vector<uint32_t> per_owner;  // number of keys, then the place of its next key
 };
 
 uint32_t ShardOf(Key key) {

@@ -103,7 +103,7 @@ TEST_CASE("the order of the distinct keys does not depend on the threads") {
   CHECK(serial_inverse == threaded_inverse);
 }
 
-// Returns n positions in [0, distinct), of which some may be hit often and some never.
+// Returns n positions in [0, distinct), some perhaps many times and some never.
 std::vector<int32_t> RandomInverse(size_t n, size_t distinct, std::mt19937_64& rng) {
   std::vector<int32_t> inverse(n);
   for (int32_t& u : inverse) u = static_cast<int32_t>(rng() % distinct * (rng() % 4 != 0));

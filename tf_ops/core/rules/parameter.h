@@ -18,7 +18,7 @@ enum class Range {
 
 struct Parameter {
   const char* name;
-  double default_value;  // NaN, unless the range is kOptional, says that there is no default
+  double default_value;  // NaN means that there is no default, unless the range is kOptional
   Range range;
 };
 

@@ -7,8 +7,8 @@
 namespace sok {
 namespace {
 
-// Returns what the value should have been, or nullptr if it is right. It is checked in float32,
-// which the rows are computed in: 1 - 1e-9 is 1 there.
+// Returns a description of the valid values, or nullptr if the value is valid. It is checked in
+// float32, since rows are computed in float32: 1 - 1e-9 is 1 there.
 const char* Violation(Range range, float x) {
   if (range == Range::kOptional && std::isnan(x)) return nullptr;
   if (!std::isfinite(x)) return "a finite float32";

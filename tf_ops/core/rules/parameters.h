@@ -25,7 +25,7 @@ class Values {
   }
   float operator[](const char* name) const { return static_cast<float>(Exact(name)); }
 
-  // The values are in the order of the rule's parameters.
+  // Returns the values in the order of the rule's parameters.
   const std::vector<Hyper>& all() const { return hypers_; }
 
  private:
@@ -35,9 +35,9 @@ class Values {
 // Returns the parameters, each with its default.
 std::vector<Hyper> Defaults(const std::vector<Parameter>& parameters);
 
-// A parameter that is not in `hypers` takes its default. `owner` begins the messages, a form that
-// `name` belongs in: Row optimizer "{owner}".
-// Errors: kInvalidArgument for an unknown parameter, a missing one and a value out of its range.
+// Binds values; a parameter that is not in `hypers` takes its default. Messages begin with `owner`,
+// a text with a placeholder for `name`: Row optimizer "{owner}". Errors: kInvalidArgument for an
+// unknown parameter, a missing one and a value out of its range.
 Result<Values> BindParameters(const std::string& owner, const ErrorField& name,
                               const std::vector<Parameter>& parameters,
                               const std::vector<Hyper>& hypers);

@@ -38,9 +38,9 @@ constexpr Entry EntryOf(const char* name) {
   return {name, Rule::Parameters, Make<Rule>, HasRate<Rule>::value};
 }
 
-// The entries are sorted by name. Those of "kv_" are the rules of sok_embed.kv, and "v1_" is a
-// formula of tf.compat.v1.train that Keras does not have. "group_ftrl" is DeepRec's. "deferred_n"
-// has n slots for a formula that the core does not have.
+// The entries are sorted by name. "kv_" begins the rules of sok_embed.kv, and "v1_" a formula of
+// tf.compat.v1.train that Keras does not have. "group_ftrl" is DeepRec's. "deferred_n" has n slots
+// for a formula that the core does not have.
 constexpr Entry kRegistry[] = {
     EntryOf<Adadelta>("adadelta"),
     EntryOf<Adagrad>("adagrad"),

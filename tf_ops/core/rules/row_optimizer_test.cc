@@ -29,7 +29,7 @@ struct Rule {
   Numbers defaults;  // without weight_decay, if it is 0
   std::vector<std::string> slots;
   Reference reference;
-  std::vector<Numbers> variants;  // changes of the defaults under which it is tested too
+  std::vector<Numbers> variants;  // changes of the defaults for further tests
 };
 
 // Returns true for the rules that deferred/deferred_test.cc tests.
@@ -335,8 +335,8 @@ std::unique_ptr<RowOptimizer> MakeOrDie(const std::string& rule, const Numbers& 
   return std::move(made.value());
 }
 
-// Holds rows as they lie in a table: embeddings and slots, each row between two guards, in an order
-// that is not that of memory, at addresses that are aligned to a float and no more.
+// Holds rows like a table does: embeddings and slots, each row between two guards, not in the order
+// of memory, at addresses that are only aligned to a float.
 struct Rows {
   Rows(const RowOptimizer& optimizer, size_t n, int dim, std::mt19937& random)
       : slots(optimizer.slots(dim)) {
@@ -420,8 +420,8 @@ void CheckAgainstReference(const Rule& rule, const Numbers& changes, int dim) {
       row += slot.size();
     }
   }
-  // There are 12 steps of float32 rounding, each of about 6e-8. Ftrl's linear is a sum of terms of
-  // the order of w / learning_rate, 1000 by default, that cancel.
+  // 12 steps are rounded to float32, each by about 6e-8. Ftrl's linear is a sum of terms as large
+  // as w / learning_rate, 1000 by default, which cancel each other.
   CHECK(in_weights < 1e-5);
   const bool is_ftrl = rule.name == "ftrl" || rule.name == "group_ftrl";
   CHECK(in_slots < (is_ftrl ? 2e-4 : 1e-5));
@@ -477,7 +477,7 @@ TEST_CASE("a slot that no training takes below 0 says that it sums squares, and 
   constexpr size_t kRows = 50;
   const int dim = 8;
   for (const std::string& rule : RowOptimizerNames()) {
-    if (IsDeferred(rule)) continue;  // its slots are another's
+    if (IsDeferred(rule)) continue;  // the caller's formula decides its slots
     const std::unique_ptr<RowOptimizer> optimizer = MakeOrDie(rule);
     std::mt19937 random(3);
     Rows table(*optimizer, kRows, dim, random);
@@ -618,7 +618,7 @@ TEST_CASE("a value that a rule cannot work with is an error that names it") {
   }
   for (const auto& [rule, name, bad] : std::vector<std::tuple<const char*, const char*, double>>{
            {"adam", "beta_1", 1},
-           {"adam", "beta_2", 1 - 1e-9},  // 1 in float32
+           {"adam", "beta_2", 1 - 1e-9},  // equal to 1 in float32
            {"adam", "beta_2", -0.1},
            {"adam", "epsilon", -1},
            {"adam", "weight_decay", -1},

@@ -12,9 +12,9 @@
 //   void Begin(int64_t step_number);                optional: numbers that depend on the step
 //   void Element(float g, float& w, float& slot_0, …) const;
 //
-// Element is one coordinate of the update: it takes the scaled gradient and changes the weight and
-// each slot's element of the same coordinate. A rule that is not element by element has, instead of
-// Element and kSlots,
+// Element updates one coordinate: it takes the scaled gradient and changes the weight and the
+// element of each slot at the same coordinate. A rule that does not work element by element has,
+// instead of Element and kSlots,
 //
 //   void Row(const float* gradient, float scale, float* row, int dim) const;
 //   static size_t RowFloats(size_t dim);            of the embedding and the slots
@@ -25,8 +25,9 @@
 //   static constexpr const char* kRate;
 //   void Begin(int64_t step_number, double rate);
 //
-// Element and Row run on a GPU too, on the same struct byte for byte, so a rule is trivially
-// copyable. Of the standard library its header uses what core/gpu/kernels/standard.h has.
+// Element and Row also run on a GPU, on the same struct byte for byte, so a rule must be trivially
+// copyable. Its header may use only the parts of the standard library that are in
+// core/gpu/kernels/standard.h.
 //
 // Formulas keep Keras' order of operations and its split between float64 (what Python computes
 // from hyperparameters, such as 1 - beta_1) and float32 (everything else).
@@ -42,8 +43,8 @@
 
 namespace sok {
 
-// Divides, and returns 0 for 0 / 0. A row without any gradient gives that with an epsilon of 0: its
-// weight stays as it is, where the formula has NaN.
+// Divides, and returns 0 for 0 / 0. A row that never had a gradient gives 0 / 0 with an epsilon of
+// 0: its weight stays as it is, while the formula gives NaN.
 inline float QuotientOrZero(float numerator, float denominator) {
   return denominator == 0.0f ? 0.0f : numerator / denominator;
 }

@@ -16,8 +16,8 @@
 
 namespace sok {
 
-// Asks for the cache lines of a row that is to be updated soon, since rows lie anywhere in memory.
-// The hardware's own prefetcher follows on a row that is longer than kMostLines.
+// Prefetches the cache lines of a row that is updated soon, since rows are scattered in memory. If
+// a row is longer than kMostLines, the hardware's own prefetcher fetches the rest.
 inline void PrefetchRow(const float* row, size_t floats) {
   constexpr uintptr_t kLine = 64;
   constexpr uintptr_t kMostLines = 16;
@@ -29,7 +29,7 @@ inline void PrefetchRow(const float* row, size_t floats) {
   }
 }
 
-// Returns the name of a type as a program has it.
+// Returns the name of a type in the form that programs use.
 std::string TypeName(const std::type_info& type);
 
 template <typename Rule>
@@ -74,21 +74,21 @@ class RuleOptimizer final : public RowOptimizer {
   }
 
  private:
-  // A rule after its Begin, and the step number of that.
+  // A rule after its Begin, and the step number that was given to Begin.
   struct Begun {
     uint32_t number = 0;
     std::optional<Rule> rule;
   };
 
-  // So many rows lie between a prefetch and its use.
+  // The number of rows between a prefetch and its use.
   static constexpr size_t kAhead = 12;
 
-  // So many Begun are kept, by their numbers. Rows of one commit are mostly young and share a few
-  // numbers.
+  // The number of Begun that are cached, by step number. Most rows of a commit are young and share
+  // a few numbers.
   static constexpr size_t kBegun = 64;
 
-  // Applies a step in which each row has a number of its own. Begin takes powers and cosines, which
-  // cost as much as an update of a short row, so rules that have begun are kept.
+  // Applies a step in which each row has its own number. Begin computes powers and cosines, which
+  // cost as much as the update of a short row, so rules that have begun are cached.
   void ApplyByNumber(const Step& step, float* const* rows, const float* const* gradients, size_t n,
                      int dim) const {
     Begun begun[kBegun];
@@ -103,7 +103,7 @@ class RuleOptimizer final : public RowOptimizer {
         kept.rule = rule_;
         Begin(number, &*kept.rule);
       }
-      const Rule rule = *kept.rule;  // its numbers are not reloaded after each store to the row
+      const Rule rule = *kept.rule;  // its members are not reloaded after each store to the row
       if (weight_decay_ != 0.0f) Decay(rows[i], dim);
       Update(rule, gradients[i], step.scale, rows[i], dim);
     }
@@ -153,7 +153,7 @@ class RuleOptimizer final : public RowOptimizer {
   Rule rule_;
   float learning_rate_;
   float weight_decay_;
-  double rate_ = 0.0;  // what the schedule starts from, or the rate of all steps
+  double rate_ = 0.0;  // initial value of the schedule, or the rate of all steps
   std::optional<Schedule> schedule_;
 };
 

@@ -14,7 +14,7 @@ namespace {
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 constexpr double kPi = 3.14159265358979323846;
 
-// A decay rate below 0 has a power, or a quotient, that is not a number at some steps.
+// With a decay rate below 0, a power or a quotient would be NaN at some steps.
 std::vector<Parameter> RateParameters() {
   return {{"decay_steps", kNone, Range::kPositive},
           {"decay_rate", kNone, Range::kNonNegative},
@@ -45,7 +45,7 @@ double NaturalExponentialDecay(const double* values, double initial, double step
   return initial * std::exp(-values[1] * Periods(values, step));
 }
 
-// A power below 0 divides by 0 at the end.
+// With a power below 0, the formula would divide by 0 at the end.
 std::vector<Parameter> PolynomialParameters() {
   return {{"decay_steps", kNone, Range::kPositive},
           {"end_learning_rate", 1e-4, Range::kNonNegative},
@@ -62,7 +62,7 @@ double PolynomialDecay(const double* values, double initial, double step) {
   } else {
     step = std::min(step, decay_steps);
   }
-  // The product of a cycle may be a rounding below step.
+  // Because of rounding, the product for a cycle may be slightly below step.
   const double left = std::max(0.0, 1.0 - step / decay_steps);
   return (initial - end) * std::pow(left, power) + end;
 }

@@ -123,7 +123,7 @@ TEST_CASE("a polynomial cycle ends at its end at every multiple of its steps") {
         MakeOrDie("polynomial_decay",
                   {{"decay_steps", steps}, {"end_learning_rate", 0}, {"power", 0.5}, {"cycle", 1}});
     for (int64_t step = 0; step < 1000; ++step) {
-      CHECK(schedule(1, step) >= 0);  // neither NaN
+      CHECK(schedule(1, step) >= 0);  // also false for NaN
       CHECK(schedule(1, step) <= 1);
     }
   }

@@ -15,31 +15,31 @@ namespace sok {
 
 // The changes of a table.
 struct RowsLayer {
-  std::shared_ptr<const ServedRows> gone;  // keys that lose the rows of files below; null: none
-  std::shared_ptr<const ServedRows> rows;  // rows that are new or have changed; null: none
+  std::shared_ptr<const ServedRows> gone;  // keys whose rows in files below are gone; null: none
+  std::shared_ptr<const ServedRows> rows;  // new and changed rows; null: none
 };
 
-// Says of most keys that are not in a set that they are not, from a few cache lines.
+// A set that tells quickly, from a few cache lines, that most other keys are not in it.
 class TouchedKeys {
  public:
-  // Makes room for so many keys.
+  // Makes room for this many keys.
   explicit TouchedKeys(uint64_t keys);
 
   void Insert(Key key);
-  // Returns true for keys that were inserted, and for one in seventy of the others.
+  // Returns true for every key that was inserted, and for about one in seventy other keys.
   bool MayHave(Key key) const;
 
  private:
-  std::vector<uint64_t> words_;  // 16 to 32 bits a key, of which each key sets two
-  uint64_t mask_;                // of the number of a bit
+  std::vector<uint64_t> words_;  // 16 to 32 bits for each key, which sets two of them
+  uint64_t mask_;                // for the number of a bit
 };
 
-// A base and the layers over it, none of which changes. Thread-safe.
+// A base and the layers over it. Nothing of it changes. Thread-safe.
 class LayeredRows {
  public:
-  // Opens the files of layers, the lowest first, over a base that is open. An empty path is none;
-  // `gone` and `rows` are equally long. Errors: those of ServedRows::Open, and kInvalidArgument for
-  // rows of another length than the base's.
+  // Opens the files of layers, the lowest first, over an open base. An empty path means no file;
+  // `gone` and `rows` have the same length. Errors: as ServedRows::Open returns, and
+  // kInvalidArgument for rows with another dim than the base.
   static Result<std::shared_ptr<const LayeredRows>> Open(std::shared_ptr<const ServedRows> base,
                                                          const std::vector<std::string>& gone,
                                                          const std::vector<std::string>& rows);
@@ -48,14 +48,14 @@ class LayeredRows {
   const std::shared_ptr<const ServedRows>& base() const { return base_; }
   int dim() const { return base_->dim(); }
 
-  // These are like the ones of ServedRows. A key without a row gets what the base says of those.
+  // Like the methods of ServedRows. A key without a row in any file gets the base's result.
   Status Lookup(const Key* keys, size_t n, float* out, const ParallelFor& parallel_for) const;
   Status Contains(const Key* keys, size_t n, uint8_t* out, const ParallelFor& parallel_for) const;
 
  private:
-  // Returns the numbers of the keys that layers may have, of which there are few.
+  // Returns the positions of the few keys that layers may have.
   std::vector<size_t> Touched(const Key* keys, size_t n) const;
-  // Change what the base has said of n keys. See Lookup and Contains.
+  // Change the base's results for n keys. See Lookup and Contains.
   Status LayRows(const Key* keys, size_t n, float* out, const ParallelFor& parallel_for) const;
   Status LayFlags(const Key* keys, size_t n, uint8_t* out, const ParallelFor& parallel_for) const;
 

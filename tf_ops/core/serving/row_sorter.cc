@@ -19,13 +19,13 @@ Key KeyOf(const char* record) {
   return key;
 }
 
-// Passes records on, in ascending order of their hashes, and refuses equal ones.
+// Passes records on, in ascending order of their hashes, and refuses equal keys.
 class InOrder {
  public:
   explicit InOrder(const RowSorter::Put& put) : put_(put) {}
 
   Status Put(uint64_t hash, const char* record) {
-    if (any_ && hash == last_) {  // a hash belongs to one key
+    if (any_ && hash == last_) {  // different keys have different hashes
       return InvalidArgument("Expected every key once. Received: key " + ShownKey(KeyOf(record)) +
                              " more than once.");
     }
@@ -48,7 +48,7 @@ class RowSorter::RunReader {
   RunReader(const ScratchFile& file, Run run, size_t record_bytes, size_t buffer_bytes)
       : file_(file), run_(run), record_bytes_(record_bytes), buffer_(buffer_bytes) {}
 
-  // Goes to the next record, the first one at first. Sets *more to whether there was one.
+  // Goes to the next record, first to the first one. Sets *more to whether there was a record.
   Status Next(bool* more) {
     at_ += record_bytes_;
     *more = true;
@@ -65,7 +65,7 @@ class RowSorter::RunReader {
 
  private:
   const ScratchFile& file_;
-  Run run_;  // what is not read yet
+  Run run_;  // the part that is not read yet
   const size_t record_bytes_;
   std::vector<char> buffer_;
   size_t at_ = 0, filled_ = 0;

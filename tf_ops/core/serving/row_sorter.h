@@ -1,5 +1,5 @@
-// Sorts rows by the hash of their keys in bounded memory: those that do not fit go to a file
-// without a name, sorted, run by run, and the runs are merged.
+// Sorts rows by the hash of their keys in bounded memory. If they do not fit, sorted runs of them
+// are written to a file without a name, and the runs are merged.
 #pragma once
 
 #include <cstddef>
@@ -19,17 +19,17 @@ namespace sok {
 // A record is a key, in its first 8 bytes, and bytes that belong to it. One thread at a time.
 class RowSorter {
  public:
-  // Takes about `memory` bytes. The file lies in `folder`.
+  // Takes about `memory` bytes. The file is in `folder`.
   RowSorter(size_t record_bytes, size_t memory, std::string folder);
 
-  // Returns the memory of the next records, and sets *n, which says how many there may be, to how
-  // many there is room for, at least 1. They count once Added says so.
+  // Returns memory for the next records. *n is the most records that the caller has; it becomes the
+  // number that fits, at least 1. Records count once they are reported to Added.
   Result<char*> Room(size_t* n);
   void Added(size_t n) { held_ += n; }
   uint64_t size() const { return spilled_ + held_; }
 
   // Calls put(hash, record) for each record, in the order of the hashes. Nothing can be added
-  // afterwards. Errors: kInvalidArgument for a key that came twice; those of put and of files.
+  // afterwards. Errors: kInvalidArgument for a key that came twice; errors of put and of files.
   using Put = std::function<Status(uint64_t hash, const char* record)>;
   Status Drain(const Put& put);
 

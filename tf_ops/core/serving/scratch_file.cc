@@ -13,7 +13,7 @@ namespace sok {
 
 Result<std::unique_ptr<ScratchFile>> ScratchFile::Open(const std::string& folder) {
   int fd = open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-  if (fd < 0) {  // some file systems make no file without a name
+  if (fd < 0) {  // some file systems cannot make a file without a name
     std::string name = folder + "/sok-rows-XXXXXX";
     fd = mkostemp(name.data(), O_CLOEXEC);
     if (fd >= 0) unlink(name.c_str());

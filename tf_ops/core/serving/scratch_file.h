@@ -1,4 +1,4 @@
-// A file without a name: it goes with the process, however that ends.
+// A file without a name: it disappears with the process, however the process ends.
 #pragma once
 
 #include <cstddef>
@@ -18,9 +18,9 @@ class ScratchFile {
   ScratchFile(const ScratchFile&) = delete;
   ScratchFile& operator=(const ScratchFile&) = delete;
 
-  // Writes behind the last byte. Errors: those of SystemError.
+  // Writes after the last byte. Errors: as SystemError returns.
   Status Append(const char* bytes, size_t size);
-  // Reads bytes that were written.
+  // Reads bytes that were written before.
   Status ReadAt(uint64_t offset, char* out, size_t size) const;
 
   uint64_t bytes() const { return bytes_; }

@@ -28,14 +28,14 @@ Status Damaged(const std::string& path, const std::string& what) {
           "path, or export or copy the file again.");
 }
 
-// The bits of a number in the order of the file, which is that of the machines that this runs on.
+// Returns the number that these bytes stand for, in the byte order of the file and the machine.
 uint64_t NumberAt(const char* bytes) {
   uint64_t number;
   std::memcpy(&number, bytes, sizeof(number));
   return number;
 }
 
-// Remembers the first of several errors, of threads that run at once.
+// Keeps the first error of several threads.
 class FirstError {
  public:
   void Note(Status status) {

@@ -15,14 +15,15 @@
 
 namespace sok {
 
-// A file of rows that is open for lookups. It stays the file that it was if another takes its name.
-// It must not be written to, nor cut: a read beyond its end would end the process. Thread-safe.
+// A file of rows that is open for lookups. It keeps the file that it opened, also if another file
+// takes its name. The file must not be written to or cut: a read beyond its end would end the
+// process. Thread-safe.
 class ServedRows {
  public:
-  // Checks the header and the ends of the offsets, in the same time at every size. No content leads
-  // a later call to read outside of the file; Verify says whether what they return is right.
-  // Errors: kDataLoss for a file that is damaged, cut, or none of rows; kInvalidArgument for one of
-  // a later format; those of SystemError.
+  // Checks the header and the ends of the offsets, in the same time at every size. Whatever the
+  // file contains, later calls do not read outside of it; Verify says whether their results are
+  // right. Errors: kDataLoss for a file that is damaged, cut, or not a file of rows;
+  // kInvalidArgument for a file of a later format; as SystemError returns.
   static Result<std::shared_ptr<const ServedRows>> Open(const std::string& path);
   ~ServedRows();
   ServedRows(const ServedRows&) = delete;
@@ -38,21 +39,22 @@ class ServedRows {
   const Key* keys() const { return keys_; }  // (size), in the order of the file
 
   // Writes the rows of n keys to `out`, (n, dim). A key without a row gets zeros, or the vector of
-  // the header's initializer. Errors: kDataLoss where offsets that were needed cannot be right;
-  // what stands in `out` is of no use then.
+  // the header's initializer. Errors: kDataLoss if offsets that were needed are invalid; the
+  // content of `out` is useless then.
   Status Lookup(const Key* keys, size_t n, float* out, const ParallelFor& parallel_for) const;
-  // Writes the rows of those keys that have one, and leaves the rest of `out` as it is. Errors:
-  // those of Lookup.
+  // Writes the rows of the keys that have one, and leaves the rest of `out` unchanged. Errors: as
+  // Lookup returns.
   Status LayOver(const Key* keys, size_t n, float* out, const ParallelFor& parallel_for) const;
-  // Writes what Lookup writes for a key without a row to `out`, (dim).
+  // Writes the vector that Lookup gives a key without a row to `out`, (dim).
   void FillMissing(Key key, float* out) const;
-  // Writes 1 or 0 to `out`, (n), for keys with and without a row. Errors: those of Lookup.
+  // Writes 1 for a key with a row and 0 for a key without one to `out`, (n). Errors: as Lookup
+  // returns.
   Status Contains(const Key* keys, size_t n, uint8_t* out, const ParallelFor& parallel_for) const;
-  // Writes the rows [begin, begin + n), which must be there, to `out`, (n, dim).
+  // Writes the rows [begin, begin + n), which must exist, to `out`, (n, dim).
   void Read(uint64_t begin, size_t n, float* out, const ParallelFor& parallel_for) const;
 
-  // Reads all of the file. Errors: kDataLoss for a checksum that is wrong, and for keys that are
-  // not in the order of their hashes, or not in their bucket.
+  // Reads the whole file. Errors: kDataLoss for a wrong checksum, and for keys that are not in the
+  // order of their hashes, or not in their bucket.
   Status Verify(const ParallelFor& parallel_for) const;
 
  private:
@@ -65,7 +67,7 @@ class ServedRows {
   Status ReadHeader();
   const char* column(ServingLayout::Index index) const { return data_ + (*layout_)[index].begin; }
   const char* row(uint64_t number) const { return rows_ + number * row_bytes_; }
-  // Writes the rows of keys, and calls absent(i) for those that have none.
+  // Writes the rows of keys, and calls absent(i) for each key without a row.
   template <typename Absent>
   Status Take(const Key* keys, size_t n, float* out, const ParallelFor& parallel_for,
               const Absent& absent) const;

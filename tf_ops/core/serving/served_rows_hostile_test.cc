@@ -1,5 +1,5 @@
-// Files that are damaged, or made to mislead: each is refused, or has only right rows, and no call
-// reads outside of it.
+// Damaged files, and files that are made to mislead: each is refused or returns only right rows,
+// and no call reads outside of it.
 #include <doctest/doctest.h>
 
 #include <cstring>
@@ -19,14 +19,14 @@ uint64_t HeaderEnd(const std::string& file) {
   return 8 + length;
 }
 
-// Gives the header the checksum that fits it, as whoever misleads would.
+// Gives the header a checksum that fits, as an attacker would.
 void SignHeader(std::string* file, uint64_t rows) {
   const uint64_t end = HeaderEnd(*file);
   const uint64_t sum = Checksum(file->data(), end, 0);
   std::memcpy(&(*file)[end + 8 * rows], &sum, sizeof(sum));
 }
 
-// Puts `to` in place of `from`, and changes the padding so that the length stays.
+// Replaces `from` by `to`, and changes the padding so that the length stays the same.
 bool Replace(std::string* file, const std::string& from, const std::string& to) {
   const size_t at = file->find(from);
   if (at == std::string::npos || at >= HeaderEnd(*file)) return false;
@@ -56,7 +56,7 @@ class HostileFile {
   size_t rows() const { return rows_.keys.size(); }
 
   enum Outcome { kRefused, kFoundByVerify, kRight };
-  // Opens a file with this content, and makes all calls.
+  // Opens a file with this content, and calls all methods.
   Outcome Try(const std::string& bytes) const {
     WriteAll(path(), bytes);
     const auto opened = ServedRows::Open(path());

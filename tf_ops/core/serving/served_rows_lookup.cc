@@ -16,7 +16,7 @@ namespace {
 constexpr size_t kBlock = 16, kStages = 4;
 constexpr uint32_t kNone = UINT32_MAX;  // more than kMostRows
 constexpr uint32_t kMostScanned = 32;   // keys of a bucket; in larger ones the hash is searched for
-constexpr size_t kMostFetched = 1024;   // bytes of a row; the processor sees where a copy goes on
+constexpr size_t kMostFetched = 1024;   // bytes of a row; the processor prefetches the rest
 constexpr int64_t kNanosecondsAKey = 30;
 
 void PrefetchLines(const void* from, size_t bytes) {
@@ -43,7 +43,7 @@ uint32_t Scan(const Key* keys, Key key, uint32_t begin, uint32_t end) {
 
 }  // namespace
 
-// Buckets have about 8 keys. Somebody who chooses keys can make one of all of them.
+// Buckets have about 8 keys, but someone who chooses the keys can put all into one bucket.
 uint32_t ServedRows::Search(Key key, uint32_t begin, uint32_t end) const {
   if (end - begin > kMostScanned) {
     const uint64_t hash = Mix64(key);
@@ -56,19 +56,19 @@ uint32_t ServedRows::Search(Key key, uint32_t begin, uint32_t end) const {
   return Scan(keys_, key, begin, end);
 }
 
-// Calls fetch(number) for the number of each row that is found, which may prefetch it; then
-// found(i, number) or absent(i) for each i in [begin, end). Returns false for offsets that are
+// Calls fetch(number) for the number of each row that is found, so that it may prefetch the row;
+// then found(i, number) or absent(i) for each i in [begin, end). Returns false if offsets are
 // wrong.
 //
-// The blocks of keys pass through four stages, each one block after the other, so that reads of
-// offsets, of keys and of rows are under way all the time.
+// The blocks of keys pass through four stages, each stage one block later than the stage before, so
+// that reads of offsets, of keys and of rows are always in progress.
 template <typename Fetch, typename Found, typename Absent>
 bool ServedRows::Find(const Key* keys, size_t begin, size_t end, const Fetch& fetch,
                       const Found& found, const Absent& absent) const {
   struct Block {
     size_t begin, size;
     uint32_t bucket[kBlock];
-    uint32_t first[kBlock], last[kBlock];  // of the bucket; then `first` is the row's number
+    uint32_t first[kBlock], last[kBlock];  // of the bucket; later `first` is the number of the row
   };
   Block ring[kStages];
   const size_t blocks = (end - begin + kBlock - 1) / kBlock;

@@ -14,7 +14,7 @@
 namespace sok {
 namespace {
 
-// Returns by how much a value may be off, of a row with these values.
+// Returns the largest error of a value in a row with these values.
 double BoundOf(ServingType type, const float* row, int dim) {
   const auto [least, most] = std::minmax_element(row, row + dim);
   const double range = double{*most} - *least;

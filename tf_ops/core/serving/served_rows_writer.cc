@@ -39,7 +39,7 @@ class ColumnWriter {
     return Status();
   }
 
-  // Writes what is left; at the end, and only once.
+  // Writes the rest; only at the end, and only once.
   Status Flush() {
     if (block_.empty()) return Status();
     sums_.push_back(Checksum(block_.data(), block_.size(), at_));
@@ -152,7 +152,7 @@ Status ServedRowsWriter::WriteColumns(const ServingLayout& layout, const std::st
   ColumnWriter offsets = writer_of(ServingLayout::kOffsets);
   ColumnWriter scales = writer_of(ServingLayout::kScaleBias);
   ColumnWriter rows = writer_of(ServingLayout::kRows);
-  uint64_t buckets = 0;  // whose offsets are written
+  uint64_t buckets = 0;  // buckets with a written offset
   uint32_t number = 0;
   const auto begin_buckets = [&](uint64_t end) {
     for (; buckets < end; ++buckets) SOK_RETURN_IF_ERROR(offsets.Put(&number, sizeof(number)));

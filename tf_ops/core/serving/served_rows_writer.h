@@ -14,16 +14,16 @@
 
 namespace sok {
 
-// Rows come in any order. The file takes the place of an older one when it is complete and on the
-// device; every other end leaves nothing behind. An error, of which the message says what to do,
-// makes the writer useless. One thread at a time may use it.
+// Takes rows in any order. The file replaces an older file once it is complete and on the device;
+// if it does not come to that, nothing is left of it. After an error, whose message says what to
+// do, the writer is useless. One thread at a time may use it.
 class ServedRowsWriter {
  public:
   static constexpr size_t kMemory = size_t{256} << 20;
 
-  // The header's `rows` and `bucket_bits` are not read. Rows that need more than `memory` bytes are
-  // sorted with the help of a temporary file in the folder of `path`. Errors: kInvalidArgument for
-  // a header that no file can have; those of ReplacementFile::Open.
+  // The header's `rows` and `bucket_bits` are not read. If rows need more than `memory` bytes, they
+  // are sorted with a temporary file in the folder of `path`. Errors: kInvalidArgument for a header
+  // that no file can have; as ReplacementFile::Open returns.
   static Result<std::unique_ptr<ServedRowsWriter>> Open(const std::string& path,
                                                         ServingHeader header,
                                                         size_t memory = kMemory);
@@ -49,7 +49,7 @@ class ServedRowsWriter {
   ServingHeader header_;
   const size_t row_bytes_;
   RowSorter sorter_;
-  Status error_;  // what further calls return
+  Status error_;  // further calls return it
 };
 
 }  // namespace sok

@@ -24,7 +24,7 @@ Status TooLarge(Key key, double value) {
       std::to_string(value) + " in " + RowOf(key) + ". Write the rows as float32.");
 }
 
-// Returns the least float16 that is not below a value of at least 0.
+// Returns the smallest float16 that is not below `value`, which is at least 0.
 Float16 Float16Above(double value) {
   float least = static_cast<float>(value);
   if (static_cast<double>(least) < value) {
@@ -35,7 +35,7 @@ Float16 Float16Above(double value) {
   return above;
 }
 
-// Encodes values as whole numbers of [least, most].
+// Encodes values as integers in [least, most].
 template <typename Put>
 Status EncodeScaled(Key key, const float* row, int dim, double least, double most,
                     ScaleBias* scale_bias, const Put& put) {

@@ -1,4 +1,4 @@
-// The values of a row in the file: their way there, and back to float32.
+// The values of a row in the file: encodes them, and decodes them to float32.
 #pragma once
 
 #include <cstddef>
@@ -20,18 +20,18 @@
 
 namespace sok {
 
-// A value of a row of integers is scale * q + bias, in float32: the product is rounded, then the
-// sum. q is a number of int8, or of [-8, 7] for int4.
+// A value of an integer row is scale * q + bias, in float32: the product is rounded, then the sum.
+// q is in the range of int8, or in [-8, 7] for int4.
 struct ScaleBias {
   Float16 scale, bias;
 };
 
-// Encodes a row of dim values. For integers the bias is the float16 nearest to the value that 0
-// stands for when the range of q is stretched from the least value to the greatest. The scale is
-// the least float16 with which every value lies in the range, and q is the nearest number. So
-// no value is off by more than half a scale. `scale_bias` is written for integers alone, and `to`
-// has ServedRowBytes. Errors: kInvalidArgument for a value that is not finite, or that float16
-// cannot hold where it is needed; the message names the key.
+// Encodes a row of dim values. For integers, the range of q is stretched over the range from the
+// smallest to the largest value, and the bias is the float16 nearest to the value that q = 0 means
+// then. The scale is the smallest float16 with which every value is in the range, and q is the
+// nearest integer. So the error of a value is at most half a scale. `scale_bias` is written only
+// for integers, and `to` has ServedRowBytes. Errors: kInvalidArgument for a value that is not
+// finite, or for which float16 is too small; the message names the key.
 Status EncodeServedRow(ServingType type, Key key, const float* row, int dim, char* to,
                        ScaleBias* scale_bias);
 
@@ -48,7 +48,7 @@ inline std::pair<float, float> DecodeScaleBias(const ScaleBias& halves) {
 #endif
 }
 
-// `dim` may be a constant, for loops of a known length.
+// `dim` may be a constant, so that the loop has a known length.
 inline void DecodeInt8(const char* from, float scale, float bias, int dim, float* out) {
   const auto* const values = reinterpret_cast<const int8_t*>(from);
 #pragma GCC ivdep
@@ -68,7 +68,7 @@ inline void DecodeInt4(const char* from, float scale, float bias, int dim, float
   }
 }
 
-// Calls fn(dim), with a constant for sizes that are common.
+// Calls fn(dim); for common sizes dim is a constant.
 template <typename Fn>
 inline void WithDim(int dim, const Fn& fn) {
   switch (dim) {
@@ -85,7 +85,7 @@ inline void WithDim(int dim, const Fn& fn) {
 
 }  // namespace served_values_internal
 
-// Decodes a row. `scale_bias` is read for integers alone.
+// Decodes a row. `scale_bias` is read only for integers.
 template <ServingType kType>
 inline void DecodeServedRow(const char* row, const ScaleBias* scale_bias, int dim, float* out) {
   using namespace served_values_internal;

@@ -15,7 +15,7 @@ constexpr char kVersion[] = "1";
 constexpr char kHash[] = "splitmix64-variant13";  // Mix64
 constexpr char kZeros[] = "zeros";
 
-// The names of __metadata__ that files use themselves.
+// The names in __metadata__ that the format itself uses.
 constexpr const char* kOwnNames[] = {"format", "format_version", "hash",        "name",   "dim",
                                      "dtype",  "rows",           "bucket_bits", "missing"};
 
@@ -83,7 +83,7 @@ class HeaderReader {
     return Numbers(at) == numbers && !json_.has(at + "/" + std::to_string(numbers.size()));
   }
 
-  // Returns the numbers of a list up to the first value that is none, and four at most.
+  // Returns the numbers of a list, at most four, up to the first value that is not a number.
   std::vector<uint64_t> Numbers(const std::string& at) const {
     std::vector<uint64_t> numbers;
     uint64_t number;

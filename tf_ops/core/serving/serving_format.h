@@ -1,5 +1,5 @@
-// The form of a file of rows that are served: a safetensors file whose tensors lie in one order and
-// at places that follow from a few numbers. docs/reference/serving-rows.md describes it.
+// The format of a file of rows that are served: a safetensors file in which the order and the
+// places of the tensors follow from a few numbers. docs/reference/serving-rows.md describes it.
 #pragma once
 
 #include <array>
@@ -60,10 +60,10 @@ struct ServingHeader {
   uint64_t rows = 0;
   int bucket_bits = 0;
   std::optional<MissingRows> missing;                      // none: their rows are zeros
-  std::vector<std::pair<std::string, std::string>> extra;  // is written, and not read
+  std::vector<std::pair<std::string, std::string>> extra;  // written, but not read
 };
 
-// Returns the number of bits that makes buckets of about 8 keys.
+// Returns the number of bits with which buckets have about 8 keys.
 int BucketBits(uint64_t rows);
 
 // Returns the bucket of a key by its hash.
@@ -76,7 +76,7 @@ struct ServingColumn {
   const char* name;
   const char* dtype;
   std::vector<uint64_t> shape;
-  uint64_t begin = 0;  // in the data, which begins at a page of the file
+  uint64_t begin = 0;  // offset in the data, which begins at a page of the file
   uint64_t bytes = 0;
   bool summed = false;  // its blocks have checksums
 
@@ -84,14 +84,14 @@ struct ServingColumn {
   uint64_t blocks() const;  // of kServingBlock bytes
 };
 
-// A checksum is of so many bytes of a column; the last one of a column is of those that are left.
+// The bytes of a column that a checksum covers. The last checksum of a column covers the rest.
 constexpr uint64_t kServingBlock = uint64_t{1} << 20;
 // The data begins at a multiple of this in the file.
 constexpr uint64_t kServingPage = 4096;
 // No header is longer.
 constexpr uint64_t kMostHeaderBytes = uint64_t{1} << 22;
 
-// The places of a file's tensors, in the order in which they lie.
+// The places of a file's tensors, in their order in the file.
 class ServingLayout {
  public:
   enum Index { kKeys, kChecksums, kOffsets, kScaleBias, kPadding, kRows, kColumns };
@@ -100,10 +100,10 @@ class ServingLayout {
 
   const ServingColumn& operator[](Index index) const { return columns_[index]; }
   const std::array<ServingColumn, kColumns>& columns() const { return columns_; }
-  // Returns whether the file has this tensor: scale_bias is for integers alone.
+  // Returns whether the file has this tensor: only integers have scale_bias.
   static bool Has(ServingType type, size_t index) { return index != kScaleBias || HasScale(type); }
   uint64_t bytes() const { return columns_[kRows].end(); }
-  // Returns the number of the first checksum of a column; number 0 is the header's.
+  // Returns the number of the first checksum of a column; number 0 is the header's checksum.
   uint64_t FirstChecksum(Index index) const;
 
  private:
@@ -111,16 +111,16 @@ class ServingLayout {
 };
 
 // Returns the bytes of a file before its data. Errors: kInvalidArgument for a name or an extra
-// string that is not UTF-8, for an extra of a name that files use themselves, and for a header that
+// string that is not UTF-8, for an extra whose name the format itself uses, and for a header that
 // would be too long.
 Result<std::string> ServingHeaderBytes(const ServingHeader& header, const ServingLayout& layout);
 
-// Reads the text of a header, of a file whose data has `data_bytes`. Every tensor lies where
-// ServingLayout has it, and they fill the data. Errors: kDataLoss, and kInvalidArgument for a file
-// of a later format.
+// Parses the header of a file whose data has `data_bytes`. Every tensor must be at its place in
+// ServingLayout, and the tensors must fill the data. Errors: kDataLoss, and kInvalidArgument for a
+// file of a later format.
 Result<ServingHeader> ParseServingHeader(const std::string& text, uint64_t data_bytes);
 
-// Returns a key for a message: as uint64, and as int64 where that differs.
+// Returns a key as text for a message: as uint64, and also as int64 if that differs.
 std::string ShownKey(Key key);
 
 }  // namespace sok

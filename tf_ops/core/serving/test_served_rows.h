@@ -25,7 +25,7 @@ struct TestRows {
 inline constexpr ServingType kServingTypes[] = {ServingType::kFloat32, ServingType::kFloat16,
                                                 ServingType::kInt8, ServingType::kInt4};
 
-// Makes rows of distinct keys: the least, the greatest, and others drawn over all 64 bits.
+// Makes rows of distinct keys: the smallest, the largest, and random keys of all 64 bits.
 inline TestRows RandomRows(size_t n, int dim, std::mt19937_64* random) {
   TestRows rows{dim, {}, {}};
   std::unordered_set<Key> seen;

@@ -1,5 +1,5 @@
-// Defers the update of rows to the caller of the commit: for an optimizer whose formula the core
-// does not have, and which updates the rows by code of its own once they were read.
+// Leaves the update of rows to the caller of the commit: for an optimizer whose formula the core
+// does not have, so that the caller reads the rows and updates them with its own code.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@
 
 namespace sok {
 
-// Keeps count slots for the formula, and leaves the scaled gradient and the number of the step
-// beside them. Weights decay here, as with every rule.
+// Keeps `count` slots for the formula, and writes the scaled gradient and the number of the step
+// into two more. Weights decay here, like with every rule.
 template <int count>
 struct Deferred {
   static constexpr const char* kNames[] = {"slot_0", "slot_1", "slot_2", "slot_3",
@@ -35,7 +35,7 @@ struct Deferred {
     std::vector<Slot> slots;
     for (int i = 0; i < count; ++i) slots.push_back({kNames[i], dim, initials[i]});
     slots.push_back({"gradient", dim, 0.0f});
-    slots.push_back({"step", 1, 0.0f, kSumsSquares});  // at least 0, as sums of squares are
+    slots.push_back({"step", 1, 0.0f, kSumsSquares});  // at least 0, like sums of squares
     return slots;
   }
 
@@ -49,8 +49,8 @@ struct Deferred {
     deferred[dim] = step;
   }
 
-  float initials[count + 1] = {};  // one too many, as an array is not empty
-  float step = 0.0f;               // exact up to 2^24, beyond which no bias is left to correct
+  float initials[count + 1] = {};  // one more than needed, since an array cannot be empty
+  float step = 0.0f;               // exact up to 2^24; later bias corrections are 1
 };
 
 }  // namespace sok

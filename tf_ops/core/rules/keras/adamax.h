@@ -42,7 +42,7 @@ struct Adamax {
     w -= learning_rate * m / (correction * (u + epsilon));
   }
 
-  // Returns NaN if either is.
+  // Returns the larger number, or NaN if one is NaN.
   static float Greater(float x, float y) { return y > x || y != y ? y : x; }
 
   float learning_rate;

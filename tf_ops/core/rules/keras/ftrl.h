@@ -8,8 +8,8 @@
 
 namespace sok {
 
-// With kSquareRoot learning_rate_power is -0.5, its default, and the power a square root, which has
-// a vector instruction.
+// With kSquareRoot, learning_rate_power has its default of -0.5, and the power is a square root,
+// for which there is a vector instruction.
 template <bool kSquareRoot>
 struct Ftrl {
   static constexpr int kSlots = 2;

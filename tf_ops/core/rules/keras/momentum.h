@@ -1,4 +1,4 @@
-// Gradient descent with momentum, Nesterov's too: keras.optimizers.SGD with momentum above 0.
+// Gradient descent with momentum, also Nesterov's: keras.optimizers.SGD with momentum above 0.
 #pragma once
 
 #include <vector>

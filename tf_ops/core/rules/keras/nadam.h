@@ -29,14 +29,14 @@ struct Nadam : Adam {
     w -= (m * momentum_rate + g * gradient_rate) / (std::sqrt(v * velocity_scale) + epsilon);
   }
 
-  // Returns by how much beta_1 is smaller at a step than it is in the end.
+  // Returns the warm-up of a step: the ratio of its beta_1 to the final one.
   static double Warmup(double step) { return 1.0 - 0.5 * std::pow(0.96, step); }
 
-  // Returns the product of the warm-ups of steps 1 to step_number. Beyond the last one that is kept
-  // they are 1 in float64.
+  // Returns the product of the warm-ups of steps 1 to step_number. Products are stored up to a step
+  // after which warm-ups are 1 in float64.
   static double WarmupProduct(int64_t step_number);
 
-  // The learning rate times what multiplies the momentum, and times what multiplies the gradient.
+  // The learning rate times the factor of the momentum, and times the factor of the gradient.
   float momentum_rate = 0.0f;
   float gradient_rate = 0.0f;
   float velocity_scale = 1.0f;

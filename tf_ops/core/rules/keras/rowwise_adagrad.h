@@ -1,6 +1,6 @@
-// Adagrad with one accumulator a row, the mean of its squared gradients: FBGEMM's
-// EXACT_ROWWISE_ADAGRAD (fbgemm_gpu, split table batched embeddings) and its defaults.
-// FBGEMM's own weight decay is not the decoupled one that every rule here has.
+// Adagrad with one accumulator for each row, the mean of its squared gradients: FBGEMM's
+// EXACT_ROWWISE_ADAGRAD (fbgemm_gpu, split table batched embeddings) with its defaults. FBGEMM's
+// own weight decay differs from the decoupled decay that every rule has here.
 #pragma once
 
 #include <cmath>

@@ -60,8 +60,8 @@ struct KvAdam {
   float one_minus_beta2;
   float lambda;
   float epsilon;
-  float rate = 0.0f;         // with the bias correction of the momentum
-  float correction2 = 0.0f;  // the bias correction of the velocity, a factor
+  float rate = 0.0f;         // includes the bias correction of the momentum
+  float correction2 = 0.0f;  // bias correction of the velocity, as a factor
 };
 
 }  // namespace sok

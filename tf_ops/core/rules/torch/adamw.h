@@ -22,8 +22,8 @@ struct KvAdamW : KvAdam {
     decay = static_cast<float>(gamma * lambda);
   }
 
-  // This is not written as w *= 1 - decay: of the default decay, 1e-5, the rounding of that factor
-  // would be 0.3 %.
+  // This is not written as w *= 1 - decay: with the default decay, 1e-5, the rounding of that
+  // factor would change the decay by 0.3 %.
   void Element(float g, float& w, float& m, float& v) const {
     w -= decay * w;
     Moments(g, m, v);

@@ -1,6 +1,6 @@
-// Adam with the maximum of past velocities (Reddi et al. 2018). The maximum is one of
-// bias-corrected velocities; in torch.optim.Adam(amsgrad=True) it is one of the velocities before
-// the correction.
+// Adam with the maximum of past velocities (Reddi et al. 2018). It is the maximum of bias-corrected
+// velocities, while torch.optim.Adam(amsgrad=True) takes the maximum of the velocities before the
+// correction.
 #pragma once
 
 #include <vector>

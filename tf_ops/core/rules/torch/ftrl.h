@@ -1,12 +1,12 @@
 // FTRL-Proximal with a learning rate for each coordinate (McMahan et al. 2013, "Ad click
 // prediction: a view from the trenches", algorithm 1). Keras' form is in ftrl.h.
 //
-// z and n start at 0, but the weight where the initializer put it. While n is 0 and beta and
-// lambda2 are 0 too, the formula is 0 / 0, and the weight stays as it is: a row whose first
-// gradients are 0 keeps its start. With a beta or a lambda2 it falls to 0, as the formula has it.
+// z and n start at 0, but the weight at the value of the initializer. While n, beta and lambda2 are
+// all 0, the formula is 0 / 0, and the weight stays as it is: a row whose first gradients are 0
+// keeps its start. With a beta or a lambda2 the weight becomes 0, as the formula says.
 //
-// z holds what earlier alphas made of the weight, so a schedule that lowers alpha pulls the weight
-// towards 0 in the same proportion at the next update.
+// z depends on the alphas of earlier steps, so if a schedule lowers alpha, the next update moves
+// the weight towards 0 in the same proportion.
 #pragma once
 
 #include <cmath>
@@ -36,8 +36,9 @@ struct KvFtrl {
     return {{"linear", dim, 0.0f}, {"accumulator", dim, 0.0f, kSumsSquares}};
   }
 
-  // A schedule may end at 0, which cannot divide. The weights stay as they are then, while z and n
-  // go on to sum. The bound keeps 1 / alpha, and z with it, well inside of float32.
+  // A schedule may end at 0, by which the formula cannot divide. The weights then stay as they are,
+  // while z and n still sum gradients. The bound keeps 1 / alpha and z far below the largest
+  // float32.
   void Begin(int64_t /*step_number*/, double alpha) {
     constexpr double kLeast = 1e-20;
     const bool moves = alpha >= kLeast;

@@ -160,15 +160,15 @@ struct Rows {
   std::vector<std::vector<double>> exact;
 };
 
-// Lion jumps where its sum changes sign: a sum within rounding of 0 would test nothing but luck.
+// Lion jumps when its sum changes sign, so the result for a sum close to 0 depends on rounding.
 bool NearJump(const Rule& rule, const Numbers& h, double g, double m) {
   if (rule.name != "kv_lion" || g == 0) return false;
   const double sum = h.at("beta1") * m + (1 - h.at("beta1")) * g;
   return sum != 0 && std::fabs(sum) < 1e-5;
 }
 
-// Each update takes up some of the rows, so that their numbers come apart; each coordinate of a
-// gradient is 0 now and then, and in a row's first two updates all of row 0's are.
+// Each update has only some of the rows, so that their step numbers differ. Each coordinate of a
+// gradient is sometimes 0, and in the first two updates of row 0 all of them are.
 void CheckAgainstReference(const Rule& rule, const Numbers& changes, int dim, bool scheduled) {
   constexpr size_t kRows = 9;
   constexpr int kSteps = 100;
@@ -180,7 +180,7 @@ void CheckAgainstReference(const Rule& rule, const Numbers& changes, int dim, bo
   std::mt19937 random(77u + dim);
   std::normal_distribution<float> normal(0, 1);
   Rows table(*optimizer, kRows, dim, random);
-  // One row is old from the start: nothing is left of its corrections.
+  // One row has many updates from the start, so its bias corrections are 1.
   std::vector<uint32_t> updates(kRows, 0);
   updates[4] = 4000000000u;
   for (int step = 1; step <= kSteps; ++step) {
@@ -205,7 +205,7 @@ void CheckAgainstReference(const Rule& rule, const Numbers& changes, int dim, bo
       rows.push_back(table.floats[chosen[u]].data());
       pointers.push_back(gradients[u].data());
     }
-    // This number would show in the results if it were used.
+    // If this step number were used, the results would be wrong.
     optimizer->Apply({1000, scale, numbers.data()}, rows.data(), pointers.data(), rows.size(), dim);
     for (size_t u = 0; u < chosen.size(); ++u) {
       const double t = numbers[u];
@@ -221,7 +221,7 @@ void CheckAgainstReference(const Rule& rule, const Numbers& changes, int dim, bo
   }
   double most = 0;
   for (size_t i = 0; i < kRows; ++i) {
-    // The rule's alpha is 0 to a float, and the reference divides by it.
+    // In float32 the rule's alpha is 0, and the reference divides by it.
     if (i == 4 && scheduled && rule.name == "kv_ftrl") continue;
     for (size_t j = 0; j < table.exact[i].size(); ++j) {
       const double exact = table.exact[i][j];
@@ -229,8 +229,7 @@ void CheckAgainstReference(const Rule& rule, const Numbers& changes, int dim, bo
       most = std::max(most, std::isfinite(distance) ? distance : HUGE_VAL);
     }
   }
-  // This allows for 100 roundings of float32, each of at most 6e-8, if they all went one way; they
-  // do not.
+  // This allows for 100 roundings of float32 in the same direction, each of at most 6e-8.
   CHECK(most < 1e-5);
 }
 
@@ -277,7 +276,7 @@ TEST_CASE("a kv rule follows its formula in float64, each row by its own number"
 
 TEST_CASE("a row's own number counts as the step's would, for every rule") {
   constexpr int kDim = 19;
-  // There are more numbers than a commit keeps, and numbers that push one another out.
+  // There are more numbers than a commit caches, and numbers that replace each other in the cache.
   std::vector<uint32_t> numbers;
   for (uint32_t i = 0; i < 300; ++i) numbers.push_back(1 + (i % 3 == 0 ? 64 * i : i % 90));
   for (const std::string& name : RowOptimizerNames()) {

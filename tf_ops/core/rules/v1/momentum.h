@@ -1,6 +1,6 @@
-// Gradient descent with momentum, Nesterov's too, whose slot sums gradients before the learning
-// rate multiplies them: tf.compat.v1.train.MomentumOptimizer. Keras' slot, in momentum.h, holds
-// them multiplied, so that the two differ when the rate changes.
+// Gradient descent with momentum, also Nesterov's, whose slot sums gradients before they are
+// multiplied by the learning rate: tf.compat.v1.train.MomentumOptimizer. Keras' slot, in
+// momentum.h, sums the products, so the results differ if the rate changes.
 #pragma once
 
 #include <vector>
