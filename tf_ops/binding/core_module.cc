@@ -1,4 +1,4 @@
-// _core: the core for Python, without TensorFlow. sok_embed/binding/_core.pyi says what it offers.
+// _core: the core for Python, without TensorFlow. sok_embed/binding/_core.pyi describes it.
 #include "binding/binding.h"
 
 namespace sok::binding {

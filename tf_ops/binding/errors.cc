@@ -69,7 +69,7 @@ std::string ShownRule(const std::string& rule) {
 void Raise(const Status& status) {
   std::string worded;
   std::string_view message = status.text();
-  // Where memory has ended, the core's words do.
+  // If there is no memory left, the message keeps the core's wording.
   try {
     worded = status.Worded(ShownRule);
     message = worded;

@@ -48,8 +48,8 @@ class PyCapture {
   std::optional<TableCapture> capture_;
 };
 
-// Copies rows out that were not copied before. Returns how many; fewer than there is room for, one
-// for each of `keys`, if these were the last.
+// Copies rows that were not copied before. Returns their number; if it is smaller than the size of
+// `keys`, these were the last rows.
 size_t NextOf(PyCapture& self, const Array<Key>& keys, const Array<uint32_t>& nums,
               const FloatsOut& embeddings) {
   TableCapture& capture = self.get();

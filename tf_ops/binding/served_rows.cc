@@ -18,7 +18,7 @@
 namespace sok::binding {
 namespace {
 
-// Calls that go on keep the file mapped when it is closed; so does the array of its keys.
+// Running calls keep the file mapped after it is closed; so does the array of its keys.
 class PyServedRows {
  public:
   explicit PyServedRows(nb::handle path) {

@@ -1,4 +1,4 @@
-// Ops on what an adaptive table holds: export, restore, demote, stats.
+// Ops on the contents of an adaptive table: export, restore, demote, stats.
 #include <algorithm>
 #include <string>
 #include <utility>

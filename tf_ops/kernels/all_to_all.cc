@@ -92,8 +92,8 @@ class AllToAllOp : public tf::AsyncOpKernel {
   explicit AllToAllOp(tf::OpKernelConstruction* ctx) : AsyncOpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("mesh", &mesh_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("exchange", &exchange_));
-    // In a graph the name of the node tells exchanges of one name apart. In eager mode all nodes of
-    // an op have the same name.
+    // In a graph, the names of nodes distinguish exchanges with the same name. In eager mode all
+    // nodes of an op have the same name.
     exchange_ += "|" + name();
   }
 
@@ -131,8 +131,8 @@ class AllToAllOp : public tf::AsyncOpKernel {
   }
 
  private:
-  // TensorFlow turns an UnavailableError into an InternalError, unless it knows the op as one of
-  // communication.
+  // TensorFlow turns an UnavailableError into an InternalError, unless it knows the op as a
+  // communication op.
   static absl::Status ErrorForOp(const Status& status) {
     if (status.code() != Code::kUnavailable) return ToAbsl(status);
     return absl::AbortedError(status.text());

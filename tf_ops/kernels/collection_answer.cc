@@ -24,7 +24,7 @@ REGISTER_OP("SokEmbed>CollectionAsked")
     .Input("message_splits: int32")
     .Output("keys: num_tables * int64")
     .Output("counts: num_tables * int64")  // empty for a table that does not count
-    .Output("said: num_tables * int64")    // none of a table that says nothing
+    .Output("said: num_tables * int64")    // empty unless the table `says`
     .Output("sizes: int32")                // (workers, tables) floats of the rows in the answer
     .Attr("num_tables: int >= 1")
     .Attr("dims: list(int)")

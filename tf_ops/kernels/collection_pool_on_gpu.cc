@@ -175,7 +175,7 @@ class CollectionPoolOnGpuOp : public tf::OpKernel {
     return static_cast<size_t>(call.plan->tables[call.plan->feature_tables[feature]].dim);
   }
 
-  // Sets where vectors lie, and how they are pooled.
+  // Sets the places of vectors, and how they are pooled.
   absl::Status Place(tf::OpKernelContext* ctx, PooledCall* call) const {
     tf::OpInputList splits, weights;
     TF_RETURN_IF_ERROR(ctx->input_list("splits", &splits));

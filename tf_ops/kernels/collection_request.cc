@@ -25,7 +25,7 @@ namespace tf = tensorflow;
 REGISTER_OP("SokEmbed>CollectionRequest")
     .Input("keys: Tkeys")
     .Input("splits: num_splits * int64")
-    .Input("said: num_said * int64")  // of features whose table `says`: a number for each key
+    .Input("said: num_said * int64")  // for features whose table `says`: a number for each key
     .Output("message: int64")
     .Output("message_splits: int32")
     .Output("asked: variant")
@@ -47,7 +47,7 @@ REGISTER_OP("SokEmbed>CollectionRequest")
     .Attr("pools: list(bool)")
     .Attr("combiners: list(int)")     // (features)
     .Attr("counts: list(bool) = []")  // (tables) true if it counts keys; empty: none does
-    .Attr("says: list(bool) = []")    // (tables) CollectedTable::says; none: none does
+    .Attr("says: list(bool) = []")    // (tables) CollectedTable::says; empty: false for all
     .Attr("trains: bool")
     .Attr("marks_unused: bool = true")  // see CollectionPlan
     .Attr("workers: int >= 1")

@@ -27,8 +27,8 @@ using tf::shape_inference::InferenceContext;
 [[maybe_unused]] static const bool asked_keys_variants = RegisterHostVariant<AskedKeysVariant>();
 [[maybe_unused]] static const bool served_receipts = RegisterHostVariant<ServedReceipt>();
 
-// For a table that pools, the outputs are the keys of all bags, and for each feature of each worker
-// whose bags have several lengths their splits.
+// For a table that pools, the outputs are the keys of all bags, followed by the splits of each
+// feature of each worker whose bags have several lengths.
 REGISTER_OP("SokEmbed>CollectionAskedKeys")
     .Input("message: int64")
     .Input("message_splits: int32")
@@ -215,7 +215,7 @@ class CollectionServeOnGpuOp : public tf::OpKernel {
     call->keys.resize(tables);
     call->bags.resize(tables);
     for (bool is_on_all : on_all) {
-      // Each worker gets all gradients of a table that lies on all.
+      // If a table is on all workers, each worker gets all of its gradients.
       const auto workers = static_cast<double>(asked.segments.workers());
       call->shares.push_back(is_on_all ? 1.0 / workers : 1.0);
     }

@@ -17,7 +17,7 @@ namespace tf = tensorflow;
 absl::Status ToAbsl(const Status& status, const std::string& table_name) {
   std::string named;
   std::string_view message = status.text();
-  // If memory ends here, the error is returned without the name of the table.
+  // If there is no memory left, the error is returned without the name of the table.
   try {
     if (!table_name.empty()) message = named = "table '" + table_name + "': " + status.message();
     if (!IsUtf8(message)) message = named = EscapedUtf8(message);

@@ -90,7 +90,7 @@ class HashPositionsOp : public tf::OpKernel {
     });
   }
 
-  PositionMapOptions options_;  // but for the size
+  PositionMapOptions options_;  // all except the size
 };
 SOK_REGISTER_KERNEL("HashPositions", HashPositionsOp);
 

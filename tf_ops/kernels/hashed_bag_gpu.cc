@@ -70,7 +70,7 @@ class GpuHashedBagKernel : public HashedBagKernel {
 
   static absl::Status FindGpu(Call* call) {
     auto* const stream = call->ctx->op_device_context()->stream();
-    // Pluggable devices do not tell their number.
+    // Pluggable devices do not report their number.
     const int ordinal = std::max(stream->parent()->device_ordinal(), 0);
     const auto found = gpu::GpuBags::Of(ordinal);
     if (!found.ok()) {
@@ -115,7 +115,7 @@ class GpuHashedBagKernel : public HashedBagKernel {
     return absl::OkStatus();
   }
 
-  // Reads the inputs of a gradient but for the last.
+  // Reads all inputs of a gradient except the last.
   absl::Status BeginGradient(int64_t size, Call* call) const {
     TF_RETURN_IF_ERROR(Begin(size, call));
     return CheckUpstream(call->ctx->input(0), static_cast<int64_t>(call->batch->bags));

@@ -120,7 +120,7 @@ class HashedBagKernel : public tensorflow::OpKernel {
   absl::Status CheckWinners(const tensorflow::Tensor& winners, const Bags& bags) const;
 
   // Reads the inputs of a gradient: gradients of the output, ids, offsets, scales, winners and, for
-  // those of the weight, its size.
+  // gradients of the weight, its size.
   struct GradientInputs {
     InputBags read;
     std::optional<PositionMap> positions;
@@ -155,7 +155,7 @@ class HashedBagKernel : public tensorflow::OpKernel {
 
   tensorflow::DataType weight_type_, out_type_;
   BagMode mode_;
-  PositionMapOptions options_;  // but for the size
+  PositionMapOptions options_;  // all except the size
   int64_t padding_;
   bool ends_;
   bool scaled_;

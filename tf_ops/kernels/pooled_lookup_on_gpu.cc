@@ -40,7 +40,7 @@ REGISTER_OP("SokEmbed>LookupPooledOnGpu")
     .Attr("num_weights: int >= 0")
     .Attr("feature_names: list(string)")
     .Attr("feature_tables: list(int)")  // (features) like the next three
-    .Attr("bags: list(int)")            // as of CollectionRequest
+    .Attr("bags: list(int)")            // as in CollectionRequest
     .Attr("combiners: list(int)")
     .Attr("max_lengths: list(int)")
     .Attr("dims: list(int)")  // (tables) like the next two
@@ -179,7 +179,7 @@ class LookupPooledOnGpuOp : public tf::OpKernel {
     return absl::OkStatus();
   }
 
-  // Says where vectors lie.
+  // Sets the places of vectors.
   absl::Status Place(const PooledInputs& inputs, PooledCall* call) const {
     size_t width = 0;
     const size_t bags = inputs.bags[0].bags;

@@ -81,8 +81,8 @@ inline absl::Status GetCall(tensorflow::OpKernelContext* ctx,
   return absl::OkStatus();
 }
 
-// Hands gradients, by table, to the table or collection that commits them. Error: where norms are
-// asked for, a copy from a GPU that fails.
+// Passes gradients, by table, to the table or collection that commits them. Error: if norms are
+// needed, a failed copy from the GPU.
 Status DepositGradients(const TrainedToken& trained, CollectionKeys deposited,
                         std::shared_ptr<const void> hold, const AnchorGradient& anchor,
                         const ParallelFor& parallel_for);

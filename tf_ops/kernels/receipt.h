@@ -1,4 +1,4 @@
-// A receipt: what a lookup hands to the deposit that belongs to it.
+// A receipt carries data from a lookup to the deposit of its gradients.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 namespace sok {
 
-// The element of the variant tensor that a lookup puts out.
+// The element of the variant tensor that a lookup returns.
 struct Receipt {
   std::string table_name;
   size_t n = 0;  // rows of the gradients

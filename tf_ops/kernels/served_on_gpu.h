@@ -23,8 +23,8 @@ struct ServedCall {
   std::shared_ptr<const AskedKeys> asked;
   std::vector<LookupKeys> keys;  // (tables) of the deposit; n is 0 where the table is not trained
   std::vector<std::vector<gpu::RowBags>> bags;  // (tables) the bags that it pools, without vectors
-  std::vector<tensorflow::Tensor> held;         // whose addresses are in `bags`
-  std::vector<double> shares;                   // (tables) as of CollectionKeys
+  std::vector<tensorflow::Tensor> held;         // tensors whose addresses are in `bags`
+  std::vector<double> shares;                   // (tables) see CollectionKeys
   DepositOrder order = {};
   void* stream = nullptr;
 };

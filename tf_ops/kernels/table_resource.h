@@ -35,8 +35,8 @@ class OpenTable {
 
   const std::string& name() const { return name_; }
   const std::shared_ptr<Table>& table() const { return table_; }
-  // Returns true if the rows lie in a storage: its lookups may wait for other locks than those of
-  // shards.
+  // Returns true if the rows are in a storage. Its lookups may also wait for locks other than the
+  // locks of shards.
   bool stored() const { return storage_ != nullptr; }
   // Returns FailedPrecondition in a process that was forked from the one that has the storage open:
   // calls would wait for threads that this process does not have.
@@ -100,7 +100,7 @@ absl::Status OnTable(tensorflow::OpKernelContext* ctx) {
 }
 
 // Returns the keys of a tensor as the core's 64 bits. int32 keys are widened, keeping their sign;
-// the others are not copied.
+// keys of other types are not copied.
 LookupKeys KeysOf(const tensorflow::Tensor& keys);
 
 // Points to the counts of keys, int64 of their shape, if the op has an input of counts after the

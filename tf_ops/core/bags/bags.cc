@@ -51,7 +51,7 @@ template Result<std::vector<int64_t>> SplitsOfOffsets(const int32_t*, int64_t, i
 template Result<std::vector<int64_t>> SplitsOfOffsets(const int64_t*, int64_t, int64_t, bool);
 
 Status SplitsOfRows(const int64_t* rows, int64_t n, int64_t num_rows, int64_t* splits) {
-  int64_t row = 0;  // the last one whose beginning is known
+  int64_t row = 0;  // the last row whose beginning is known
   splits[0] = 0;
   for (int64_t i = 0; i < n; ++i) {
     if (rows[i] < 0 || rows[i] >= num_rows) {
@@ -73,7 +73,7 @@ Status CheckIds(const int64_t* ids, int64_t n, int64_t num_embeddings,
   const auto limit = static_cast<uint64_t>(num_embeddings);
   std::atomic<bool> bad{false};
   parallel_for(n, 1, [&](int64_t begin, int64_t end) {
-    // Every id is looked at, without a branch: a negative one is a large number here.
+    // Finds the largest id without a branch: a negative id is a large number here.
     uint64_t largest = 0;
     for (int64_t i = begin; i < end; ++i)
       largest = std::max(largest, static_cast<uint64_t>(ids[i]));

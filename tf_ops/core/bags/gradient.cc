@@ -11,8 +11,8 @@
 namespace sok {
 namespace {
 
-// A round of a dense gradient holds so many contributions at most: they stay in the cache between
-// the two halves of a round.
+// The most contributions in a round of a dense gradient: they stay in the cache between the two
+// halves of a round.
 constexpr int64_t kRoundElements = int64_t{1} << 21;
 
 int FloorLog2(int64_t x) {
@@ -21,21 +21,21 @@ int FloorLog2(int64_t x) {
   return log;
 }
 
-// Returns the bits of a range of positions, few enough for its sums to stay in a core's cache and
-// for many cores to have ranges of their own.
+// Returns the number of bits of a range of positions: few enough for its sums to stay in a core's
+// cache and for many cores to have ranges of their own.
 int DenseShift(int64_t size) {
   int shift = std::clamp(FloorLog2(size / 16 + 1), 10, 16);
   while (((size - 1) >> shift) >= 1024) ++shift;
   return shift;
 }
 
-// Returns the bits of a range of positions that gets about 2^14 of the contributions.
+// Returns the number of bits of a range of positions that gets about 2^14 of the contributions.
 int SparseShift(int64_t size, int64_t elements) {
   const int64_t shards = std::clamp<int64_t>(elements >> 14, 1, 4096);
   return std::min(FloorLog2((size - 1) / shards + 1) + 1, 32);
 }
 
-// Sorts [records, records + n) by their lowest `bits` of local, keeping the order of equal ones.
+// Sorts [records, records + n) by the lowest `bits` of local, and keeps the order of equal records.
 template <typename Record>
 void SortByLocal(int bits, Record* records, int64_t n, std::vector<Record>* scratch) {
   constexpr int kDigit = 11;
@@ -53,7 +53,7 @@ void SortByLocal(int bits, Record* records, int64_t n, std::vector<Record>* scra
   if (from != records) std::copy(from, from + n, records);
 }
 
-// Joins neighbours of equal local in place. Returns how many records there are then.
+// Joins adjacent records with equal local in place. Returns the new number of records.
 template <typename Record>
 int64_t SumEqual(Record* records, int64_t n) {
   int64_t distinct = 0;

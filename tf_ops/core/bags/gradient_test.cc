@@ -1,6 +1,5 @@
-// Tests that the fast gradients of bags equal those of bag_test_cases.h, which loops over entries
-// and elements one by one: "the plain way". The fast ones work in blocks and rounds and on many
-// threads.
+// Compares the fast gradients of bags with those of bag_test_cases.h, which loops over entries and
+// elements one by one: "the plain way". The fast gradients use blocks, rounds and many threads.
 #include "core/bags/gradient.h"
 
 #include <doctest/doctest.h>
@@ -71,8 +70,9 @@ TEST_CASE("gradients equal the plain way, over modes, hashes, blocks, signs, pad
     for (PositionHash hash :
          {PositionHash::kMixed, PositionHash::kOriginal, PositionHash::kModulo}) {
       for (int64_t block_size : {1, 5, 8, 16}) {
-        // The weight has less than a block; then so few positions that groups of entries are
-        // summed apart and then added; then several ranges of positions, the last one short.
+        // The weight is smaller than a block at first. Then it has so few positions that groups of
+        // entries are summed separately and then added. Then it has several ranges of positions,
+        // the last one short.
         for (int64_t size : {1, 3, 40, 3000, 70001}) {
           for (bool sign : {false, true}) {
             CheckBoth(BagCase(BagOptions(size, 37, block_size, sign, hash), mode, 60, sign), false);

@@ -7,8 +7,8 @@
 namespace sok {
 namespace {
 
-// Computes MulHi for a b below 2^32, in steps that compilers turn into vector instructions: the low
-// half of a contributes its carry only.
+// Computes MulHi for a b below 2^32, in steps that compilers turn into vector instructions: of the
+// product with the low half of a, only the carry is used.
 uint64_t MulHiNarrow(uint64_t a, uint64_t b) {
   return ((a >> 32) * b + ((a & 0xffffffffull) * b >> 32)) >> 32;
 }
@@ -77,7 +77,7 @@ void PositionMap::Bases(uint64_t id, uint64_t* bases) const {
 void PositionMap::Positions(uint64_t id, uint64_t* positions) const {
   Bases(id, positions);
   if (block_size() == 1) return;
-  // This goes from the end, so that no base is overwritten before it has been read.
+  // Goes backwards, so that no base is overwritten before it has been read.
   for (int k = blocks_ - 1; k >= 0; --k) {
     const int begin = k * block_size(), end = std::min(begin + block_size(), dim());
     const uint64_t base = positions[k];

@@ -30,7 +30,7 @@ constexpr PositionHash kAll[] = {PositionHash::kMixed, PositionHash::kOriginal,
                                  PositionHash::kModulo};
 
 TEST_CASE("the original hash has the values of the PyTorch project") {
-  // A size beyond the prime of the hash leaves the hash as it is.
+  // If the size is larger than the prime of the hash, the hash is used unchanged.
   const PositionMap map =
       Value(PositionMap::Make(Options(PositionHash::kOriginal, int64_t{1} << 47, 200)));
   CHECK(map.Position(0, 0) == 104729);
@@ -118,7 +118,7 @@ TEST_CASE("half of the signs are a minus, and none without sign") {
       REQUIRE(!plain.Minus(id, d));
     }
   }
-  // 70,000 throws of a coin have a standard deviation of 132.
+  // The number of heads in 70,000 coin tosses has a standard deviation of 132.
   CHECK(std::abs(minus - 35000) < 5 * 132);
 }
 

@@ -18,7 +18,7 @@ float FloatOf(uint32_t bits) {
 }
 
 // Returns the value of a finite bfloat16 from its fields: 1 sign, 8 exponent and 7 mantissa bits.
-// The bits of an infinity give 2^128, which is where rounding sees it.
+// For the bits of an infinity it returns 2^128, with which rounding to infinity is checked.
 double ValueOf(uint32_t bits) {
   const int exponent = (bits >> 7) & 0xff;
   const int mantissa = bits & 0x7f;
@@ -27,7 +27,8 @@ double ValueOf(uint32_t bits) {
   return (bits & 0x8000) != 0 ? -magnitude : magnitude;
 }
 
-// Returns the nearer of the two neighbours; if both are as near, the one with an even mantissa.
+// Returns the nearer of the two neighbours; if both are equally near, the one with an even
+// mantissa.
 uint16_t Nearest(uint32_t lower, float x) {
   const double below = std::fabs(double{x} - ValueOf(lower));
   const double above = std::fabs(ValueOf(lower + 1) - double{x});

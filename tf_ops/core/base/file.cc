@@ -28,7 +28,7 @@ std::string FolderOf(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
-// Returns what the temporary names of a path begin with, the folder included.
+// Returns the beginning of the temporary names for a path, with the folder.
 std::string TemporaryStem(const std::string& path) {
   const std::string name = path.substr(path.rfind('/') + 1);  // npos + 1 == 0
   return path.substr(0, path.size() - name.size()) + name.substr(0, kLongestStem) + ".tmp-";
@@ -44,7 +44,7 @@ std::string TemporaryName(const std::string& path) {
   return TemporaryStem(path) + suffix;
 }
 
-// Returns true for a suffix as TemporaryName makes it: process id, dash, 8 hexadecimal digits.
+// Returns true for a suffix that TemporaryName makes: process id, dash, 8 hexadecimal digits.
 bool LooksLikeSuffix(const std::string& suffix) {
   const size_t dash = suffix.find('-');
   return dash != std::string::npos && dash > 0 && suffix.size() == dash + 9 &&
@@ -52,8 +52,8 @@ bool LooksLikeSuffix(const std::string& suffix) {
          suffix.find_first_not_of("0123456789abcdef", dash + 1) == std::string::npos;
 }
 
-// Removes the temporary files for path whose writers were killed.
-// Writers that live hold a lock on theirs.
+// Removes the temporary files for path whose writers were killed. A living writer holds a lock on
+// its file.
 void RemoveLeftovers(const std::string& path) {
   const std::string folder = FolderOf(path);
   const std::string stem = TemporaryStem(path), name = stem.substr(stem.rfind('/') + 1);
@@ -143,7 +143,7 @@ Status SyncFolder(const std::string& folder, const std::string& verb) {
   const int opened = fd < 0 ? errno : 0;
   const int synced = fd < 0 || fsync(fd) == 0 ? 0 : errno;
   if (fd >= 0) close(fd);
-  // Some file systems cannot sync a folder and say so: they do not need it, or cannot do it.
+  // Some file systems return an error because they do not need to sync folders, or cannot do it.
   if (opened == 0 && (synced == 0 || synced == EINVAL || synced == ENOTSUP)) return Status();
   const int error = opened != 0 ? opened : synced;
   return SystemError(error, verb, folder);
@@ -163,7 +163,7 @@ Status OutOfMemory(size_t bytes, const std::string& path) {
 }
 
 Result<std::unique_ptr<InputFile>> InputFile::Open(const std::string& path) {
-  // O_NONBLOCK keeps a pipe without a writer from holding us up.
+  // O_NONBLOCK prevents open from waiting for the writer of a pipe.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return SystemError(errno, "open", path);
   struct stat found;
@@ -219,8 +219,8 @@ Result<std::unique_ptr<ReplacementFile>> ReplacementFile::Open(const std::string
       error = errno;
       continue;
     }
-    // A file system without locks has no leftovers removed either. A process that looked for
-    // leftovers may have come before the lock was taken; then the name is gone.
+    // On a file system without locks, leftovers are not removed either. Another process that
+    // removes leftovers may have come before the lock was taken; then the file has lost its name.
     const bool locked = flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
     if (locked && fstat(fd, &found) == 0 && found.st_nlink > 0) {
       return std::unique_ptr<ReplacementFile>(new ReplacementFile(fd, std::move(temporary), path));
@@ -247,7 +247,8 @@ Status ReplacementFile::WriteAt(uint64_t offset, const void* bytes, size_t size)
 
 Status ReplacementFile::Commit() {
   if (fsync(fd_) != 0) return SystemError(errno, "bring to the device", path_);
-  // The file gets its name before it is closed, which would set its lock free: see RemoveLeftovers.
+  // The file is renamed before it is closed, since closing it releases its lock: see
+  // RemoveLeftovers.
   if (std::rename(temporary_.c_str(), path_.c_str()) != 0) {
     return SystemError(errno, "rename the finished " + temporary_ + " to", path_);
   }

@@ -15,13 +15,13 @@
 namespace sok {
 namespace {
 
-// Direct I/O needs memory, places and lengths that are multiples of a block of the device. Common
-// devices have blocks of 512 bytes or 4 KiB, and pages of memory are multiples of both.
+// Direct I/O needs addresses, offsets and lengths that are multiples of a block of the device.
+// Common devices have blocks of 512 bytes or 4 KiB, and memory pages are multiples of both.
 constexpr size_t kAlignment = 4096;
 // A write into the page cache is not preempted: a writer of low priority would keep the core from a
-// thread of high priority, so each write is this short.
+// thread of high priority, so each write has at most this length.
 constexpr size_t kCachedBytes = size_t{64} << 10;
-// After so many bytes the kernel is told to begin to write them to the device.
+// Each time after this many bytes, the kernel is asked to start writing them to the device.
 constexpr uint64_t kPushedBytes = uint64_t{16} << 20;
 
 }  // namespace
@@ -53,7 +53,7 @@ Status FileStream::Finish() {
   Status status = WaitForThread();
   StopThread();
   if (!status.ok()) return status;
-  // The end of a file is seldom a whole block.
+  // The end of a file is seldom a whole block, which direct I/O needs.
   GiveUpDirect();
   SOK_RETURN_IF_ERROR(WriteOut(filling_.data(), filled_));
   filled_ = 0;
@@ -70,7 +70,7 @@ Status FileStream::WriteBuffer() {
     try {
       thread_ = std::thread([this] { Run(); });
     } catch (const std::system_error&) {
-      // The system has no more threads, so that of the caller writes.
+      // The system cannot start another thread, so the thread of the caller writes.
       filled_ = 0;
       return WriteOut(filling_.data(), kBufferBytes);
     }
@@ -121,7 +121,7 @@ Status FileStream::WriteOut(const char* bytes, size_t size) {
     const ssize_t wrote = write(fd_, bytes + done, part);
     if (wrote < 0 && errno == EINTR) continue;
     if (wrote < 0 && errno == EINVAL && direct_) {
-      // The file system takes the flag, and not these lengths.
+      // The file system accepts the flag, but not these lengths.
       GiveUpDirect();
       continue;
     }
@@ -133,7 +133,7 @@ Status FileStream::WriteOut(const char* bytes, size_t size) {
     if (done % kAlignment != 0) GiveUpDirect();
 #ifdef SYNC_FILE_RANGE_WRITE
     if (written_ - pushed_ < kPushedBytes) continue;
-    // A file system that cannot do it does it all in Finish.
+    // On a file system that cannot do this, Finish flushes everything.
     if (!direct_) {
       (void)sync_file_range(fd_, static_cast<off_t>(pushed_),
                             static_cast<off_t>(written_ - pushed_), SYNC_FILE_RANGE_WRITE);

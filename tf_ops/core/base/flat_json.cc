@@ -34,11 +34,11 @@ class FlatJson::Reader final : public nlohmann::json_sax<nlohmann::json> {
   static constexpr size_t kLongestPath = 256;
   struct Container {
     size_t path_size;
-    int64_t next;  // the place of an array's next value; kObject in an object
+    int64_t next;  // index of an array's next value; kObject in an object
   };
 
-  // Each value is stored with its whole path. Without a limit of their length, the paths of a short
-  // text that is nested deeply would take the square of its length.
+  // Each value is stored with its whole path. Without a limit on the length of paths, a short text
+  // with deep nesting would need memory that grows with the square of its length.
   bool PathOfChild(const std::string& name) {
     path_.resize(open_.back().path_size);
     if (path_.size() + 1 + name.size() > kLongestPath) return false;
@@ -64,7 +64,7 @@ class FlatJson::Reader final : public nlohmann::json_sax<nlohmann::json> {
   }
 
   std::map<std::string, Value>& values_;
-  std::string path_;  // the path of the value to come, once it is known
+  std::string path_;  // the path of the next value, once it is known
   std::vector<Container> open_;
 };
 

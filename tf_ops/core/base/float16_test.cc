@@ -11,7 +11,7 @@ namespace sok {
 namespace {
 
 // Returns the value of a finite float16 from its fields: 1 sign, 5 exponent and 10 mantissa bits.
-// The bits of an infinity give 2^16, which is where rounding sees it.
+// For the bits of an infinity it returns 2^16, with which rounding to infinity is checked.
 double ValueOf(uint32_t bits) {
   const int exponent = (bits >> 10) & 0x1f;
   const int mantissa = bits & 0x3ff;

@@ -28,10 +28,10 @@ Status MakeFolders(const std::string& path) {
   for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
     const std::string part = path.substr(0, end);
     if (mkdir(part.c_str(), 0777) == 0) {
-      // A failure of power may take a name that the device does not have, and all that is in there.
+      // Without this, a power failure may remove the new folder's name, and everything in it.
       const size_t slash = part.rfind('/');
       Status status = SyncFolder(slash == std::string::npos ? "." : part.substr(0, slash + 1));
-      // A process that may make a folder there may still be refused permission to read it.
+      // A process that may create a folder there may still lack permission to open it for reading.
       if (!status.ok() && status.code() != Code::kPermissionDenied) return status;
     } else if (errno != EEXIST) {
       return FileError(errno, "could not make the folder '" + part + "'");

@@ -1,4 +1,4 @@
-// Grouping against std::stable_sort and std::map.
+// Compares grouping with std::stable_sort and std::map.
 #include "core/base/grouping.h"
 
 #include <doctest/doctest.h>
@@ -50,7 +50,7 @@ TEST_CASE("distinct values are numbered as they appear") {
     std::map<uint64_t, uint32_t> numbers;
     const auto value_of = [&](uint32_t number) { return values[number]; };
     for (size_t i = 0; i < n; ++i) {
-      // Small values, and values that differ in their highest bits alone.
+      // Small values, and values that differ only in their highest bits.
       const uint64_t value = i % 2 == 0 ? random() % range : (random() % range) << 48;
       const uint32_t size = index.size();
       const uint32_t number = index.FindOrAdd(value, value_of);

@@ -10,8 +10,8 @@
 namespace sok {
 namespace {
 
-// So many elements are made at a time, in arrays on the stack, so that the loops over them
-// vectorise.
+// The number of elements that are made at a time, in arrays on the stack, so that the loops over
+// them vectorise.
 constexpr int kBlock = 64;
 
 void FillNormal(const StartVector& start, uint64_t state, float* out, int dim) {

@@ -22,7 +22,7 @@ char* Map(size_t bytes) {
   return p == MAP_FAILED ? nullptr : static_cast<char*>(p);
 }
 
-// Maps more than is needed and trims both ends to the alignment.
+// Maps more than needed and unmaps what lies outside of the aligned part.
 char* MapAligned(size_t bytes, size_t alignment) {
   char* raw = Map(bytes + alignment);
   if (raw == nullptr) return nullptr;
@@ -33,7 +33,7 @@ char* MapAligned(size_t bytes, size_t alignment) {
   return raw + head;
 }
 
-// Returns whether the system gives huge pages to mappings that did not ask for them.
+// Returns whether the system gives huge pages also to mappings that did not ask for them.
 bool HugePagesForAll() {
   std::ifstream setting("/sys/kernel/mm/transparent_hugepage/enabled");
   std::string words;
@@ -122,7 +122,7 @@ void Arena::Count(char* block, size_t bytes, bool comes) {
   const size_t page = chunk.pages.page_bytes();
   const size_t offset = block - chunk.pages.data();
   const size_t first = offset / page, last = (offset + bytes - 1) / page;
-  // Only the first and the last page of a block may hold other blocks.
+  // Only the first and the last page of a block may contain parts of other blocks.
   size_t begin = last + 1, end = begin;
   for (size_t p = first; p <= last; ++p) {
     uint32_t& blocks = chunk.blocks[p];

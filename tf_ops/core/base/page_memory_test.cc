@@ -108,7 +108,7 @@ TEST_CASE("freed blocks are handed out again, the one at the lowest place first"
 }
 
 TEST_CASE("pages go back to the system once no block is on them, and what others hold stays") {
-  // This is done with small pages, and with huge ones.
+  // Runs with small pages, and with huge pages.
   for (const size_t total : {size_t{4} << 20, Arena::kHugeFrom + (size_t{64} << 20)}) {
     Arena arena;
     constexpr size_t kBytes = 100000;
@@ -120,7 +120,7 @@ TEST_CASE("pages go back to the system once no block is on them, and what others
     const size_t resident = arena.resident_bytes();
     CHECK(resident >= arena.bytes_used());
     CHECK(resident < arena.bytes_used() + (size_t{8} << 20));
-    // One block of forty stays, so those that stay are 4 MB apart.
+    // One of forty blocks is kept, so the kept blocks are 4 MB apart.
     for (size_t i = 0; i < blocks.size(); ++i) {
       if (i % 40 != 0) arena.Free(blocks[i], kBytes);
     }
@@ -153,7 +153,7 @@ TEST_CASE("an arena that gets no memory says so and keeps what it has") {
 TEST_CASE("memory that shall have huge pages keeps what is in it") {
   for (const size_t bytes : {size_t{0}, size_t{100}, size_t{5} << 20}) {
     std::vector<char> memory(bytes + 1, 'x');
-    PreferHugePages(memory.data() + 1, bytes);  // it begins with no page
+    PreferHugePages(memory.data() + 1, bytes);  // the range does not begin at a page
     CHECK(std::count(memory.begin(), memory.end(), 'x') == static_cast<ptrdiff_t>(bytes) + 1);
   }
   PreferHugePages(nullptr, size_t{8} << 20);

@@ -1,4 +1,4 @@
-// Compares remainders with the processor's own.
+// Compares remainders with the results of the operator %.
 #include "core/base/remainder.h"
 
 #include <doctest/doctest.h>

@@ -8,7 +8,7 @@ namespace sok {
 
 RepeatedJob::~RepeatedJob() {
   if (ForkedFromBackgroundThreads()) {
-    // The thread is the parent's, and there is nothing here to wait for.
+    // The thread exists only in the parent process, so there is nothing to wait for here.
     new std::thread(std::move(thread_));
     return;
   }
@@ -42,7 +42,7 @@ bool RepeatedJob::Ask() {
 bool RepeatedJob::AskIfBusy() {
   const std::lock_guard<std::mutex> lock(mu_);
   if (!asked_ && !running_) return false;
-  asked_ = true;  // the thread looks at it when it has run
+  asked_ = true;  // the thread checks it when its job has run
   return true;
 }
 

@@ -85,7 +85,7 @@ TEST_CASE("settling withdraws a request, and waits for the job that runs") {
     job.Settle();
     CHECK(held.ended() == 1);
   });
-  // The request is withdrawn by the time that the job is let go, or begins and is settled, too.
+  // By the time that the job may end, the request is withdrawn, or it has begun and is settled too.
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   held.LetEnd(2);
   settling.join();

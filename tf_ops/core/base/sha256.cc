@@ -20,7 +20,7 @@ constexpr uint32_t kRounds[64] = {
     0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
     0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
 
-// The same of the square roots of the first eight.
+// The first 32 bits of the fractional parts of the square roots of the first eight primes.
 using State = std::array<uint32_t, 8>;
 constexpr State kStart = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
                           0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
@@ -64,7 +64,7 @@ Sha256Digest Sha256(std::string_view bytes) {
   const auto* at = reinterpret_cast<const uint8_t*>(bytes.data());
   size_t left = bytes.size();
   for (; left >= kBlock; at += kBlock, left -= kBlock) Compress(&state, at);
-  // A one, zeros, and the number of bits end the last block, or the one after it.
+  // The last block, or the block after it, ends with a 1 bit, zeros, and the number of bits.
   uint8_t last[2 * kBlock] = {};
   if (left > 0) std::memcpy(last, at, left);
   last[left] = 0x80;

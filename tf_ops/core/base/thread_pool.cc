@@ -11,24 +11,24 @@
 namespace sok {
 namespace {
 
-// Each thread has several chunks, so that one which is held up does not hold up all.
+// Each thread gets several chunks, so that a delayed thread does not delay the whole job.
 constexpr int64_t kChunksPerThread = 4;
 
 std::atomic<ThreadPool*> process_pool{nullptr};
 
-// After a fork the threads are the parent's, and a lock may be held by one of them. So the pool is
-// left as it is, and forgotten.
+// After a fork the threads exist only in the parent process, and one of them may hold a lock. So
+// the child neither uses nor frees the pool.
 void ForgetPool() { process_pool.store(nullptr, std::memory_order_relaxed); }
 
 [[maybe_unused]] const int kRegistered = pthread_atfork(nullptr, nullptr, ForgetPool);
 
-// The pool is made without a lock, which a fork could leave locked for good.
+// The pool is made without a lock, since a fork could leave the lock locked in the child.
 ThreadPool& PoolOfProcess() {
   ThreadPool* pool = process_pool.load(std::memory_order_acquire);
   if (pool != nullptr) return *pool;
   auto made = std::make_unique<ThreadPool>(static_cast<int>(std::thread::hardware_concurrency()));
   if (process_pool.compare_exchange_strong(pool, made.get(), std::memory_order_acq_rel)) {
-    pool = made.release();  // never ends: threads may still work while the process exits
+    pool = made.release();  // never freed: threads may still work while the process exits
   }
   return *pool;
 }
@@ -53,7 +53,7 @@ struct ThreadPool::Job {
 
 void ThreadPool::RunChunks(Job* job) {
   for (;;) {
-    // Threads that come late add to `next` once each: it stays far from overflow.
+    // Threads that find no items left add to `next` once each, which is far from an overflow.
     const int64_t begin = job->next.fetch_add(job->chunk, std::memory_order_relaxed);
     if (begin >= job->total) return;
     try {
@@ -61,7 +61,7 @@ void ThreadPool::RunChunks(Job* job) {
     } catch (...) {
       std::lock_guard<std::mutex> guard(job->failure_mu);
       if (job->failure == nullptr) job->failure = std::current_exception();
-      job->next.store(job->total, std::memory_order_relaxed);  // the rest is not worth starting
+      job->next.store(job->total, std::memory_order_relaxed);  // the remaining items are skipped
     }
   }
 }
@@ -117,7 +117,7 @@ void ThreadPool::Work() {
     RunChunks(job);
     lock.lock();
     jobs_.erase(std::remove(jobs_.begin(), jobs_.end(), job), jobs_.end());
-    // This happens with the lock held, since the job goes as soon as its caller gets the lock.
+    // The lock is held here, since the job may be destroyed as soon as its caller gets the lock.
     if (--job->helpers == 0) job->alone.notify_one();
   }
 }

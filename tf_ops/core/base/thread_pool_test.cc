@@ -164,7 +164,7 @@ TEST_CASE("a forked child has threads of its own, and the parent keeps its threa
   const pid_t child = fork();
   REQUIRE(child >= 0);
   if (child == 0) {
-    alarm(60);  // should it hang
+    alarm(60);  // ends the test if it hangs
     _exit(SumOnProcessPool() == 499500 && SumOnProcessPool() == 499500 ? 0 : 1);
   }
   CHECK(SumOnProcessPool() == 499500);

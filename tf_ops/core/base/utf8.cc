@@ -6,15 +6,15 @@
 namespace sok {
 namespace {
 
-// Returns how many bytes the character at the beginning of a text has, 0 for what is none. The text
-// has at least one byte.
+// Returns the number of bytes of the character at the beginning of a text, 0 if it is invalid. The
+// text has at least one byte.
 size_t CharacterBytes(std::string_view text) {
   const auto byte = [text](size_t i) { return static_cast<uint8_t>(text[i]); };
   const uint8_t first = byte(0);
   if (first < 0x80) return 1;
   const size_t size = first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
   if (first < 0xc2 || first > 0xf4 || text.size() < size) return 0;
-  // Longer forms than needed, halves of surrogate pairs and what lies above U+10FFFF.
+  // Excludes forms that are longer than needed, surrogates, and code points above U+10FFFF.
   const uint8_t least = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
   const uint8_t most = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
   if (byte(1) < least || byte(1) > most) return 0;

@@ -87,7 +87,7 @@ bool LooksLikeDamoDump(const std::string& path) {
   const auto file = InputFile::Open(path);
   if (!file.ok()) return false;
   const auto groups = ReadHeader(*file.value());
-  // Four zero bytes are a dump of no groups only if nothing follows.
+  // Four zero bytes are a dump without groups only if nothing follows.
   return groups.ok() && (!groups.value().empty() || file.value()->bytes() == 4);
 }
 
@@ -100,7 +100,7 @@ Result<std::unique_ptr<DamoDumpReader>> DamoDumpReader::Open(const std::string& 
   return reader;
 }
 
-// Counts come from the file: nothing is multiplied before it is known to fit.
+// Counts come from the file, so they are checked before they are multiplied.
 Status DamoDumpReader::CheckLength() const {
   const uint64_t start = HeaderBytes(groups_.size());
   uint64_t left = file_->bytes() - start;
@@ -124,7 +124,7 @@ Status DamoDumpReader::Verify(const DumpProgress& progress) const {
 }
 
 Status DamoDumpReader::ForEachPiece(const PieceFn& fn, const DumpProgress& progress) const {
-  std::array<int, dump::kGroups> dims{};  // kNoDim where there is no group
+  std::array<int, dump::kGroups> dims{};  // kNoDim if there is no such group
   std::array<uint64_t, dump::kGroups> rows{};
   uint64_t longest = 0;
   for (const DamoGroup& group : groups_) {
@@ -136,13 +136,13 @@ Status DamoDumpReader::ForEachPiece(const PieceFn& fn, const DumpProgress& progr
   if (!window.Reserve(window_bytes)) return OutOfMemory(window_bytes, file_->path());
 
   uint64_t offset = HeaderBytes(groups_.size());
-  uint64_t begin = offset, end = offset;  // of the window, in the file
+  uint64_t begin = offset, end = offset;  // bounds of the window in the file
   Key key = 0;
   TableContents piece;
   piece.n = 1;
   piece.rows.keys = &key;
   while (offset < total) {
-    // A record is in the window as a whole, or the window starts anew with it.
+    // If the window does not have the whole record, it is filled anew from the record's beginning.
     const char* record = nullptr;
     int32_t group = 0;
     for (uint64_t needed = kRecordHeadBytes;;) {

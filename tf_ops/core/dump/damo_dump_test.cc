@@ -25,7 +25,7 @@ struct Record {
   }
 };
 
-// Returns a file as Damo-Embedding writes it, after the description in the header.
+// Returns a file in the format of Damo-Embedding, written after the description in the header.
 std::string DamoBytes(const std::vector<DamoGroup>& groups, const std::vector<Record>& records) {
   std::string bytes;
   Append(bytes, static_cast<int32_t>(groups.size()));
@@ -153,7 +153,7 @@ TEST_CASE("a Damo header that makes no sense is refused with the offset") {
   check({{5, 1, ~uint64_t{0}}}, Code::kInvalidArgument, "at byte 12.");
   check({{5, 1, uint64_t{1} << 63}}, Code::kInvalidArgument, "at byte 12.");
   check({{5, 1, (uint64_t{1} << 63) - 1}}, Code::kDataLoss, "at byte 20 ");
-  // 2^60 records of 16 bytes: 0 bytes, were the product to wrap.
+  // 2^60 records of 16 bytes, whose product would wrap to 0 bytes.
   check({{5, 1, uint64_t{1} << 60}}, Code::kDataLoss, "at byte 20 ");
   check({{5, 1, 1}}, Code::kDataLoss, "at byte 20 ");
   for (int32_t n : {-1, 257, std::numeric_limits<int32_t>::max()}) {

@@ -49,7 +49,7 @@ Status CheckDump(const DumpReader& reader, const std::string& path, const DumpPr
     if (!state.ok()) return InGroup(path, group.group, state.status());
     checks.emplace(group.group, SlotChecks(state.value().rule, group.dim));
   }
-  // Dumps are sorted by key, so duplicates are adjacent. Groups that are not need all keys at once.
+  // Dumps are sorted by key, so duplicates are adjacent. For unsorted groups all keys are kept.
   std::map<int, std::vector<Key>> unordered;
   std::optional<Key> last;
   int last_group = -1;

@@ -1,5 +1,5 @@
-// Rows that no training leaves are refused before anything changes; those that any rule leaves,
-// also one that has diverged, are not.
+// Rows that no training can produce are refused before anything changes. Rows that some rule can
+// produce, also one that has diverged, are accepted.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -71,7 +71,7 @@ std::vector<Wrong> WrongGroups() {
   wide.slots = {{"momentum", 1, 0}, {"velocity", 3, 0}};
   start.slots[1].initial = -1;
   TableState other = StateOf("kv_adam");
-  other.rule = "kv_ftrl";  // which has as many floats
+  other.rule = "kv_ftrl";  // a rule with the same number of floats
   std::vector<FileRow> far;
   for (Key key = 0; key < 100000; ++key) far.push_back({key * 7 + 1, {1, 2, 3, 4, 5, 6}});
   std::swap(far[10], far[20]);
@@ -139,7 +139,7 @@ TEST_CASE("rows that have counted to the end, and beyond the middle, are saved a
   for (Key key : keys) rows.push_back({key, {1, 2, 3, 4, 5, 6}, updates[key - 1]});
   AddGroup(*writer.value(), 0, StateOf("kv_adam", TableState::kMostSteps), rows);
   REQUIRE(writer.value()->Finish().ok());
-  // Once as it is, and once after another step.
+  // Loads the dump as it is, and again after further steps.
   std::string dump = folder / "d";
   for (int round = 0; round < 3; ++round) {
     CAPTURE(round);
@@ -147,7 +147,7 @@ TEST_CASE("rows that have counted to the end, and beyond the middle, are saved a
     REQUIRE(Value(storage->Load(dump, nullptr)) == keys.size());
     TableConfig config;
     config.dim = kDim;
-    config.initializer = "constant";  // as the group in the file has it
+    config.initializer = "constant";  // like the group in the file
     config.initializer_a = config.initializer_b = 0;
     const auto optimizer = Value(MakeRowOptimizer("kv_adam", {}));
     const auto table = Value(storage->OpenTable(config, "kv_adam", {}, std::nullopt));
@@ -196,7 +196,7 @@ TEST_CASE("what any rule leaves passes, whatever the gradients were") {
       row.insert(row.end(), start.begin(), start.end());
       float* const rows[] = {row.data()};
       for (int64_t step = 1; step <= 6; ++step) {
-        // Most trials stay finite.
+        // Most trials use only values that stay finite.
         const size_t most = trial % 3 == 0 ? std::size(extremes) : 6;
         const float gradient[kDim] = {extremes[random() % most], extremes[random() % most]};
         const float* const gradients[] = {gradient};

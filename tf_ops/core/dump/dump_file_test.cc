@@ -1,4 +1,4 @@
-// Dumps: what is written is read.
+// Dumps: reading returns the rows that were written.
 #include <doctest/doctest.h>
 
 #include <algorithm>

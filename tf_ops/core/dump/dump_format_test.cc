@@ -1,4 +1,4 @@
-// Dumps: the bytes of the file, what is refused, and what damage is found.
+// Dumps: the bytes of the file, refused arguments, and detected damage.
 #include "core/dump/dump_format.h"
 
 #include <doctest/doctest.h>
@@ -54,7 +54,7 @@ const std::vector<TestGroup>& GoldenGroups() {
   return groups;
 }
 
-// The golden bytes with a number changed and the checksum of [from, at) at `at` made right again.
+// The golden bytes with a changed number, and with a correct checksum of [from, at) at `at`.
 std::string Altered(size_t place, const std::string& bytes, size_t from, size_t at) {
   std::string altered = FromHex(kGolden);
   altered.replace(place, bytes.size(), bytes);

@@ -18,7 +18,7 @@ Status Damaged(const std::string& path, uint64_t offset, const std::string& expe
                                      ". The dump is damaged or incomplete: copy or dump it again.");
 }
 
-// Takes the bytes at an offset. Their checksum stands behind them.
+// Takes the bytes at an offset, followed in memory by their checksum.
 Status CompareChecksum(const std::string& path, uint64_t offset, const char* bytes, size_t size) {
   if (dump::Load<uint64_t>(bytes + size) == Checksum(bytes, size, offset)) return Status();
   return Damaged(path, offset, std::to_string(size) + " bytes that agree with their checksum",
@@ -137,8 +137,8 @@ Status DumpReader::ParseIndex(const char* index, uint64_t bytes, uint64_t offset
   return at == bytes ? Status() : damaged(at, "the footer after the last group");
 }
 
-// The blocks of all groups must fill the space between header and index. Sizes come from the file:
-// nothing is multiplied before it is known to fit.
+// The blocks of all groups must fill the space between header and index. Sizes come from the file,
+// so they are checked before they are multiplied.
 Status DumpReader::CheckLengths(uint64_t index_offset) const {
   uint64_t left = index_offset - dump::kHeaderBytes;
   for (const DumpGroup& group : groups_) {
@@ -187,9 +187,9 @@ Status DumpReader::Verify(const DumpProgress& progress) const {
   return ForEachPiece([](int, const TableContents&) { return Status(); }, progress);
 }
 
-// The columns of a block, as a file has them and as contents.
+// A block: its bytes in the file, and its columns as TableContents.
 struct DumpReader::Block {
-  // Reads them from a payload of n rows. Throws std::bad_alloc.
+  // Copies the columns from a payload of n rows. Throws std::bad_alloc.
   void Spread(const DumpGroup& group, const char* payload, size_t n) {
     const size_t dim = group.dim, slot_floats = group.slot_floats;
     const auto* nums = reinterpret_cast<const uint32_t*>(payload + n * sizeof(Key));

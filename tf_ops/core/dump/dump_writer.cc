@@ -69,7 +69,7 @@ Status DumpWriter::BeginGroup(const DumpGroup& group) {
   return Status();
 }
 
-// The block's memory waits for the first row.
+// The memory of the block is allocated at the first row.
 Status DumpWriter::StartBlocks() {
   if (groups_.empty()) {
     return Status(Code::kFailedPrecondition,
@@ -118,7 +118,7 @@ void DumpWriter::PutRow(const TableContents& piece, size_t row) {
 Status DumpWriter::WriteBlock() {
   if (block_rows_ == 0) return Status();
   char* payload = block_.data() + dump::kBlockHeadBytes;
-  // A part of a block: its columns move together.
+  // If the block is not full, its columns are moved together.
   size_t to = 0, from = 0;
   for (size_t width :
        {sizeof(Key), sizeof(uint32_t), sizeof(uint32_t), row_floats_ * sizeof(float)}) {

@@ -1,4 +1,4 @@
-// DumpWriter: wrong use, failing disks, and what they leave behind.
+// DumpWriter: wrong use, failing disks, and the files that remain after them.
 #include <doctest/doctest.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -76,7 +76,7 @@ TEST_CASE("what a killed writer left goes with the next dump to the same path, a
     WriteAll(folder / name, "mine");
   }
   REQUIRE(mkdir((folder / "d.tmp-12-0123abcd").c_str(), 0700) == 0);
-  const auto other = OpenWriter(folder / "d");  // still writing
+  const auto other = OpenWriter(folder / "d");  // is still writing
   REQUIRE(OpenWriter(folder / "d")->Finish().ok());
   REQUIRE(other->Finish().ok());
   CHECK(CheckDump(folder / "d").ok());
@@ -145,7 +145,7 @@ TEST_CASE("a disk without room fails the dump, leaves the old file and no other"
   REQUIRE(WriteDump(path, {}).ok());
   const std::string before = ReadAll(path);
   const std::vector<TestGroup> groups = {RandomGroup(random, {1, 1020, "{}", 1020}, 300)};
-  // Full in the header, in each block, in the index, in the footer.
+  // The disk is full in the header, in each block, in the index, in the footer.
   for (rlim_t room : {0, 10, 24, 1000000, 1100000, 2000000, 2452900, 2452940}) {
     CAPTURE(room);
     Status status;

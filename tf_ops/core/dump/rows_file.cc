@@ -24,7 +24,8 @@ constexpr size_t kChecksumBytes = 8;
 constexpr uint64_t kPieceBytes = 1 << 20;
 constexpr size_t kAlignedRows = 16;
 
-// Writes a block of what Next or NextKept of a capture copies. Returns whether it may have more.
+// Writes a block of rows that Next or NextKept of a capture copies. Returns whether there may be
+// more rows.
 Result<bool> PutSome(const NumberedCapture& each,
                      Result<size_t> (RowCapture::*next)(const CapturedColumns&, size_t),
                      RowsFileWriter* writer, uint64_t* written) {
@@ -36,7 +37,7 @@ Result<bool> PutSome(const NumberedCapture& each,
   return rows == room.room;
 }
 
-// Writes the copies that are kept now.
+// Writes all copies that are kept at present.
 Status PutKept(const NumberedCapture& each, RowsFileWriter* writer, uint64_t* written) {
   for (;;) {
     const auto more = PutSome(each, &RowCapture::NextKept, writer, written);
@@ -67,7 +68,7 @@ Result<RowsFileWriter::Room> RowsFileWriter::MakeRoom(int dim, int slot_floats) 
   slot_floats_ = slot_floats;
   const uint64_t row_bytes = dump::RowBytes(dim, slot_floats);
   room_ = std::max<uint64_t>(1, kMostPayload / row_bytes);
-  // So that columns are aligned as the payload is, and readers need not copy them.
+  // A multiple of kAlignedRows keeps columns aligned, so that readers need not copy them.
   if (room_ > kAlignedRows) room_ -= room_ % kAlignedRows;
   const size_t bytes = kHeadBytes + room_ * row_bytes + kChecksumBytes;
   if (!block_.Reserve(bytes)) return OutOfMemory(bytes, path_);
@@ -86,7 +87,7 @@ Result<RowsFileWriter::Room> RowsFileWriter::MakeRoom(int dim, int slot_floats) 
 }
 
 Status RowsFileWriter::PutRows(uint32_t table, size_t n) {
-  // Columns of fewer rows than there is room for move together.
+  // If there are fewer rows than room, the columns are moved together.
   char* const payload = block_.data() + kHeadBytes;
   size_t to = 0, from = 0;
   for (const size_t width :
