@@ -148,12 +148,12 @@ def _check_blend(key: str, dtype: tf.DType, option: EmbeddingVariableOption, ble
     if option.evict_option is None:
         raise ValueError(
             f"Column '{key}': expected an evict_option with demote_blend={blend!r}, which has no "
-            "meaning as long as no row goes. Received: none."
+            "meaning if no row is ever removed. Received: evict_option=None."
         )
     if dtype in (tf.string, tf.uint64):
         raise ValueError(
-            f"Column '{key}': expected demote_blend=0 with {dtype.name}: the static row of a row "
-            f"that goes is not known by its key. Received: {blend!r}."
+            f"Column '{key}': expected demote_blend=0 with {dtype.name}: the static row of a "
+            f"removed row cannot be found by its key. Received: {blend!r}."
         )
 
 

@@ -143,8 +143,8 @@ class _FeaturesLayer(RowsLayer, ABC):
                 raise
         refuse_when_served(
             f"Layer '{self.name}': expected features of the dtypes that its columns have. "
-            "Received: floats, by a signature that Keras made up from shapes. Export the model "
-            "with one: model.export(path, input_signature=[...])."
+            "Received: floats, in a signature that Keras made from shapes. Export the model with "
+            "a signature of your own: model.export(path, input_signature=[...])."
         )
         # The number of examples is that of any feature.
         return self._nothing(tf.shape(tf.nest.flatten(features)[0])[0])

@@ -268,7 +268,7 @@ def get_embedding_variable(
     if value_dtype is not None and tf.as_dtype(value_dtype) != tf.float32:
         raise ValueError(
             f"{what}: expected value_dtype to be tf.float32. Received: "
-            f"{tf.as_dtype(value_dtype).name}. Cast what lookups return."
+            f"{tf.as_dtype(value_dtype).name}. Cast the results of lookups."
         )
     what_dim = f"embedding_dim of embedding variable '{name}'"
     embedding_dim = check_integer(what_dim, embedding_dim, 1)

@@ -67,7 +67,7 @@ class L2WeightEvict:
         if not self.l2_weight_threshold > 0:
             raise ValueError(
                 "L2WeightEvict: expected l2_weight_threshold above 0. Received: "
-                f"{self.l2_weight_threshold!r}, with which no row would ever go."
+                f"{self.l2_weight_threshold!r}, with which no row would ever be removed."
             )
         object.__setattr__(self, "every", check_integer("L2WeightEvict's every", self.every, 1))
 

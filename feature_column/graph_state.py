@@ -233,7 +233,10 @@ def own_rows(
     """
     session = session or tf.compat.v1.get_default_session()
     if session is None:
-        raise ValueError("Expected a session, or a default one. Received: neither.")
+        raise ValueError(
+            "Expected a session, or a default session. Received: no session, and no default "
+            "session."
+        )
     with session.graph.as_default():
         made = [embedding for embedding in _embeddings() if embedding.rows is not None]
     found = [

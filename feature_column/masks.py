@@ -169,8 +169,8 @@ def _check_type(column: str, dtype: Any) -> None:
 def _missing(column: str) -> ValueError:
     return ValueError(
         f"Column '{column}': expected a mask, which says for each id whether it has a row of its "
-        "own (1) or a static row (0). Received: none. Pass adaptive_mask_tensors="
-        f"{{'{column}': mask}}."
+        "own (1) or a static row (0). Received: no mask. Pass "
+        f"adaptive_mask_tensors={{'{column}': mask}}."
     )
 
 

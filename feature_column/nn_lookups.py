@@ -121,8 +121,8 @@ def _single(variables: Any) -> EmbeddingVariable:
     if len(variables) == 1:
         return variables[0]
     raise ValueError(
-        f"Expected one embedding variable. Received: {len(variables)}. One with a partitioner is "
-        "one table, with hidden parts: look up in it alone."
+        f"Expected one embedding variable. Received: {len(variables)} variables. A variable with a "
+        "partitioner is one table, with hidden parts: look up in it alone."
     )
 
 

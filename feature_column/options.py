@@ -119,8 +119,8 @@ class EmbeddingVariableOption:
         if on_disk and isinstance(self.evict_option, GlobalStepEvict):
             raise ValueError(
                 "EmbeddingVariableOption: expected no GlobalStepEvict with a storage_option on "
-                "disk, where the age of rows is known in seconds and not in steps. Use "
-                "L2WeightEvict, or rows in memory."
+                "disk, where the age of rows is known in seconds and not in steps. Received: "
+                "both. Use L2WeightEvict, or rows in memory."
             )
 
     @property
@@ -147,7 +147,7 @@ class EmbeddingVariableOption:
                 raise ValueError(
                     f"Column '{column}': expected an InitializerOption with no {name}, which has "
                     "no meaning for adaptive columns: own rows start from static rows, and ids "
-                    f"without one read these. Received: {shown(value)}."
+                    f"without an own row read static rows. Received: {shown(value)}."
                 )
 
     def get_config(self) -> dict[str, Any]:

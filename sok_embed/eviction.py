@@ -154,8 +154,8 @@ class MinNorm:
         is_number = isinstance(l2, int | float) and not isinstance(l2, bool)
         if not is_number or not l2 >= _LEAST_FLOAT32:
             raise ValueError(
-                f"Expected l2 to be a number above 0. Received: {l2!r}. Rows of a smaller norm go, "
-                "so with 0 none ever would."
+                f"Expected l2 to be a number above 0. Received: {l2!r}. Rows of a smaller norm are "
+                "removed, so with 0 no row ever is."
             )
         object.__setattr__(self, "every", check_integer("every", self.every, 1, _UINT32))
 

@@ -98,7 +98,7 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
             raise ValueError(
                 "Expected a directory that all workers share, in which "
                 f"EarlyStopping(restore_best_weights=True) keeps the best epoch of {size} workers. "
-                "Received: directory=None. Give one, as in "
+                "Received: directory=None. Give a directory, as in "
                 "EarlyStopping(restore_best_weights=True, directory='/shared/run7/best')."
             )
         if communicators.rank():

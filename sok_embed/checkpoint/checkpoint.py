@@ -188,15 +188,15 @@ class Checkpoint:
         torn, pending, steps, models, folders, attempts = zip(*told, strict=True)
         if any(torn):
             raise RuntimeError(
-                "Expected rows and weights of one time. Received: those that a restore has left "
-                f"in part, of '{half_restored or 'a checkpoint'}'. Restore it again, or "
-                "another one, and save then."
+                "Expected rows and weights of one point in time. Received: a model that is only "
+                f"partly restored, from '{half_restored or 'a checkpoint'}'. Restore that "
+                "checkpoint again, or another checkpoint, and then save."
             )
         if any(pending):
             raise ValueError(
-                "Expected a step at which the optimizer applies gradients. Received: one at which "
-                f"it has accumulated those of {max(pending)} calls, which would be lost. Save "
-                "after the call that applies them."
+                "Expected a step at which the optimizer applies gradients. Received: a step at "
+                f"which it has accumulated the gradients of {max(pending)} calls, which would be "
+                "lost. Save after the call that applies them."
             )
         check_same("step", steps, "Save after the same step on all of them.")
         check_same("model", models, "Make the same model on all of them.", texts=True)
@@ -268,8 +268,9 @@ class Checkpoint:
                 return held
             held.end()  # the checkpoint was replaced meanwhile
         raise ValueError(
-            "Expected all workers to open the same checkpoint. Received: those of several saves. "
-            "Give all workers the same folder, of a shared disk, into which no job is saving."
+            "Expected all workers to open the same checkpoint. Received: checkpoints of several "
+            "saves. Give all workers the same folder, of a shared disk, into which no job is "
+            "saving."
         )
 
     def _restore(
@@ -299,9 +300,9 @@ class Checkpoint:
                 own.read(place, manifest, agreement.rank, agreement.size)
             except Exception as error:
                 raise RuntimeError(
-                    f"Expected to take up all of the checkpoint in '{folder}'. Received: "
+                    f"Expected to restore all of the checkpoint in '{folder}'. Received: "
                     f"{type(error).__name__}: {error} It is restored in part, so rows and weights "
-                    "are of two times: restore again, this checkpoint or another."
+                    "do not fit together: restore this checkpoint again, or another checkpoint."
                 ) from error
 
         self._half_restored = folder
@@ -309,7 +310,7 @@ class Checkpoint:
             _in_part[each] = folder
         self._restores += 1
         agreement.together(
-            "take up the checkpoint, which is restored in part now and must be restored again",
+            "restore the checkpoint, which is now restored in part and must be restored again",
             restore,
         )
         self._half_restored = None
@@ -350,8 +351,8 @@ class Checkpoint:
         if nested and communicators.size() > 1:
             raise ValueError(
                 "Expected each iterator of tf.data as an object of its own with several workers, "
-                "each of which is elsewhere in its data. Received: iterators within objects, "
-                f"{', '.join(nested)}. Give them as Checkpoint(iterator=iterator, …)."
+                "each of which is at another place in its data. Received: iterators within "
+                f"objects, {', '.join(nested)}. Give them as Checkpoint(iterator=iterator, …)."
             )
         return dense
 

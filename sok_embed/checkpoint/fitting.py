@@ -133,13 +133,13 @@ def fit(
 def _check_model(model: keras.Model) -> None:
     if not model.compiled:
         raise ValueError(
-            f"Model '{model.name}': expected one that is compiled. Received: one that is not. Call "
-            "model.compile first."
+            f"Model '{model.name}': expected a compiled model. Received: a model that is not "
+            "compiled. Call model.compile first."
         )
     strategy = model.distribute_strategy
     if type(strategy).__name__ != "_DefaultDistributionStrategy":
         raise ValueError(
-            f"Model '{model.name}': expected one that was made without a strategy of "
+            f"Model '{model.name}': expected a model that was made without a strategy of "
             f"tf.distribute. Received: {type(strategy).__name__}. Start workers by `sok-embed run` "
             "instead, and wrap the optimizer in sok_embed.DistributedOptimizer."
         )

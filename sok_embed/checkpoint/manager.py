@@ -321,9 +321,9 @@ class CheckpointManager(StepFolders):
         step = self._checkpoint.step(found)
         if step == self._last_step:
             warnings.warn(
-                f"Expected another step than that of the save before, {step}. Received: the same, "
-                "so its checkpoint is replaced. If no optimizer of the checkpoint counts your "
-                "steps, give them: manager.save(step=…).",
+                f"Expected a step other than {step}, the step of the save before. Received: the "
+                "same step, so its checkpoint is replaced. If no optimizer of the checkpoint "
+                "counts your steps, give them: manager.save(step=…).",
                 stacklevel=7,
             )
         return step

@@ -119,6 +119,6 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
             raise ValueError(
                 f"Expected {name}(restore_best_weights=False): a run that goes on does not know "
                 "which epoch a callback has kept. Received: True. Save the best epoch by "
-                "sok_embed.callbacks.ModelCheckpoint(…, save_best_only=True), which goes on with "
-                "what was the best."
+                "sok_embed.callbacks.ModelCheckpoint(…, save_best_only=True), which remembers the "
+                "best epoch so far."
             )

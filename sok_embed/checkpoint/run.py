@@ -116,9 +116,9 @@ class Run:
         own = [number_of_text(text), (self._batches.in_a_pass or 0) + 1]
         told = self._agreement.gather_lists(own, "arguments of checkpoint.fit")
         texts, in_a_pass = zip(*told, strict=True)
-        remedy = "Give all of them the same."
+        remedy = "Give all of them the same arguments."
         check_same("arguments of checkpoint.fit", texts, remedy, texts=True)
-        remedy = "Give all of them as many: cut longer ones by dataset.take."
+        remedy = "Give all of them datasets of one length: cut longer datasets by dataset.take."
         check_same("number of batches of a pass, plus one", in_a_pass, remedy)
 
     def open(self, directory: str | os.PathLike[str], incremental: bool, **arguments: Any) -> None:
@@ -202,22 +202,22 @@ class Run:
         if in_a_pass is not None and fields["in_a_pass"] not in (None, in_a_pass):
             raise ValueError(
                 f"Expected a dataset of {fields['in_a_pass']} batches, as the run was begun with. "
-                f"Received: one of {in_a_pass}. {remedy}"
+                f"Received: a dataset of {in_a_pass} batches. {remedy}"
             )
         if self._position == "iterator":
             return
         if fields["seeds"] != self._batches.seeds():
             raise ValueError(
-                "Expected the seeds of shuffles that the run was begun with, "
-                f"{fields['seeds']}. Received: {self._batches.seeds()}. Give dataset.shuffle and "
-                "its like a seed."
+                f"Expected the seeds of shuffles that the run was begun with, {fields['seeds']}. "
+                f"Received: {self._batches.seeds()}. Give a seed to dataset.shuffle and to similar "
+                "methods."
             )
         size, saved = self._global_batch, fields["global_batch"]
         if size is not None and saved is not None and size != saved:
             raise ValueError(
                 f"Expected batches of {saved} examples over all workers, by which batches were "
                 f"counted. Received: {size}. Give each of {self._agreement.size} workers its part "
-                "of as many."
+                "of these examples."
             )
         if fields["workers"] != self._agreement.size:
             self._check_other_workers(size is None or saved is None)
@@ -227,9 +227,9 @@ class Run:
         if self._batches.shuffles_a_shard():
             raise ValueError(
                 "Expected a dataset that is shuffled first and sharded then, since the number of "
-                "workers has changed. Received: a shard that is shuffled, so the examples that are "
-                "left are not those that were not trained on. Begin from the end of an epoch, or "
-                "with as many workers."
+                "workers has changed. Received: a shard that is shuffled, so it is not known "
+                "which examples were not trained on yet. Begin from the end of an epoch, or with "
+                "the same number of workers."
             )
         if unknown:
             warnings.warn(
@@ -386,8 +386,8 @@ def _check_batches_suffice(batches: Batches, epochs: int, steps: int | None, str
         return
     raise ValueError(
         f"Expected a dataset whose passes end where epochs of {in_an_epoch} batches do. Received: "
-        f"one of {in_a_pass} batches, which ends within an epoch. Repeat it by dataset.repeat(), "
-        "or leave steps_per_epoch out, so that an epoch is a pass."
+        f"a dataset of {in_a_pass} batches, which ends within an epoch. Repeat it by "
+        "dataset.repeat(), or leave steps_per_epoch out, so that an epoch is a pass."
     )
 
 

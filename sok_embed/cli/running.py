@@ -332,7 +332,7 @@ def _free_port() -> int:
             return port
     raise OSError(
         f"Expected a free port from {_PORTS.start} to {_PORTS.stop - 1}, where the workers meet. "
-        "Received: 100 that are taken. See which programs listen there."
+        "Received: 100 ports that are taken. See which programs listen there."
     )
 
 

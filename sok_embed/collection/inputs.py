@@ -156,7 +156,7 @@ def _flat_weights(what: str, feature: FeatureConfig, given: Any, weights: Any) -
         return None
     if feature.own_combiner == "max":
         raise ValueError(
-            f"{what}: expected no weights of a feature that is combined by max. Received: some."
+            f"{what}: expected no weights of a feature that is combined by max. Received: weights."
         )
     if not isinstance(weights, (tf.RaggedTensor, tf.SparseTensor)):
         weights = tf.convert_to_tensor(weights)

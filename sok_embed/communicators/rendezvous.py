@@ -65,8 +65,8 @@ def all_gather(
         )
     if workers.address is None:
         raise ValueError(
-            "Expected workers with an address at which to meet. Received: those of "
-            f"{workers.launcher}, without one. {wire.ANOTHER_PORT}"
+            "Expected workers with an address at which to meet. Received: workers of "
+            f"{workers.launcher}, without an address. {wire.ANOTHER_PORT}"
         )
     if not timeout > 0:
         raise ValueError(f"Expected a timeout above 0 seconds. Received: {timeout}.")

@@ -265,7 +265,7 @@ class Host:
         if fingerprint != wire.fingerprint(ours):
             self._refuse_worker(
                 guest,
-                "it was started otherwise than worker 0",
+                "it was started by another launcher than worker 0",
                 f"Expected all workers to be started by {ours.launcher}, as worker 0 was. "
                 f"Received: worker {rank} at {where}, which was started otherwise. If it is of "
                 f"another job, that one meets at the same port. {wire.ANOTHER_PORT}",

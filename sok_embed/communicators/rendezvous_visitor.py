@@ -131,10 +131,10 @@ class Visitor:
             if error.args:
                 raise  # a reply
             raise TimeoutError(
-                f"Expected a reply of worker 0 at {self._where} within "
-                f"{self._deadline.seconds:g} seconds. Received: none, though something listens "
-                "there. Worker 0 may wait for others with a longer timeout, which are those to "
-                f"look for; or another program has that port. {wire.ANOTHER_PORT}"
+                f"Expected a reply of worker 0 at {self._where} within {self._deadline.seconds:g} "
+                "seconds. Received: no reply, though a program listens there. Worker 0 may wait "
+                "for others with a longer timeout, so look for those workers; or another program "
+                f"has that port. {wire.ANOTHER_PORT}"
             ) from None
 
     def _exchange_greetings(self, connection: socket.socket) -> bytes:
@@ -158,8 +158,8 @@ class Visitor:
             proof = reader.read(wire.PROOF_BYTES)
         except TimeoutError:
             raise _TryAgain(
-                f"no answer within {seconds:g} seconds, though something listens there, which may "
-                "be another program"
+                f"no answer within {seconds:g} seconds, though a program listens there, which may "
+                "not be a worker"
             ) from None
         except _Ended as ended:
             raise _TryAgain(f"the end of the connection: {ended}") from None
@@ -228,8 +228,8 @@ class Visitor:
         expected = wire.proof(self._secret, wire.REPLIED, transcript, bytes(reader.signed))
         if not wire.is_proof(reader.read(wire.PROOF_BYTES), expected):
             raise ConnectionError(
-                f"Expected the reply of worker 0 at {self._where}. Received: one that was changed "
-                "on its way. See what is between this host and that one."
+                f"Expected the reply of worker 0 at {self._where}. Received: a reply that was "
+                "changed on its way. Check the network between this host and the host of worker 0."
             )
         if text is not None:
             raise wire.ERRORS[kind - 1](text.decode(errors="replace"))

@@ -31,8 +31,8 @@ class TcpCommunicator(Connections):
         if workers.address is None:
             raise ValueError(
                 f"Expected an address at which the workers of {workers.launcher} can meet. "
-                "Received: none. Set MASTER_ADDR to the host of worker 0 and MASTER_PORT to a free "
-                "port there, the same for all workers."
+                "Received: no address. Set MASTER_ADDR to the host of worker 0 and MASTER_PORT to "
+                "a free port there, the same for all workers."
             )
         share_cores(workers.local_size)
         if pin_gpu:

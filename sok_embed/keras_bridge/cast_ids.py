@@ -83,7 +83,7 @@ def _check(layer: Any, call: callers.FunctionalCall, chosen: Any) -> None:
             raise ValueError(
                 f"Layer '{layer.name}': expected ids in input '{tensor.name}' of model "
                 f"'{functional.name}' that its dtype holds, {tensor.dtype}. Received: {dtype}, "
-                "which Keras casts, so that ids beyond it become others. Make the input with "
+                "which Keras casts, which changes ids beyond its range. Make the input with "
                 f"keras.Input(…, dtype='{dtype}'), or feed it ids of {tensor.dtype}."
             )
         if callers.tracing_default_signature():

@@ -29,7 +29,7 @@ def check_exact(floats: tf.Tensor) -> tf.Tensor:
         "Received:"
     )
     advice = (
-        "Keras made the signature up from shapes; export the model with one of integers: "
+        "Keras made the signature from shapes; export the model with a signature of integers: "
         "model.export(path, input_signature=[tf.TensorSpec(shape, tf.int64)])."
     )
     data = [expected, floats, advice]

@@ -148,9 +148,9 @@ class LayerWithRows(LayerOfIds):
         """
         if not _allowed.get() and all(map(is_anchor, self.weights)) and self._tables():
             raise ValueError(
-                f"Layer '{self.name}': expected to be asked for its rows. Received: get_weights, "
-                "which returns variables, and the only one here is the anchor, which is always 0. "
-                f"{_VECTORS}"
+                f"Layer '{self.name}': expected a call that returns its rows. Received: "
+                "get_weights, which returns variables, and the only one here is the anchor, which "
+                f"is always 0. {_VECTORS}"
             )
         return super().get_weights()
 
@@ -248,8 +248,9 @@ class LayerWithRows(LayerOfIds):
         if size > 1 and not self._rows_are_kept():
             raise ValueError(
                 f"Layer '{self.name}': expected sok_embed.callbacks.ModelCheckpoint with {size} "
-                "workers, which writes the rows of all of them. Received: that of Keras, whose "
-                "file would hold the rows of one. It has the same arguments."
+                "workers, which writes the rows of all of them. Received: the ModelCheckpoint of "
+                "Keras, whose file would hold the rows of one worker. Both have the same "
+                "arguments."
             )
 
     def _check_rows_stay(self, callback: str) -> None:
@@ -258,9 +259,9 @@ class LayerWithRows(LayerOfIds):
         if changing:
             raise ValueError(
                 f"Layer '{self.name}': expected sok_embed.callbacks.{callback}, which keeps the "
-                f"rows of {changing[0]!r} with the dense weights. Received: that of Keras, which "
-                "leaves rows where they are: dense weights of one time would meet the rows of a "
-                "later one. Use ours instead."
+                f"rows of {changing[0]!r} with the dense weights. Received: the callback of Keras, "
+                "which leaves rows where they are: dense weights of one time would meet the rows "
+                "of a later one. Use the callback of sok_embed instead."
             )
 
     def _reason(self, asking: set[str]) -> str | None:

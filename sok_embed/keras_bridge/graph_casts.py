@@ -271,10 +271,10 @@ def _assertion(what: str, through: _Through) -> Any:
 def _message(what: str, through: _Through) -> str:
     return (
         f"{what}: expected ids that the cast from {through.source.name} in the model keeps apart, "
-        f"in [{through.low}, {through.high}). Received: some beyond, which others may have "
-        "become, or NaN. Feed them as integers of 64 bits, in a tensor of their own; ids that are "
-        "computed from numbers on purpose are best computed before the cast, as by "
-        "keras.layers.Hashing or keras.layers.Discretization."
+        f"in [{through.low}, {through.high}). Received: ids outside of this range, into which the "
+        "cast may have changed other ids, or NaN. Feed them as integers of 64 bits, in a tensor "
+        "of their own; ids that are computed from numbers on purpose are best computed before the "
+        "cast, as by keras.layers.Hashing or keras.layers.Discretization."
     )
 
 

@@ -56,7 +56,7 @@ def refuse_unknown_arguments(
         elif near := difflib.get_close_matches(name, [*own, *accepted], 1):
             remedy = f"Did you mean {near[0]}=?"
         else:
-            remedy = f"It has {', '.join(own)} and those of keras.layers.Layer."
+            remedy = f"It has {', '.join(own)} and the arguments of keras.layers.Layer."
         raise ValueError(
             f"Expected {layer.__name__} without {name}, an argument that it does not have. "
             f"Received: {name}={shown(value)}. {remedy}"

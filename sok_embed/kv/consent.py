@@ -64,8 +64,8 @@ def check_consent(path: str, folder: str) -> None:
         roots.append(working)
     if not any(os.path.commonpath([real, root]) == root for root in roots):
         raise PermissionError(
-            f"Expected leave to open the storage '{real}', which a config names as '{path}' and "
-            "which does not lie in the working directory. Received: none. If you trust the file, "
-            "open the storage first, with sok_embed.Storage, or load in `with "
+            f"Expected permission to open the storage '{real}', which a config names as '{path}' "
+            "and which does not lie in the working directory. Received: no permission. If you "
+            "trust the file, open the storage first, with sok_embed.Storage, or load in `with "
             "sok_embed.kv.allow_storages(folder):`."
         )

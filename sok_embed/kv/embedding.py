@@ -397,7 +397,7 @@ class Embedding:
 
 def _name(argument: str, given: Any) -> str:
     if not isinstance(given, str):
-        raise TypeError(f"Expected {argument} to be a text. Received: {given!r}.")
+        raise TypeError(f"Expected {argument} to be a string. Received: {given!r}.")
     return given
 
 

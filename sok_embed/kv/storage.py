@@ -470,9 +470,9 @@ class Storage:
                 storage.close()
                 raise ValueError(
                     f"Expected the storage {wanted} in '{folder}', as it was saved with the model. "
-                    f"Received: {storage.id}, another. Put the first one back, or one of its "
-                    "checkpoints. If this one has the rows of the model, from a dump, say, open it "
-                    "first, with sok_embed.Storage."
+                    f"Received: the storage {storage.id}. Put the first storage back, or one of "
+                    "its checkpoints. If this storage has the rows of the model, from a dump, "
+                    "say, open it first, with sok_embed.Storage."
                 )
             return storage
 
@@ -570,7 +570,7 @@ def _checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
             f"Received: {f'path={path!r}' if not unknown else ', '.join(map(repr, unknown))}."
         )
     if not isinstance(config.get("id", ""), str):
-        raise ValueError(f"Expected the id of a storage, a text. Received: {config['id']!r}.")
+        raise ValueError(f"Expected the id of a storage, a string. Received: {config['id']!r}.")
     arguments = {name: config[name] for name in _CONFIG if name in config}
     if not isinstance(arguments.get("read_only", False), bool):
         raise ValueError(

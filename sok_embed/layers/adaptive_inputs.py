@@ -53,9 +53,9 @@ def read_route(
     dtype = tf.as_dtype(mask.dtype)
     if not dtype.is_integer:
         raise ValueError(
-            f"Layer '{layer}': expected a mask of int32: 1 for a row of its own, 0 for the "
-            f"static row, -1 for what counts say. Received: {dtype.name}. Cast it; to leave "
-            "padding out, pass a ragged tensor."
+            f"Layer '{layer}': expected a mask of int32: 1 for a row of its own, 0 for the static "
+            f"row, -1 to choose by the counts. Received: {dtype.name}. Cast it; to leave padding "
+            "out, pass a ragged tensor."
         )
     return mask
 

@@ -102,8 +102,8 @@ def _warn_of_dense_ids(layer: Any, feature: str, chosen: Any, calls: Any) -> Non
         of_feature = f"feature '{feature}': " if feature else ""
         warnings.warn(
             f"Layer '{layer.name}': {of_feature}expected {form} ids, as the keras.Input of the "
-            "model is. Received: a dense array, all of whose ids are pooled, padding as well. Pass "
-            f"{_MADE_BY[form]}; or give the layer a padding_value=, and it leaves that out.",
+            "model is. Received: a dense array, all of whose ids are pooled, padding as well. "
+            f"Pass {_MADE_BY[form]}; or give the layer a padding_value=, which it leaves out.",
             stacklevel=2,
         )
 

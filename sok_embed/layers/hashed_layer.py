@@ -129,7 +129,8 @@ class HashedLayer(LayerOfIds):
                 self._config_size = given = len(self._values)
         if given is not None and size is not None and size != given:
             raise ValueError(
-                f"Expected size to be that of the weight, {given}, or None. Received: size={size}."
+                f"Expected size to be {given}, the size of the weight, or None. Received: "
+                f"size={size}."
             )
         if given is None:
             given = size if size is not None else self._compressed_size()
@@ -320,8 +321,8 @@ class HashedLayer(LayerOfIds):
             raise ValueError(
                 f"Layer '{self.name}': expected a weight that was trained with "
                 f"{', '.join(f'{name}={own[name]!r}' for name in differing)}. Received: one of "
-                f"{', '.join(f'{name}={saved.get(name)!r}' for name in differing)}. It means "
-                "nothing under another hash: make the layer with the arguments it was saved with."
+                f"{', '.join(f'{name}={saved.get(name)!r}' for name in differing)}. It has no "
+                "meaning under another hash: make the layer with the arguments it was saved with."
             )
         super().load_own_variables({name: store[name] for name in names - {"signature"}})
 

@@ -25,11 +25,11 @@ def check_saves_all_rows(layer: str) -> None:
     if size > 1 and not contents.are_of_all_workers():
         raise ValueError(
             f"Layer '{layer}' is sharded over {size} workers, and Keras writes the rows of this "
-            "one alone. Expected a way to save that has those of all. Received: model.save, "
+            "one alone. Expected a save of the rows of all workers. Received: model.save, "
             "model.save_weights or a callback of Keras. Call sok_embed.save_model(model, "
-            "'model.keras') on all workers, or sok_embed.checkpoint.Checkpoint(model)"
-            ".save(directory), or use sok_embed.callbacks in fit; model.load_weights takes weights "
-            "from a .keras file too."
+            "'model.keras') on all workers, or "
+            "sok_embed.checkpoint.Checkpoint(model).save(directory), or use sok_embed.callbacks "
+            "in fit; model.load_weights takes weights from a .keras file too."
         )
 
 
@@ -161,8 +161,8 @@ class StorableRows(SavedRows):
         if storage is not None and callers.loading_model():
             raise ValueError(
                 f"{what}: expected no rows in a file whose model has its rows in {storage!r}. "
-                "Received: some, which would take the place of those. To put them there, make the "
-                "model by its class and use model.load_weights(file)."
+                "Received: a file with rows, which would replace the rows of the storage. To put "
+                "them there, make the model by its class and use model.load_weights(file)."
             )
         if self._storage_entry in saved and has_no_rows:
             raise ValueError(
@@ -179,7 +179,8 @@ class StorableRows(SavedRows):
         if numbers.shape != (3,):
             raise ValueError(
                 f"{what}: expected three numbers in the entry '{self._copy_entry}'. Received: an "
-                f"array of shape {numbers.shape}. The file is damaged, or of another program."
+                f"array of shape {numbers.shape}. The file is damaged, or was written by another "
+                "program."
             )
         number, id, group = map(int, numbers)
         name = storage_copies.CopyName(f"{number:016x}", f"{id:016x}")
@@ -202,8 +203,8 @@ class StorableRows(SavedRows):
         if rows and not self.table.size():
             warnings.warn(
                 f"Layer '{self.layer}': expected {rows} rows in {self.table.storage!r}, as the "
-                "model was saved with. Received: none, so every key has the vector it starts from. "
-                "Put the folder of that time there.",
+                "model was saved with. Received: none, so every key has the vector it starts "
+                "from. Put the folder from the time of the save there.",
                 stacklevel=5,
             )
 

@@ -97,8 +97,8 @@ def check_weights(what: str, combiner: str | None, ids: Any, weights: Any) -> No
     if combiner is None or combiner == "max":
         way = "without a combiner" if combiner is None else "with combiner='max'"
         raise ValueError(
-            f"{what}: expected no weights {way}. Received: some. Multiply the vectors by them, or "
-            "use combiner='sum', 'mean' or 'sqrtn'."
+            f"{what}: expected no weights {way}. Received: weights. Multiply the vectors by them, "
+            "or use combiner='sum', 'mean' or 'sqrtn'."
         )
     form = Form.of(weights)
     if not tf.as_dtype(form.dtype).is_floating:

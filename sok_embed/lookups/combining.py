@@ -23,8 +23,8 @@ def check_ids(layer: str, combiner: str | None, ids: Form) -> None:
     rank = None if ids.shape is None else len(ids.shape)
     if ids.kind == "sparse" and combiner is None:
         raise ValueError(
-            f"Layer '{layer}': expected a dense or a ragged tensor without a combiner. "
-            "Received: a sparse one. Give the layer a combiner, or make it ragged with "
+            f"Layer '{layer}': expected a dense or a ragged tensor without a combiner. Received: a "
+            "sparse tensor. Give the layer a combiner, or make the tensor ragged with "
             "tf.RaggedTensor.from_sparse."
         )
     if ids.kind == "sparse" and rank != 2:
@@ -43,8 +43,8 @@ def refuse_padding_mask(layer: str, ids: Any) -> None:
     """Raises ValueError for ids with a Keras mask, in a layer with a combiner."""
     if mask_of(ids) is not None:
         raise ValueError(
-            f"Layer '{layer}': expected inputs without a Keras mask, with a combiner. "
-            "Received: some with one. Leave padding out: pass a ragged or a sparse tensor."
+            f"Layer '{layer}': expected inputs without a Keras mask, with a combiner. Received: "
+            "inputs with a mask. Leave padding out: pass a ragged or a sparse tensor."
         )
 
 

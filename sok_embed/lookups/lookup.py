@@ -87,7 +87,7 @@ class AnchoredLookup:
         if workers > 1 and parts != workers:
             raise ValueError(
                 f"{self._host}: expected to be built inside of the scope of the strategy that it "
-                f"is called under, of {workers} workers. Received: one that was built outside. "
+                f"is called under, of {workers} workers. Received: a layer that was built outside. "
                 "Make the model within `with strategy.scope():`."
             )
         return Call(own_part(trained_anchor(self.anchor), parts, self._made_for[0]), training)

@@ -37,8 +37,8 @@ def size_in_bytes(name: str, value: Any) -> int:
         size = round(float(number) * (1024 if binary else 1000) ** _POWERS[unit.upper()])
     if size < 1:
         raise ValueError(
-            f"Expected {name} to be a positive number of bytes, or such as '16GiB' or '80GB'. "
-            f"Received: {name}={value!r}."
+            f"Expected {name} to be a positive number of bytes, or a string such as '16GiB' or "
+            f"'80GB'. Received: {name}={value!r}."
         )
     return size
 

@@ -185,8 +185,8 @@ class DeltaWriter:
         goal = self._base.delta(number)
         if os.path.lexists(goal):
             raise FileExistsError(
-                f"Expected '{goal}' to be free for the next delta. Received: one that is there. "
-                "Another process has published; publish to one export from one process."
+                f"Expected '{goal}' to be free for the next delta. Received: a delta that is there "
+                "already. Another process has published; publish to one export from one process."
             )
         # A server that may read the folder of all deltas must be able to read this one.
         os.chmod(self._folder, stat.S_IMODE(os.stat(self._base.deltas).st_mode))
@@ -222,8 +222,8 @@ def read_delta(base: Base, number: int, previous: str, scratch: str) -> Delta:
         )
     if content["previous"] != previous:
         raise ValueError(
-            f"Expected a delta in '{folder}' that follows the one that is served. Received: one "
-            "that follows another."
+            f"Expected a delta in '{folder}' that follows the one that is served. Received: a "
+            "delta that follows another delta."
         )
     copies: list[str] = []
 
@@ -319,7 +319,7 @@ def _manifest(path: str, base: Base) -> dict[str, Any]:
     }
     check_fields(path, content, schema.record(whole))
     if content["checksum"] != _digest(content):
-        raise damaged(path, "what agrees with its checksum", "something else")
+        raise damaged(path, "contents that agree with their checksum", "something else")
     if content["base"] == base.identity:
         check_fields(path, content, schema.record({"tables": schema.tuple_of(*tables)}))
     return content

@@ -146,9 +146,9 @@ def _inputs_of(model: keras.Model) -> Any:
     if inputs is None:
         raise ValueError(
             f"Model '{model.name}': expected an input_signature for a subclassed model, or one "
-            "that is not built, since Keras does not know what it takes. Received: none. Begin a "
-            "Sequential with a keras.Input, or pass a signature, as in "
-            "input_signature=[tf.RaggedTensorSpec([None, None], tf.int64)]."
+            "that is not built, since Keras does not know what it takes. Received: "
+            "input_signature=None. Begin a Sequential with a keras.Input, or pass a signature, as "
+            "in input_signature=[tf.RaggedTensorSpec([None, None], tf.int64)]."
         )
     return inputs[0] if isinstance(inputs, list) and len(inputs) == 1 else inputs
 

@@ -186,11 +186,11 @@ class LiveModel:
         """Follows published deltas again after `roll_back`, in a model that was made to follow."""
         if not hasattr(self, "_thread"):
             raise RuntimeError(
-                "Expected a model that was loaded with follow=True. Received: one loaded without "
-                "it. Load it so, or call update."
+                "Expected a model that was loaded with follow=True. Received: a model that was "
+                "loaded without it. Load it with follow=True, or call update."
             )
         if self._stopped.is_set():
-            raise RuntimeError("Expected a model that is open. Received: one that was closed.")
+            raise RuntimeError("Expected a model that is open. Received: a closed model.")
         self._following = True
 
     def close(self) -> None:

@@ -95,7 +95,7 @@ class LoadedExport:
         if "serving_default" not in signatures or variables is None:
             raise ValueError(
                 f"Expected a SavedModel of sok_embed.serving.export in '{folder}'. Received: "
-                "another one. Export the model by it."
+                "another SavedModel. Export the model with sok_embed.serving.export."
             )
         function = signatures["serving_default"]
         self.captures = list(function.captured_inputs)
@@ -107,8 +107,8 @@ class LoadedExport:
         if not found and len(self._loaded.tables):
             raise ValueError(
                 f"Expected an export with ops='native' in '{folder}', whose rows lie in files. "
-                "Received: one of other ops, which takes up no deltas. Export the model with "
-                "ops='native'."
+                "Received: an export with other ops, to which deltas cannot be applied. Export "
+                "the model with ops='native'."
             )
         self.weights = {each.name.removesuffix(":0"): each for each in variables}
         if len(self.weights) < len(variables):

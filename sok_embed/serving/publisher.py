@@ -136,7 +136,7 @@ class Publisher:
             RuntimeError: After `close`, and if another worker has failed.
         """
         if not self._unlock.alive:
-            raise RuntimeError("Expected a publisher that is open. Received: one that was closed.")
+            raise RuntimeError("Expected a publisher that is open. Received: a closed publisher.")
         agreement, ahead = self._agreement, self._of_first("look for the export", self._ahead)
         if ahead == _NEW_EXPORT:
             self._unlock()

@@ -63,7 +63,7 @@ def _plain_file(path: str) -> Any:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"Expected a file '{path}'. Received: none. The delta is incomplete."
+            f"Expected a file '{path}'. Received: no such file. The delta is incomplete."
         ) from None
     except OSError as error:
         if error.errno != errno.ELOOP:

@@ -177,9 +177,10 @@ class WrittenTables:
         number = self._numbers.get((id(part.table), part.name))
         if number is None:
             raise ValueError(
-                f"Table '{part.table.name}': expected a table that hangs on the model by "
-                "attributes, whose rows all workers have written. Received: one that Keras found "
-                "elsewhere. Make its layer an attribute of the model or of one of its layers."
+                f"Table '{part.table.name}': expected a table that the model reaches by "
+                "attributes, whose rows all workers have written. Received: a table that Keras "
+                "found elsewhere. Make its layer an attribute of the model or of one of its "
+                "layers."
             )
         written = [each[2 * number + 1] for each in self._told]
         count = self._counts[number]

@@ -138,9 +138,9 @@ class BaseTable(OwnedResource):
     def __deepcopy__(self, memo: Any) -> Any:
         # A deep copy would be a second name for the same rows.
         raise TypeError(
-            f"Table '{self.name}': expected one table. Received: copy.deepcopy. Make another, and "
-            f"fill it by `other.restore({self._copy_rows})`; a deep copy of a layer or a model has "
-            "rows of its own."
+            f"Table '{self.name}': expected no copy of a table. Received: copy.deepcopy. Make "
+            f"another table, and fill it by `other.restore({self._copy_rows})`; a deep copy of a "
+            "layer or a model has rows of its own."
         )
 
     def __copy__(self) -> BaseTable:

@@ -153,10 +153,10 @@ def check_whole(
         missing = [name for name in names if name not in saved]
         if missing and len(missing) < len(names):
             raise ValueError(
-                f"{what}: expected all that a table holds, with the entries {', '.join(names)}. "
+                f"{what}: expected all contents of a table, with the entries {', '.join(names)}. "
                 f"Received: a file without {', '.join(missing)}, as an earlier version of "
-                "sok-embed writes it, or another program. Load it with that version, and bring the "
-                "rows over by `table.export()` there and `table.assign` here."
+                "sok-embed writes it, or another program. Load it with that version, and bring "
+                "the rows over by `table.export()` there and `table.assign` here."
             )
 
 

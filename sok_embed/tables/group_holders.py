@@ -79,10 +79,10 @@ def check_same_start(
         raise ValueError(
             f"{what}: expected the initializer that group {number} of {storage!r} has, "
             f"{_shown(kept['kind'], kept['a'], kept['b'], kept['seed'])}. Received: "
-            f"{_shown(initializer.kind, initializer.a, initializer.b, seed)}. Give the one that it "
-            f"has; to look at rows or to remove some, use storage.table({number}), which needs "
-            "none. With storage.reset_initializer = True before, rows that are made from then on "
-            "start from the other one."
+            f"{_shown(initializer.kind, initializer.a, initializer.b, seed)}. Give the initializer "
+            f"that it has; to look at rows or to remove rows, use storage.table({number}), which "
+            "needs none. With storage.reset_initializer = True before, rows that are made from "
+            "then on start from the other one."
         )
 
 

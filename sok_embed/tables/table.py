@@ -261,9 +261,9 @@ class Table(BaseTable):
         now = int(self.step_count())
         if steps != now and self.size():
             warnings.warn(
-                f"{what}: expected rows in {self.storage!r} after {steps} steps of training, of "
-                f"which the dense weights are. Received: rows after {now} steps, so both are of "
-                "different times. To keep rows with a file, save it by "
+                f"{what}: expected rows in {self.storage!r} after {steps} steps of training, as "
+                f"the dense weights are. Received: rows after {now} steps, which do not fit these "
+                "weights. To keep rows with a file, save it by "
                 "sok_embed.callbacks.ModelCheckpoint, or save a sok_embed.checkpoint.Checkpoint.",
                 stacklevel=6,
             )
@@ -273,7 +273,7 @@ class Table(BaseTable):
         if len(given.admission) and "admission" not in self._attributes:
             warnings.warn(
                 f"Table '{self.name}': expected no counts of an admission, since the table has no "
-                "admission. Received: some. They are dropped: every key gets a row.",
+                "admission. Received: counts, which are dropped: every key gets a row.",
                 stacklevel=3,
             )
         if bool(self._attributes.get("step_clock")) != (int(given.step_clock) >= 0):

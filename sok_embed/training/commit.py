@@ -165,8 +165,9 @@ class Commit(AnchorConstraint):
         if parts != workers:
             raise RuntimeError(
                 f"Table '{self._table.name}': expected to be trained under the strategy that its "
-                f"layer was built under, of {parts} workers. Received: a step under one of "
-                f"{workers}. Call `strategy.run` of the strategy whose scope the model was made in."
+                f"layer was built under, of {parts} workers. Received: a step under a strategy of "
+                f"{workers} workers. Call `strategy.run` of the strategy whose scope the model was "
+                "made in."
             )
         if parts > 1 and _is_keras(optimizer) and (optimizer.clipnorm or optimizer.global_clipnorm):
             raise ValueError(
@@ -362,9 +363,9 @@ def _own_gradient(gradient: tf.Tensor | None, parts: int, table: str) -> tf.Tens
     """Returns this worker's part of an anchor's gradient that a strategy summed over workers."""
     error = (
         f"Table '{table}': expected gradients that the MultiWorkerMirroredStrategy has summed over "
-        f"its {parts} workers, of which each has multiplied them by the same. Received: gradients "
-        "of other factors. Call the optimizer's `apply` within `strategy.run`, scale the loss "
-        "instead of gradients, and clip none of them before they are summed."
+        f"its {parts} workers, each of which has multiplied them by the same factor. Received: "
+        "gradients with different factors. Call the optimizer's `apply` within `strategy.run`, "
+        "scale the loss instead of gradients, and clip none of them before they are summed."
     )
     if gradient is None:
         raise ValueError(error)
@@ -408,11 +409,12 @@ def _refuse_unequal_skips(table: str) -> None:
         raise ValueError(
             f"Table '{table}': expected no LossScaleOptimizer under a MultiWorkerMirroredStrategy, "
             "by which each worker looks for overflows in its own gradients, whereas all must skip "
-            "the same steps. Received: one. Use mixed_bfloat16, which needs no loss scaling, or "
-            f"start the workers with `sok-embed run` and use {wrapped} without that strategy."
+            "the same steps. Received: a LossScaleOptimizer. Use mixed_bfloat16, which needs no "
+            f"loss scaling, or start the workers with `sok-embed run` and use {wrapped} without "
+            "that strategy."
         )
     raise ValueError(
-        f"Table '{table}': expected a LossScaleOptimizer that averages gradients before "
-        "it looks for overflows, since all workers must skip the same steps. Received: one "
-        f"that does not. Compile the model with {wrapped}."
+        f"Table '{table}': expected a LossScaleOptimizer that averages gradients before it looks "
+        "for overflows, since all workers must skip the same steps. Received: a "
+        f"LossScaleOptimizer that does not. Compile the model with {wrapped}."
     )

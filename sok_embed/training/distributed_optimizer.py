@@ -56,8 +56,8 @@ def DistributedOptimizer(optimizer: Any) -> keras.optimizers.Optimizer:  # noqa:
     optimizer = keras.optimizers.get(optimizer)
     if optimizer.built:
         raise ValueError(
-            "Expected an optimizer that no model has used yet. Received: one with variables, "
-            f"{optimizer.name}. Wrap it before `model.compile`."
+            f"Expected an optimizer that no model has used yet. Received: {optimizer.name}, which "
+            "has variables. Wrap it before `model.compile`."
         )
     base = type(optimizer)
     if averages_gradients(optimizer):

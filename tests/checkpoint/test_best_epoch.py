@@ -178,7 +178,7 @@ def test_accumulated_gradients_are_not_lost_in_silence():
     model = with_table()
     model.compile(keras.optimizers.SGD(0.05, gradient_accumulation_steps=3), "mse")
     stop = sok.callbacks.EarlyStopping(restore_best_weights=True)
-    with pytest.raises(ValueError, match="accumulated those of 1 calls"):
+    with pytest.raises(ValueError, match="accumulated the gradients of 1 calls"):
         fit(model, [stop], 1)  # of four batches
 
 

@@ -251,7 +251,7 @@ def test_what_cannot_be_converted_is_refused_and_leaves_nothing(saved, tmp_path,
     assert "Expected nothing at" in refused(saved, there, "--table", "items")
     assert there.read_bytes() == b"text"
     assert "Expected one table" in refused(saved, tmp_path / "a.npz")
-    assert "Say with --to" in refused(saved, tmp_path / "a.rows", "--table", "items")
+    assert "Name the form with --to" in refused(saved, tmp_path / "a.rows", "--table", "items")
     assert "'model/items'" in refused(saved, tmp_path / "a.npz", "--table", "item")
     assert "Give --base" in refused(saved, tmp_path / "c", "--to", "checkpoint")
     assert "Leave --group out" in refused(

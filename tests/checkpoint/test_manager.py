@@ -65,7 +65,7 @@ def test_a_step_that_is_saved_twice_is_that_of_the_second_time(tmp_path):
     manager = CheckpointManager(Checkpoint(variable=variable), tmp_path)
     manager.save()
     variable.assign(2.0)
-    with pytest.warns(UserWarning, match=r"another step than that of the save before, 0"):
+    with pytest.warns(UserWarning, match=r"a step other than 0, the step of the save before"):
         manager.save()
     variable.assign(3.0)
     manager.restore_or_initialize()

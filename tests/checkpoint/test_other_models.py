@@ -86,7 +86,7 @@ def test_a_save_in_the_midst_of_an_accumulation_is_refused(tmp_path, calls, wait
     if not waiting:
         Checkpoint(model).save(tmp_path / "checkpoint")
         return
-    with pytest.raises(ValueError, match=f"accumulated those of {waiting} calls"):
+    with pytest.raises(ValueError, match=f"accumulated the gradients of {waiting} calls"):
         Checkpoint(model).save(tmp_path / "checkpoint")
 
 

@@ -33,7 +33,9 @@ def test_a_bucket_that_is_not_there_is_told_before_anything_is_done(s3):
         lambda: Checkpoint(table=table).restore("s3://no-such-bucket/final"),
     )
     for call in calls:
-        with pytest.raises(StoreError, match="Expected a bucket.*Received: none.*'no-such-bucket'"):
+        with pytest.raises(
+            StoreError, match="Expected a bucket.*Received: no bucket.*'no-such-bucket'"
+        ):
             call()
 
 

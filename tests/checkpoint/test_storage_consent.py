@@ -77,7 +77,7 @@ def test_another_path_is_refused_and_the_folder_stays_as_it_was(tmp_path):
         changed("model.keras", path=path)
         with pytest.raises(PermissionError) as caught:
             keras.models.load_model("model.keras")
-        assert str(caught.value).startswith("Expected leave to open the storage")
+        assert str(caught.value).startswith("Expected permission to open the storage")
         assert "allow_storages" in str(caught.value)
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
 
@@ -86,7 +86,7 @@ def test_the_root_as_working_directory_allows_nothing(tmp_path, monkeypatch):
     saved("model.keras", "rows")
     changed("model.keras", path=str(tmp_path / "work" / "rows").lstrip("/"))
     monkeypatch.chdir("/")
-    with pytest.raises(PermissionError, match="leave to open"):
+    with pytest.raises(PermissionError, match="permission to open"):
         keras.models.load_model(tmp_path / "work" / "model.keras")
 
 
@@ -217,7 +217,7 @@ def test_columns_of_a_file_open_no_other_folders_either(tmp_path):
         table.assign([3], np.ones([1, 2], np.float32))
         table.storage.close()
         if consent:
-            with pytest.raises(PermissionError, match="^Expected leave"):
+            with pytest.raises(PermissionError, match="^Expected permission"):
                 fc.DenseFeatures.from_config(config)
         with kv.allow_storages(root):
             again = fc.DenseFeatures.from_config(config)

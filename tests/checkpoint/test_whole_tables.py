@@ -170,7 +170,7 @@ def test_every_damaged_byte_of_rows_is_found(tmp_path):
 
 def test_a_table_that_nobody_has_written_is_refused(tmp_path):
     records, hosts = zip(*written(tmp_path, [table(0, 2), table(1, 2)]), strict=True)
-    with pytest.raises(ValueError, match="'emb': expected a table that hangs on the model"):
+    with pytest.raises(ValueError, match="'emb': expected a table that the model reaches"):
         WholeTables(str(tmp_path), records, 7, hosts[0]).contents(table(0, 2))
 
 

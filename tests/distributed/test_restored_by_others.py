@@ -284,7 +284,7 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> list[Held]:
         ("last", ["No space left on device", "an error on worker 0"]),
         ("all", ["No space left on device", "an error on worker 0"]),
         ("half", ["restored again. Received: an error on worker 1", "restored in part"]),
-        ("torn", ["a restore has left in part"] * 2),
+        ("torn", ["only partly restored"] * 2),
         ("again", ["nothing"] * 2),
     ],
 )

@@ -167,7 +167,7 @@ def test_own_rows_by_the_name_of_their_variable():
         assert fc.own_rows(f"input_layer_1/{name}", session)[0] == [2]
         with pytest.raises(ValueError, match="'d_embedding', which fits 0"):
             fc.own_rows("d_embedding")
-    with pytest.raises(ValueError, match="a session, or a default one"):
+    with pytest.raises(ValueError, match="a session, or a default session"):
         fc.own_rows("c_embedding")
 
 

@@ -38,7 +38,9 @@ each = pytest.mark.parametrize("call", [in_graph, in_layer])
 @each
 @pytest.mark.parametrize("masks", [None, {}])
 def test_missing(call, masks):
-    with pytest.raises(ValueError, match="Column 'c': expected a mask.*Received: none.*'c': mask"):
+    with pytest.raises(
+        ValueError, match="Column 'c': expected a mask.*Received: no mask.*'c': mask"
+    ):
         call(lambda: masks)
 
 
@@ -160,7 +162,7 @@ def test_of_a_dense_feature():
 def test_of_a_symbolic_call():
     inputs = {"c": keras.Input((2,), dtype="int64")}
     layer = fc.DenseFeatures(columns())
-    with pytest.raises(ValueError, match="Column 'c': expected a mask.*Received: none"):
+    with pytest.raises(ValueError, match="Column 'c': expected a mask.*Received: no mask"):
         layer(inputs)
     with pytest.raises(ValueError, match="Column 'c': expected a mask of int32.*int64"):
         layer(inputs, {"c": keras.Input((2,), dtype="int64")})

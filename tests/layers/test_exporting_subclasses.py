@@ -239,5 +239,5 @@ def test_feature_columns_are_exported_and_refuse_only_what_keras_made_up(sequenc
     path = str(tmp_path / "made_up")
     model.export(path, verbose=False)
     loaded = tf.saved_model.load(path)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="signature that Keras made up"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="signature that Keras made"):
         loaded.serve({"item": tf.constant(IDS, tf.float32)})

@@ -170,7 +170,7 @@ def _parsed(path: str, data: bytes) -> dict[str, Any]:
         raise damaged(path, f"the format {_FORMAT!r}", brief(content))
     _check_version(path, content)
     if content.pop("checksum", None) != _checksum(content):
-        raise damaged(path, "what agrees with its checksum", "something else")
+        raise damaged(path, "contents that agree with their checksum", "something else")
     checked(path, content, manifest_schema.manifest)
     for entry in content["tables"]:
         for part in entry["parts"].values():
@@ -271,9 +271,9 @@ def _check_version(path: str, content: dict[str, Any]) -> None:
     if least > _VERSION or unknown:
         raise ValueError(
             f"Expected a checkpoint of version {_VERSION} with features of "
-            f"{sorted(_KNOWN_FEATURES)} in '{path}', which this sok-embed knows. Received: one for "
-            f"readers of version {least} on, with {unknown or 'no other'} beside these. Restore "
-            "it with the sok-embed that wrote it, or a newer one."
+            f"{sorted(_KNOWN_FEATURES)} in '{path}', which this sok-embed knows. Received: a "
+            f"checkpoint for readers of version {least} or later, with these unknown features: "
+            f"{unknown or 'none'}. Restore it with the sok-embed that wrote it, or a newer one."
         )
 
 

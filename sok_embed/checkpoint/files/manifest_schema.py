@@ -128,7 +128,9 @@ def _check_tables(content: dict[str, Any]) -> None:
     for i, entry in enumerate(content["tables"]):
         field = f"tables[{i}]"
         if before is not None and entry["path"] <= before:
-            raise Misfit(f"{field}.path", f"a text behind {brief(before)}", brief(entry["path"]))
+            raise Misfit(
+                f"{field}.path", f"a text that sorts after {brief(before)}", brief(entry["path"])
+            )
         before = entry["path"]
         names = PARTS[entry["kind"]]
         if entry["parts"].keys() != set(names):

@@ -184,8 +184,8 @@ class StoreFolder(Place):
                 self._files.info(bucket)
         except FileNotFoundError:
             raise StoreError(
-                f"Expected a bucket for '{self.path}'. Received: none of the name {bucket!r}. Make "
-                "it, or give another path."
+                f"Expected a bucket for '{self.path}'. Received: no bucket of the name {bucket!r}. "
+                "Make it, or give another path."
             ) from None
         except StoreError:
             pass  # if buckets may not be listed, the next call reports the error

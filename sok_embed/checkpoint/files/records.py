@@ -184,8 +184,8 @@ def local_path(path: str | os.PathLike[str]) -> str:
     text = os.fspath(path)
     if "://" in text:
         raise ValueError(
-            f"Expected a folder of a file system that is mounted. Received: {text!r}. Copy what "
-            "is there to a local or a shared folder, and give that."
+            f"Expected a folder of a file system that is mounted. Received: {text!r}. Copy its "
+            "files to a local or a shared folder, and give the path of that folder."
         )
     return os.path.abspath(text)
 

@@ -91,10 +91,9 @@ class DenseState:
             more = [each for each in saved if each not in variables]
             raise ValueError(
                 "Expected a checkpoint with the variables of the model, its optimizer and the "
-                f"other objects. Received: one that lacks {_text(lacking)} and has {_text(more)} "
-                "more. "
-                "Make the model by the code that made the one that was saved, and compile it with "
-                "the same optimizer."
+                f"other objects. Received: a checkpoint that lacks {_text(lacking)} and has "
+                f"{_text(more)} more. Make the model by the code that made the saved model, and "
+                "compile it with the same optimizer."
             )
         others = own["others"]
         saved_others = [path for path in manifest.dense["others"] if self._is_asked_for(path)]
@@ -102,8 +101,8 @@ class DenseState:
             lacking = sorted(set(others) - set(saved_others))
             more = sorted(set(saved_others) - set(others))
             raise ValueError(
-                "Expected a checkpoint with the iterators and other objects of this one. Received: "
-                f"one that lacks {', '.join(lacking) or 'none'} and has "
+                "Expected a checkpoint with the iterators and other objects of this one. "
+                f"Received: a checkpoint that lacks {', '.join(lacking) or 'none'} and has "
                 f"{', '.join(more) or 'none'} more. Give the objects that were saved."
             )
         bundle = Bundle(folder, manifest.dense["prefix"], manifest.files)
@@ -142,8 +141,9 @@ class DenseState:
 def _check_built(model: keras.Model) -> None:
     if not model.built:
         raise ValueError(
-            f"Model '{model.name}': expected a model that is built, whose variables there are. "
-            "Received: one that is not. Call it on a batch, or give its first layer a keras.Input."
+            f"Model '{model.name}': expected a model that is built and has its variables. "
+            "Received: a model that is not built. Call it on a batch, or give its first layer a "
+            "keras.Input."
         )
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizer.built:

@@ -62,9 +62,9 @@ class OwnState:
         if self._iterators and manifest.workers != workers:
             raise ValueError(
                 f"Expected a checkpoint of {workers} workers, each of which goes on where its own "
-                f"iterator of tf.data stood. Received: one of {manifest.workers}. Restore it with "
-                "as many workers, or go by the count of batches: position='count' in "
-                "checkpoint.fit, no iterator elsewhere."
+                f"iterator of tf.data stood. Received: a checkpoint of {manifest.workers} workers. "
+                "Restore it with the same number of workers, or go by the count of batches: "
+                "position='count' in checkpoint.fit, no iterator elsewhere."
             )
         return _records(manifest, worker) if self._is_restored(manifest, workers) else []
 
@@ -92,8 +92,8 @@ class OwnState:
         lacking = sorted(self._objects.keys() - names)
         if lacking:
             raise ValueError(
-                f"Expected a checkpoint with {', '.join(lacking)} of each worker. Received: one "
-                "without. Give the objects that were saved."
+                f"Expected a checkpoint with {', '.join(lacking)} of each worker. Received: a "
+                "checkpoint without them. Give the objects that were saved."
             )
 
     def read(self, folder: LocalFolder, manifest: Manifest, worker: int, workers: int) -> None:
@@ -121,5 +121,5 @@ def _records(manifest: Manifest, worker: int) -> list[FileRecord]:
 
 def _write_error(folder: str, error: tf.errors.OpError) -> OSError:
     return OSError(
-        f"Expected to write what a worker has of its own into '{folder}'. Received: {error.message}"
+        f"Expected to write the own state of a worker into '{folder}'. Received: {error.message}"
     )

@@ -163,7 +163,7 @@ class _Pair:
         of_a = np.flatnonzero(records["key"][1:] == records["key"][:-1])
         if (records["side"][of_a] == records["side"][of_a + 1]).any():
             raise ValueError(
-                f"Expected every key of table '{found.table}' once. Received: one that stands "
+                f"Expected every key of table '{found.table}' once. Received: a key that occurs "
                 "twice in a checkpoint. Run sok-embed checkpoint verify."
             )
         found.both += len(of_a)

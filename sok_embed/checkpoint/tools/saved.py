@@ -134,7 +134,8 @@ class Saved(NamedTuple):
                 known = ", ".join(f"'{table.label}'" for table in self.tables) or "none"
                 raise ValueError(
                     f"Expected the path or the name of a table in '{self.folder}', which has "
-                    f"{known}. Received: {name!r}, which {'several have' if fits else 'is none'}."
+                    f"{known}. Received: {name!r}, which "
+                    f"{'several tables have' if fits else 'no table has'}."
                 )
             found |= {table.number: table for table in fits}
         return [found[number] for number in sorted(found)]

@@ -189,8 +189,8 @@ def checkpoints_in(path: str) -> list[str]:
     found = [folders._folder(step) for step in folders._by_age()]
     if not found:
         raise FileNotFoundError(
-            f"Expected a checkpoint, or a directory of some, in '{path}'. Received: a folder "
-            f"without {manifests.NAME} and without whole checkpoints."
+            f"Expected a checkpoint, or a directory of checkpoints, in '{path}'. Received: a "
+            f"folder without {manifests.NAME} and without whole checkpoints."
         )
     return found
 

@@ -65,7 +65,7 @@ class CopiedRows:
         if own is not None and own.read_only:
             raise ValueError(
                 f"Table '{table.name}': expected a storage that may be written, to replace its "
-                f"rows by those of the file. Received: {own!r}. Open it without read_only=True."
+                f"rows by the rows of the file. Received: {own!r}. Open it without read_only=True."
             )
         head, admission = self._head()
         empty = contents_of(head, table.dim, admission=admission)

@@ -178,8 +178,8 @@ class TablesReader:
                 raise kv.CorruptionError(
                     f"Table '{part.part.table.name}': expected {expected} {part.part.name} in "
                     f"'{self._folder}' for all workers together. Received: {received}. The "
-                    "checkpoint, or what workers take of it, is incomplete, and nothing was "
-                    "restored: take another one."
+                    "checkpoint, or the part of it that workers read, is incomplete, and nothing "
+                    "was restored: take another one."
                 )
 
     def _contents_of(self, numbers: Sequence[int]) -> Any:
@@ -260,9 +260,9 @@ def check_descriptions(manifest: Manifest, hosts: Sequence[Host]) -> None:
         missing = sorted(own.keys() - saved.keys())
         more = sorted(saved.keys() - own.keys())
         raise ValueError(
-            "Expected a checkpoint with the tables of the model. Received: one that lacks "
-            f"{', '.join(missing) or 'none'} and has {', '.join(more) or 'none'} more. Make the "
-            "model by the code that made the one that was saved."
+            "Expected a checkpoint with the tables of the model. Received: a checkpoint that "
+            f"lacks {', '.join(missing) or 'none'} and has {', '.join(more) or 'none'} more. Make "
+            "the model by the code that made the saved model."
         )
     _check_names(saved, own)
     for path, described in own.items():
@@ -272,16 +272,16 @@ def check_descriptions(manifest: Manifest, hosts: Sequence[Host]) -> None:
         if differing:
             name = differing[0]
             raise ValueError(
-                f"Table '{described['name']}': expected a checkpoint with {name}="
-                f"{described.get(name)!r}. Received: {entry.get(name)!r}. Make the model with the "
-                "arguments of the one that was saved."
+                f"Table '{described['name']}': expected a checkpoint with "
+                f"{name}={described.get(name)!r}. Received: {entry.get(name)!r}. Make the model "
+                "with the arguments of the saved model."
             )
         for name in ("initializer", "seed"):
             if entry[name] != described[name]:
                 warnings.warn(
                     f"Table '{described['name']}': expected the {name} of the checkpoint, "
                     f"{entry[name]!r}. Received: {described[name]!r}. Rows that are made from now "
-                    "on start otherwise than those that were saved.",
+                    "on start from other values than the saved rows.",
                     stacklevel=9,
                 )
 

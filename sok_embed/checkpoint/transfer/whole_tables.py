@@ -53,9 +53,9 @@ class WholeTables:
         """
         if id(table) not in self._hosts:
             raise ValueError(
-                f"Table '{table.name}': expected a table that hangs on the model by attributes, "
-                "whose rows all workers have written. Received: one that Keras found elsewhere. "
-                "Make its layer an attribute of the model or of one of its layers."
+                f"Table '{table.name}': expected a table that the model reaches by attributes, "
+                "whose rows all workers have written. Received: a table that Keras found "
+                "elsewhere. Make its layer an attribute of the model or of one of its layers."
             )
         host, number = self._hosts[id(table)]
         exports, others = [], []
@@ -147,7 +147,7 @@ def _own_rows(part: Part, whole: tf_ops.Export) -> tf_ops.Export:
     if len(set(lengths.values())) > 1 or columns["keys"].ndim != 1:
         raise ValueError(
             f"Table '{part.table.name}': expected as many keys as rows, slots and counts of "
-            f"updates. Received: {lengths}. The file is damaged, or of another program."
+            f"updates. Received: {lengths}. The file is damaged, or was written by another program."
         )
     mine = part.mine(columns["keys"])
     admission = np.asarray(whole.admission).tobytes()

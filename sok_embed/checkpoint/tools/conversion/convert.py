@@ -94,7 +94,9 @@ def form_of_source(path: str) -> str:
             with opened(path) as file:
                 begin = file.read(4)
         except FileNotFoundError:
-            raise FileNotFoundError(f"{_expected(path)} Received: nothing is there.") from None
+            raise FileNotFoundError(
+                f"{_expected(path)} Received: a path that does not exist."
+            ) from None
         if begin in _MAGIC:
             return "keras" if is_keras_file(path) else _MAGIC[begin]
         received = f"a file that begins with {begin!r}"
@@ -114,8 +116,8 @@ def form_of_target(path: str, given: str | None) -> str:
     form = given or _SUFFIXES.get(os.path.splitext(path)[1])
     if form is None:
         raise ValueError(
-            f"Expected a target that ends in {' or '.join(_SUFFIXES)}. Received: '{path}'. Say "
-            f"with --to what it is to be: {', '.join(FORMS)}."
+            f"Expected a target that ends in {' or '.join(_SUFFIXES)}. Received: '{path}'. Name "
+            f"the form with --to: {', '.join(FORMS)}."
         )
     return form
 
@@ -178,14 +180,14 @@ def convert(
 def _check_arguments(form: str, group: int | None, base: Base | None) -> None:
     if (base is not None) != (form == "checkpoint"):
         raise ValueError(
-            "Expected --base, the checkpoint that all but the rows is taken from, with the form "
-            f"'checkpoint' and no other. Received: the form '{form}' "
+            "Expected --base, the checkpoint from which everything except the rows is taken, with "
+            f"the form 'checkpoint' and with no other form. Received: the form '{form}' "
             f"{'with' if base else 'without'} it. {'Leave out' if base else 'Give'} --base."
         )
     if group is not None and form not in ("dump", "storage"):
         raise ValueError(
-            f"Expected a group for a dump or a storage. Received: one for the form '{form}'. Leave "
-            "--group out."
+            "Expected a group only for a dump or a storage. Received: a group for the form "
+            f"'{form}'. Leave --group out."
         )
 
 
@@ -264,8 +266,8 @@ def _write(
     if len(tables) != 1:
         raise ValueError(
             f"Expected one table for the form '{form}'. Received: "
-            f"{', '.join(repr(head.label) for head in heads)}. Name one with --table, and convert "
-            "the others on their own."
+            f"{', '.join(repr(head.label) for head in heads)}. Name one table with --table, and "
+            "convert the other tables one by one."
         )
     (table,) = tables
     if form == "npz":

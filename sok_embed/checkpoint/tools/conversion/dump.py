@@ -47,11 +47,14 @@ def groups_of(heads: Sequence[Head], group: int | None) -> list[int]:
     if group is not None:
         if len(heads) != 1:
             raise ValueError(
-                f"Expected one table for a group. Received: {len(heads)}. Name one of them."
+                f"Expected one table for a group. Received: {len(heads)} tables. Name one of them."
             )
         return [group]
     if len(heads) > GROUPS:
-        raise ValueError(f"Expected at most {GROUPS} tables. Received: {len(heads)}. Name some.")
+        raise ValueError(
+            f"Expected at most {GROUPS} tables. Received: {len(heads)} tables. Name the tables to "
+            "convert."
+        )
     known = [head.group for head in heads]
     given = [number for number in known if number is not None]
     return given if len(set(given)) == len(heads) else list(range(len(heads)))

@@ -37,17 +37,16 @@ def check_fits(base: Saved, table: SavedTable, head: Head) -> None:
     def refuse(what: str, of_table: object, of_rows: object, remedy: str) -> None:
         raise ValueError(
             f"Expected rows of {what} {of_table} for table '{table.label}' of '{base.folder}'. "
-            f"Received: those of table '{head.label}', of {what} {of_rows}. {remedy}"
+            f"Received: the rows of table '{head.label}', of {what} {of_rows}. {remedy}"
         )
 
     if base.manifest.parent is not None:
         raise ValueError(
-            f"Expected a base that has everything. Received: '{base.folder}', which has the "
-            f"changes since '{base.chain[1].folder}'. Compact it first: sok-embed checkpoint "
-            "compact."
+            f"Expected a base with all rows. Received: '{base.folder}', which has only the changes "
+            f"since '{base.chain[1].folder}'. Compact it first: sok-embed checkpoint compact."
         )
     if head.dim != table.dim:
-        refuse("dim", table.dim, head.dim, "Give those of a table of this dim.")
+        refuse("dim", table.dim, head.dim, "Give rows of a table of this dim.")
     if head.rule and table.rule and head.rule != table.rule:
         of_table, of_rows = _core.shown_rule(table.rule), _core.shown_rule(head.rule)
         refuse("optimizer", of_table, of_rows, "Give rows that the same optimizer has trained.")
@@ -56,7 +55,7 @@ def check_fits(base: Saved, table: SavedTable, head: Head) -> None:
         refuse("slots of floats", table.slot_floats, head.slot_floats, remedy)
     if (head.step_clock >= 0) != (table.step_clock >= 0):
         of_table, of_rows = _unit(table.step_clock), _unit(head.step_clock)
-        refuse("times in", of_table, of_rows, "Give rows whose ages are counted alike.")
+        refuse("times in", of_table, of_rows, "Give rows whose ages are counted in the same way.")
 
 
 def _unit(step_clock: int) -> str:
@@ -193,6 +192,6 @@ def check_whole(found: list[str], folder: str) -> None:
     """Raises CorruptionError if a checkpoint that was just written has faults."""
     if found:
         raise CorruptionError(
-            f"Expected a whole checkpoint to come of the rows. Received, in '{folder}': {found[0]} "
-            "Nothing was kept: give rows of which each key stands once."
+            f"Expected the rows to make a whole checkpoint. Received, in '{folder}': {found[0]} "
+            "Nothing was kept: give rows in which each key occurs once."
         )

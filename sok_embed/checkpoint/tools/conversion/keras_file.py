@@ -145,8 +145,8 @@ def _prefixes(path: str, name: str, group: Any) -> list[str]:
         lacking = [field for field in _FIELDS if f"{prefix}{field}" not in group]
         if lacking:
             raise ValueError(
-                f"Expected all that a table holds in '{name}' of '{path}', with the entries "
-                f"{', '.join(prefix + field for field in _FIELDS)}. Received: none of "
+                f"Expected all contents of a table in '{name}' of '{path}', with the entries "
+                f"{', '.join(prefix + field for field in _FIELDS)}. Received: a file without "
                 f"{', '.join(lacking)}, as an earlier version of sok-embed writes it. Load the "
                 "model with that version, and save it as a checkpoint."
             )

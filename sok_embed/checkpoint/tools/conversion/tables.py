@@ -245,7 +245,7 @@ def chosen(source: str, heads: Sequence[Head], names: Sequence[str]) -> list[Hea
             known = ", ".join(f"'{head.label}'" for head in heads) or "none"
             raise ValueError(
                 f"Expected the name of a table in '{source}', which has {known}. Received: "
-                f"{name!r}, which {'several have' if fits else 'is none'}."
+                f"{name!r}, which {'several tables have' if fits else 'no table has'}."
             )
         found += fits
     return found

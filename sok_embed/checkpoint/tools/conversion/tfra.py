@@ -257,7 +257,7 @@ def _table(table: _Stored, stored: dict[str, _Stored], slots: Slots) -> Moving:
     if rule in _COUNT_STEPS and slots.steps is None:
         raise ValueError(
             f"Expected the steps of the optimizer, by which '{rule}' corrects its bias, since the "
-            "files do not say them. Received: none. Give --steps, the optimizer's iterations."
+            "files do not have them. Received: no steps. Give --steps, the optimizer's iterations."
         )
     dim = table.dim
     head = Head(
