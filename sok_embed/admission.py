@@ -1,7 +1,7 @@
-"""Admission: a key gets a row only once it has been seen often enough.
+"""Defines admissions, by which a key gets a row only once it has been seen often enough.
 
-Most keys of a click log come once or twice. Rows for them cost memory and disk, and learn nothing.
-Each occurrence of a key in what is trained counts 1, in every layer and on all workers together.
+Most keys of a click log occur once or twice. Rows for them cost memory and disk, and learn nothing.
+Each occurrence of a key in a training batch counts 1, in every layer and on all workers together.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class FrequencyAdmission:
 
 @dataclass(frozen=True)
 class CountingBloomAdmission:
-    """Counts keys in a counting Bloom filter: memory that is fixed beforehand.
+    """Counts keys in a counting Bloom filter, whose memory is fixed from the start.
 
     It never misses a key that was seen `min_count` times, and admits a few too early.
 
@@ -60,11 +60,11 @@ class CountingBloomAdmission:
     Attributes:
         min_count: A key is admitted when it is seen for the `min_count`-th time. In
             [1, 2**counter_bits).
-        capacity: Distinct keys that the filter is made for. Beyond them it admits more and more
-            keys too early.
-        false_positive_rate: Share of the keys seen less often that is admitted nevertheless, once
-            `capacity` distinct keys have been seen `min_count` times. In (0, 1).
-        counter_bits: Width of a counter: 2, 4, 8 or 16.
+        capacity: The number of distinct keys that the filter is made for. With more keys it admits
+            more and more keys too early.
+        false_positive_rate: The share of the keys seen less often that are admitted nevertheless,
+            once `capacity` distinct keys have been seen `min_count` times. In (0, 1).
+        counter_bits: The bits of a counter: 2, 4, 8 or 16.
 
     Raises:
         ValueError: For a value out of its range.
@@ -109,7 +109,7 @@ _KINDS: dict[str, type[FrequencyAdmission] | type[CountingBloomAdmission]] = {
 
 
 def from_config(config: Mapping[str, Any]) -> Admission:
-    """Makes the admission that a `get_config` came from.
+    """Makes an admission from the result of `get_config`.
 
     Example:
     >>> from_config({"kind": "frequency", "min_count": 3})
@@ -130,7 +130,7 @@ def from_config(config: Mapping[str, Any]) -> Admission:
 
 
 def get(admission: Admission | Mapping[str, Any] | None) -> Admission | None:
-    """Makes an admission of its config; leaves admissions and `None` as they are.
+    """Makes an admission from its config; returns admissions and `None` unchanged.
 
     Raises:
         ValueError: For anything else.
@@ -146,7 +146,7 @@ def get(admission: Admission | Mapping[str, Any] | None) -> Admission | None:
 
 
 def op_attributes(admission: Admission | None) -> dict[str, Any]:
-    """Returns what the ops that make a table call the kind and arguments of an admission."""
+    """Returns the attributes of an admission for the ops that make a table."""
     if admission is None:
         return {}
     config = admission.get_config()
@@ -155,6 +155,6 @@ def op_attributes(admission: Admission | None) -> dict[str, Any]:
 
 
 def _set_integer(admission: Admission, name: str, low: int, high: int) -> None:
-    """Checks a field, and makes it an integer of Python's, which JSON can hold."""
+    """Checks a field, and makes it a Python integer, which JSON can hold."""
     value = check_integer(name, getattr(admission, name), low, high)
     object.__setattr__(admission, name, value)

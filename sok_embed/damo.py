@@ -1,7 +1,7 @@
-"""The classes of Damo-Embedding's Python module, over `sok_embed.kv`.
+"""Offers the classes of Damo-Embedding's Python module, over `sok_embed.kv`.
 
-`from sok_embed import damo` instead of `import damo` lets a script run on. Names of
-initializers, optimizers, schedules and parameters are Damo's. An unknown one is a ValueError.
+`from sok_embed import damo` instead of `import damo` lets a script run unchanged. Names of
+initializers, optimizers, schedules and parameters are Damo's. An unknown name is a ValueError.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SCHEDULES = {
 # Damo's documentation, or its code, has another name for a parameter of these.
 _PARAMETERS = {"ftrl": {"gamma": "alpha"}, "polynomial_decay": {"decay_rate": "power"}}
 
-# Each call of each initializer takes one of these, so that no two draw the same.
+# Each call of each initializer takes one of these numbers, so that no two calls draw the same.
 _draws = itertools.count()
 
 
@@ -90,14 +90,14 @@ class PyStorage:
     """A folder of embeddings, in which an update that returned survives the process.
 
     Args:
-        path: The folder; made if there is none.
+        path: The folder; it is made if it does not exist.
         ttl: Seconds after its last update that a row is kept; 0 and less: no limit.
 
     Attributes:
         storage: The `sok_embed.kv.Storage`.
 
     Raises:
-        OSError, ValueError: As `sok_embed.kv.Storage`.
+        OSError, ValueError: The errors of `sok_embed.kv.Storage`.
     """
 
     def __init__(self, path: str | os.PathLike[str], ttl: int = 0) -> None:
@@ -108,9 +108,9 @@ class PyStorage:
         """Writes rows into a file, which `sok_embed.kv.Storage.load` reads.
 
         Args:
-            path: The file; one that is there is replaced.
-            condition: `expire_days`, only rows updated within so many days; `group`, only this
-                one; `min_count`, only rows updated so often.
+            path: The file; an existing file is replaced.
+            condition: `expire_days`, only rows updated within so many days; `group`, only rows of
+                this group; `min_count`, only rows updated at least so often.
 
         Raises:
             ValueError: For another condition.
@@ -140,7 +140,7 @@ class PyStorage:
         self.storage.checkpoint(path)
 
     def load_from_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Replaces everything in the storage by what `checkpoint` wrote.
+        """Replaces everything in the storage by the contents of a checkpoint.
 
         Args:
             path: The folder of the checkpoint. It stays as it is.
@@ -183,15 +183,15 @@ class PyOptimizer:
     """A rule by which gradients change vectors.
 
     Args:
-        params: `name`, one of `sok_embed.kv.Optimizer`'s, and its parameters. Without a name, SGD.
-        decay_params: `name`, one of `sok_embed.kv.Schedule`'s or Damo's spelling of it, and its
-            parameters. Without a name, or with an empty one, the learning rate stays.
+        params: `name`, a name of `sok_embed.kv.Optimizer`, and its parameters. Without a name, SGD.
+        decay_params: `name`, a name of `sok_embed.kv.Schedule` or Damo's spelling of it, and its
+            parameters. Without a name, or with an empty name, the learning rate stays.
 
     Attributes:
         optimizer: The `sok_embed.kv.Optimizer`.
 
     Raises:
-        ValueError: For an unknown name or parameter, or a value that cannot be worked with.
+        ValueError: For an unknown name or parameter, or an invalid value.
     """
 
     def __init__(
@@ -208,7 +208,8 @@ class PyOptimizer:
         """Applies one update to one row, in place.
 
         Args:
-            w: float32 `[dimension + slots]`: the vector, then what the optimizer keeps, 0 at first.
+            w: float32 `[dimension + slots]`: the vector, then the slots of the optimizer, 0 at
+                first.
             gds: float32 `[dimension]`.
             global_step: The number of the update, 1 for the first; 0 counts as 1.
 
@@ -220,20 +221,20 @@ class PyOptimizer:
 
 
 class PyInitializer:
-    """The start of vectors.
+    """The initializer of vectors.
 
     Args:
-        params: `name`, one of `sok_embed.kv.Initializer`'s or Damo's spelling of it, its
+        params: `name`, a name of `sok_embed.kv.Initializer` or Damo's spelling of it, its
             parameters, and `seed`. Without a name, zeros. `uniform` without `min` and `max` is
             within `1 / sqrt(dimension)` on either side.
 
     Raises:
-        ValueError: For an unknown name or parameter, or a value that cannot be drawn with.
+        ValueError: For an unknown name or parameter, or an invalid value.
     """
 
     def __init__(self, params: Parameters | None = None) -> None:
         self._name, self._parameters = _taken_apart(params, "zeros", _INITIALIZERS)
-        # Damo's initializer of this name has no bounds of its own.
+        # Damo's initializer of this name has no default bounds.
         self._scaled = (params.to_dict().get("name") if params else None) == "uniform" and not (
             self._parameters.keys() & {"min", "max"}
         )
@@ -255,7 +256,7 @@ class PyInitializer:
 
         Raises:
             TypeError: For another dtype.
-            ValueError: For an array of another rank, or one that is empty or read-only.
+            ValueError: For an array of another rank, and an empty or read-only array.
         """
         if not isinstance(w, np.ndarray) or w.dtype != np.float32:
             raise TypeError(
@@ -276,7 +277,7 @@ class PyEmbedding:
     Args:
         storage: The storage that holds the rows.
         optimizer: The optimizer that trains the vectors.
-        initializer: The initializer that new vectors start from.
+        initializer: The initializer of new vectors.
         dimension: The length of a vector.
         group: The number of the group, in [0, 256).
 
@@ -284,7 +285,7 @@ class PyEmbedding:
         embedding: The `sok_embed.kv.Embedding`.
 
     Raises:
-        ValueError, TypeError: As `sok_embed.kv.Embedding`.
+        ValueError, TypeError: The errors of `sok_embed.kv.Embedding`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Datasets of several workers whose data does not end at the same time."""
+"""Joins the datasets of several workers whose data does not end at the same time."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from sok_embed.keras_bridge.empty_batches import take_empty_batches
 __all__ = ["join"]
 
 _PARTS = "Expected batches (x,), (x, y) or (x, y, sample_weight)."
-_JOINED = "_sok_embed_joined"  # marks what has been joined
+_JOINED = "_sok_embed_joined"  # marks datasets that have been joined
 _numbers = itertools.count()
 
 
 def join(dataset: tf.data.Dataset, *, training: bool = True) -> tf.data.Dataset:
-    """Makes a dataset that has as many batches on every worker. Collective.
+    """Makes a dataset that has the same number of batches on every worker. Collective.
 
     Every lookup waits for all workers, so each of them needs a batch in each step. A worker whose
     own dataset has ended, or never had a batch, goes on with batches of 0 examples until the
@@ -29,9 +29,9 @@ def join(dataset: tf.data.Dataset, *, training: bool = True) -> tf.data.Dataset:
     workers, b of a step's B examples on this one, each of its examples is weighted by n * b / B.
     A Keras loss that divides its sum by the batch size (`"sum_over_batch_size"`, the default)
     becomes, averaged over the workers, the mean over all B examples: n workers train like one that
-    has the B examples in one batch. It holds for no other reduction: `"mean_with_sample_weight"`
-    divides the weight of a step out again, so that the mean of each worker counts the same, and
-    `"sum"` needs none: join with `training=False`.
+    has the B examples in one batch. This is not true of other reductions:
+    `"mean_with_sample_weight"` divides the weight of a step out again, so that the mean of each
+    worker counts the same, and `"sum"` needs no weights: join with `training=False`.
 
     With one worker the dataset comes back as it is, without `sample_weight` if it had none. In a
     loop of your own, `keras.utils.unpack_x_y_sample_weight` takes a batch of any number of parts.
@@ -46,20 +46,20 @@ def join(dataset: tf.data.Dataset, *, training: bool = True) -> tf.data.Dataset:
     Args:
         dataset: This worker's own batches, as tuples `(x,)`, `(x, y)` or `(x, y, sample_weight)`
             whose parts may be nests. Components are dense `[B, ...]`, ragged `[B, ...]` or sparse
-            `[B, ...]`. The parts, dtypes and ranks must be those of the other workers; the number
-            of batches and their sizes need not be. It may be infinite.
+            `[B, ...]`. The parts, dtypes and ranks must be the same on all workers; the number of
+            batches and their sizes may differ. The dataset may be infinite.
         training: True if examples are weighted. Use `False` for evaluation data: its losses and
-            metrics on each worker are then those of the worker's own examples. The same on every
-            worker.
+            metrics on each worker are then computed from the worker's own examples. The value must
+            be the same on every worker.
 
     Returns:
         Batches of the same parts, on several workers with float `sample_weight` `[B]` added where
         there is `y` and no `sample_weight`. Where each worker knows its number of batches the
         result has a cardinality: the greatest of them.
 
-        Iterators of it exchange messages while they make a batch, so all workers must take as many
-        batches of it, in the same order among their other steps. No batch is made ahead: prefetch,
-        shuffle, and map in parallel before `join` and not after it.
+        Iterators of the dataset exchange messages while they make a batch, so all workers must take
+        the same number of batches, in the same order among their other steps. No batch is made
+        ahead: prefetch, shuffle, and map in parallel before `join` and not after it.
 
     Raises:
         ValueError: If elements are not such tuples, or not batches; for a dataset that is joined
@@ -110,7 +110,7 @@ def join(dataset: tf.data.Dataset, *, training: bool = True) -> tf.data.Dataset:
 def _agreed_batches(
     dataset: tf.data.Dataset, training: bool, communicator: Communicator, name: str
 ) -> int | None:
-    """Returns the greatest number of batches of a worker; `None` if one does not know its own."""
+    """Returns the greatest number of batches of a worker; `None` if one has an unknown number."""
     own = tf.constant([[int(dataset.cardinality()), training]], tf.int64)
     of_all, _ = communicator.all_gather(own, f"{name}.batches")
     cardinalities, trains = of_all.numpy().T.tolist()

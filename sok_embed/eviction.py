@@ -1,8 +1,9 @@
-"""Eviction: which rows of a table go, to make room for others or because they are of no use.
+"""Defines evictions, which remove rows of a table to make room or because they are useless.
 
 A row is trained by a step whose batch has its key. Looking it up in evaluation changes nothing. A
-key whose row has gone is as one that was never there: it has the vector that training starts from,
-and gets a new row when training meets it again, and, with an admission, once that lets it.
+key whose row was removed is like a key that was never seen: it has the vector that training starts
+from, and gets a new row when training meets it again; with an admission, once the admission allows
+it.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ _LEAST_FLOAT32 = 2.0**-149  # above 0
 class LeastRecentlyUsed:
     """A full table evicts the rows that were trained least recently, exactly as many as it needs.
 
-    A row that was not trained yet counts as trained when it was made. Of rows of one time those of
-    the least keys, as unsigned numbers, go first. In memory times are steps of the table, in a
-    storage they are seconds.
+    A row that was not trained yet counts as trained when it was made. Of rows with the same time,
+    the rows with the least keys, as unsigned numbers, are removed first. In memory times are steps
+    of the table, in a storage they are seconds.
 
     Example:
     >>> LeastRecentlyUsed().get_config()
@@ -53,8 +54,8 @@ class LeastRecentlyUsed:
 class LeastFrequentlyUsed:
     """A full table evicts the rows that were trained least often, exactly as many as it needs.
 
-    Of rows that were trained equally often, the least recently trained go first, as
-    `LeastRecentlyUsed` has it. Counts are never halved: what was frequent once stays for long.
+    Of rows that were trained equally often, the least recently trained are removed first, as by
+    `LeastRecentlyUsed`. Counts are never halved: a row that was frequent once stays for long.
 
     Example:
     >>> LeastFrequentlyUsed().get_config()
@@ -72,22 +73,22 @@ class LeastFrequentlyUsed:
 
 @dataclass(frozen=True)
 class MaxAge:
-    """Rows go a time after they were trained last, or made.
+    """Removes rows a given time after they were last trained, or made.
 
-    They are looked for after steps, at most 16 times in that span, so a row may stay a sixteenth
-    longer. In a full table the oldest of them go at once, as many as newcomers need.
+    A table looks for such rows after steps, at most 16 times in that span, so a row may stay a
+    sixteenth longer. A full table removes the oldest of them at once, as many as new rows need.
 
     Example:
     >>> MaxAge(steps=1000).get_config()
     {'kind': 'max_age', 'seconds': None, 'steps': 1000}
 
     Attributes:
-        seconds: The age that rows go at, at least 1. One of the two is given.
-        steps: The same in steps of the table, those that train some of its rows. Not in a storage,
-            which knows seconds.
+        seconds: The age at which rows are removed, at least 1. Give either `seconds` or `steps`.
+        steps: The same age in steps of the table, which are the steps that train some of its rows.
+            Not for rows in a storage, whose times are seconds.
 
     Raises:
-        ValueError: For both or none of them, or a value out of [1, 2**32).
+        ValueError: For both arguments or neither, or a value out of [1, 2**32).
     """
 
     seconds: int | None = None
@@ -125,17 +126,17 @@ class MaxAge:
 
 @dataclass(frozen=True)
 class MinNorm:
-    """Rows whose vector is nearly zero go.
+    """Removes rows whose vector is nearly zero.
 
-    They are looked for once in `every` steps. In a full table they go at once, as many as newcomers
-    need, which takes a look at every row each time that those known of are used up.
+    A table looks for such rows once in `every` steps. A full table removes them at once, as many as
+    new rows need; it looks at every row each time that all rows found before are removed.
 
     Example:
     >>> MinNorm(1e-3).get_config()
     {'kind': 'min_norm', 'l2': 0.001, 'every': 100}
 
     Attributes:
-        l2: Rows of a smaller Euclidean norm go; above 0. It is rounded to float32.
+        l2: Rows of a smaller Euclidean norm are removed; above 0. It is rounded to float32.
         every: The number of the table's steps in which all rows are looked through once.
 
     Raises:
@@ -172,7 +173,7 @@ _KINDS: dict[str, type[Eviction]] = {
 
 
 def from_config(config: Mapping[str, Any]) -> Eviction:
-    """Makes the eviction that a `get_config` came from.
+    """Makes an eviction from the result of `get_config`.
 
     Example:
     >>> from_config({"kind": "max_age", "steps": 1000})
@@ -193,14 +194,14 @@ def from_config(config: Mapping[str, Any]) -> Eviction:
 
 
 def get(eviction: Eviction | str | Mapping[str, Any] | None) -> Eviction | None:
-    """Makes an eviction of its name or config; leaves evictions and `None` as they are.
+    """Makes an eviction from its name or config; returns evictions and `None` unchanged.
 
     Example:
     >>> get("lru")
     LeastRecentlyUsed()
 
     Args:
-        eviction: `"lru"` and `"lfu"` are names.
+        eviction: An eviction, its config, `None`, or a name: `"lru"` or `"lfu"`.
 
     Raises:
         ValueError: For anything else.

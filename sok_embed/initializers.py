@@ -1,4 +1,4 @@
-"""Keras initializers as the C++ core draws them: row by row, from (seed, group, key)."""
+"""Maps Keras initializers to the C++ core, which draws each row from (seed, group, key)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _TRUNCATED_STDDEV = 0.87962566103423978
 
 @dataclass(frozen=True)
 class RowInitializer:
-    """The start of a row.
+    """The initializer of rows in the core.
 
     Attributes:
         kind: `"constant"`, `"uniform"`, `"normal"` or `"truncated_normal"`.
@@ -56,11 +56,11 @@ def row_initializer(identifier: Any, dim: int) -> RowInitializer:
 
     Keras takes the fans of `VarianceScaling` and its family from the shape of the whole table. A
     hash table has no number of rows, so a row counts as a square here: `fan_in = fan_out = dim`,
-    and `input_axes` and `output_axes` say nothing. `glorot_uniform` is uniform within
+    and `input_axes` and `output_axes` have no effect. `glorot_uniform` is uniform within
     `sqrt(3 / dim)` on either side.
 
-    Vectors have the distribution that Keras gives them, not its values: those depend on the order
-    in which they are drawn, these on the seed, the group and the key.
+    Vectors have the distribution that Keras gives them, not its values: the values of Keras depend
+    on the order in which they are drawn, the values here on the seed, the group and the key.
 
     Example:
     >>> row_initializer("uniform", 16)
@@ -68,7 +68,7 @@ def row_initializer(identifier: Any, dim: int) -> RowInitializer:
 
     Args:
         identifier: A Keras initializer, its name, config or class. `"xavier"` and
-            `"xavier_uniform"` are Glorot's uniform, `"xavier_normal"` is his normal.
+            `"xavier_uniform"` are Glorot's uniform, `"xavier_normal"` is Glorot's normal.
         dim: The length of a row.
 
     Returns:
@@ -76,7 +76,7 @@ def row_initializer(identifier: Any, dim: int) -> RowInitializer:
         without a seed, or with a `keras.random.SeedGenerator`, has `None`.
 
     Raises:
-        ValueError: If there is none, with the list of those that are supported.
+        ValueError: If there is no such initializer; the message lists the supported ones.
     """
     if isinstance(identifier, str):
         identifier = _ALIASES.get(identifier, identifier)
@@ -85,7 +85,7 @@ def row_initializer(identifier: Any, dim: int) -> RowInitializer:
     except (KeyError, TypeError, ValueError) as error:
         raise _unsupported(identifier) from error
     for known, make in _TWINS.items():
-        # A subclass with values of its own is none of the supported classes.
+        # A subclass that draws values of its own is not among the supported classes.
         if isinstance(initializer, known) and type(initializer).__call__ is known.__call__:
             return make(initializer, dim)
     raise _unsupported(identifier)
@@ -94,8 +94,9 @@ def row_initializer(identifier: Any, dim: int) -> RowInitializer:
 def derive_seed(name: str) -> int:
     """Derives the seed of a table from its name and from Keras' global seed.
 
-    The same in every process that gives the table the same name and calls
-    `keras.utils.set_random_seed` with the same number, or does not call it, which counts as 0.
+    The seed is the same in every process that gives the table the same name and calls
+    `keras.utils.set_random_seed` with the same number, or does not call it, which counts as the
+    number 0.
     Keras keeps the global seed for each thread: call this from the thread that set it.
 
     Args:

@@ -29,10 +29,10 @@ _SHOWN = 20  # lines of a list that is printed for people
 
 
 class _MountedPath(click.Path):
-    """A path that is not a URL: these commands read and write the files of this machine."""
+    """A path that is not a URL: these commands read and write files of this machine."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Refuses a URL, and looks at paths as `click.Path` does."""
+        """Refuses a URL, and checks other paths as `click.Path` does."""
         if "://" in os.fspath(value):
             from sok_embed.checkpoint.files.records import local_path
 
@@ -47,8 +47,8 @@ class _MountedPath(click.Path):
 def checkpoint() -> None:
     """Look into checkpoints, check them, compare them, and move their rows.
 
-    A checkpoint is a folder with a manifest.json; a directory is that of a CheckpointManager or of
-    BackupAndRestore, with a folder for each step.
+    A checkpoint is a folder with a manifest.json; a directory is the directory of a
+    CheckpointManager or of BackupAndRestore, with a folder for each step.
     """
 
 
@@ -95,9 +95,12 @@ class _Keys(click.ParamType):  # type: ignore[type-arg]  # older ones of click a
 
 @checkpoint.command()
 @click.argument("path", type=_MountedPath())
-@click.option("--table", "name", metavar="TABLE", help="Only the table of this path or name.")
+@click.option("--table", "name", metavar="TABLE", help="Show only the table of this path or name.")
 @click.option(
-    "--keys", "--key", type=_Keys(), help="Its rows of these keys: 1,-2,0xff, say. Needs --table."
+    "--keys",
+    "--key",
+    type=_Keys(),
+    help="Show the rows of these keys, such as 1,-2,0xff. Needs --table.",
 )
 @as_json_option
 def show(path: str, name: str | None, keys: list[int] | None, as_json: bool) -> None:
@@ -108,7 +111,7 @@ def show(path: str, name: str | None, keys: list[int] | None, as_json: bool) -> 
     saved = open_saved(path)
     if keys is not None:
         if name is None:
-            raise click.UsageError("Expected --table beside --keys. Received: none.")
+            raise click.UsageError("Expected --table with --keys. Received: --keys alone.")
         _show_rows(rows_of_keys(saved, saved.one(name), keys), as_json)
         return
     report = surveyed(saved, [] if name is None else [name])
@@ -184,10 +187,10 @@ def _show_list(
 @as_json_option
 @click.pass_context
 def verify(context: click.Context, path: str, as_json: bool) -> None:
-    """Read every byte of the checkpoint PATH, or of all in a directory.
+    """Read every byte of the checkpoint PATH, or of all checkpoints in a directory.
 
-    A line for each fault, and exit status 1 if there are any. A folder without a manifest, which a
-    save has left that did not end, is none.
+    Prints a line for each fault, and exits with 1 if there are any. A folder without a manifest,
+    which an unfinished save has left, is not a fault.
     """
     from sok_embed.checkpoint.tools.survey import checkpoints_in, not_whole_in
     from sok_embed.checkpoint.tools.verify import verify as verify_one
@@ -307,17 +310,19 @@ def _show_tables_apart(report: dict[str, Any]) -> None:
 
 @checkpoint.command()
 @click.argument("directory", type=_MountedPath(exists=True, file_okay=False))
-@click.option("--keep", type=click.IntRange(1), required=True, help="The last ones, so many.")
 @click.option(
-    "--keep-every", type=click.IntRange(1), metavar="K", help="Also the first of each K steps."
+    "--keep", type=click.IntRange(1), required=True, help="Keep this many last checkpoints."
+)
+@click.option(
+    "--keep-every", type=click.IntRange(1), metavar="K", help="Keep the first of each K steps, too."
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
 @as_json_option
 def prune(directory: str, keep: int, keep_every: int | None, dry_run: bool, as_json: bool) -> None:
-    """Remove old checkpoints of DIRECTORY, and what saves have left that did not end.
+    """Remove old checkpoints of DIRECTORY, and the files of unfinished saves.
 
-    As a CheckpointManager does it: the last saves stay, and always the last one that can be read;
-    a manifest goes first. Not for a directory into which a job is saving.
+    Works like a CheckpointManager: it keeps the last checkpoints, and always the last one that can
+    be read; it removes a manifest first. Not for a directory into which a job is saving.
     """
     from sok_embed.checkpoint.tools.survey import pruned
 
@@ -333,9 +338,9 @@ def prune(directory: str, keep: int, keep_every: int | None, dry_run: bool, as_j
 @click.argument("path", type=_MountedPath(exists=True, file_okay=False))
 @as_json_option
 def compact(path: str, as_json: bool) -> None:
-    """Have the checkpoint PATH, of changes, hold everything, so that it needs no other one.
+    """Make the checkpoint PATH, which has only changes, a whole one, so that it needs no other.
 
-    Checkpoints that build on it still do. Not for a directory into which a job is saving.
+    Checkpoints that build on it still work. Not for a directory into which a job is saving.
     """
     from sok_embed.checkpoint.files.manifest import read_chain
     from sok_embed.checkpoint.tools.compaction import compact as compact_one
@@ -351,25 +356,29 @@ def compact(path: str, as_json: bool) -> None:
 
 
 def target_options(command: Any) -> Any:
-    """Adds the target of a conversion, and the options that say what it is to be."""
+    """Adds the target of a conversion, and the options for its form."""
     for option in (
         click.option(
-            "--base-table", metavar="TABLE", help="Whose rows are replaced; default: as --table."
+            "--base-table",
+            metavar="TABLE",
+            help="The table whose rows are replaced; default: as --table.",
         ),
         click.option(
             "--base",
             metavar="CHECKPOINT",
             type=_MountedPath(exists=True, file_okay=False),
-            help="With --to checkpoint: what TARGET is like, but for the rows of a table.",
+            help="With --to checkpoint: the checkpoint that gives everything except the rows.",
         ),
         click.option(
-            "--group", type=click.IntRange(0, 255), help="Of the table in a dump or a storage."
+            "--group",
+            type=click.IntRange(0, 255),
+            help="The group of the table in a dump or a storage.",
         ),
         click.option(
             "--to",
             "form",
             type=click.Choice(_FORMS),
-            help="What TARGET is to be; without it, as its name ends: .parquet or .npz.",
+            help="The form of TARGET; default: by the end of its name, .parquet or .npz.",
         ),
         click.argument("target", type=_MountedPath()),
     ):
@@ -388,12 +397,12 @@ def convert_into(
     as_json: bool,
     read: Any = None,
 ) -> None:
-    """Converts, and prints what came of it; arguments are those of the command."""
+    """Converts, and prints the result; the arguments are the same as for the command."""
     from sok_embed.checkpoint.tools.conversion.convert import Base, form_of_target
     from sok_embed.checkpoint.tools.conversion.convert import convert as convert_rows
 
     if base_table is not None and base is None:
-        raise click.UsageError("Expected --base beside --base-table. Received: none.")
+        raise click.UsageError("Expected --base with --base-table. Received: --base-table alone.")
     with bar("convert") as progress:
         found = convert_rows(
             source,
@@ -427,11 +436,11 @@ def convert_into(
     "tables",
     metavar="TABLE",
     multiple=True,
-    help="Of SOURCE: a path, a name, or the number of a group; again for more.",
+    help="A table of SOURCE: a path, a name, or the number of a group. May be repeated.",
 )
 @as_json_option
 def convert(**options: Any) -> None:
-    """Write rows of SOURCE in another form into TARGET, where nothing is yet.
+    """Write rows of SOURCE in another form into TARGET, which must not exist.
 
     SOURCE is a checkpoint, a storage, a dump, a Parquet file, an .npz, or a .keras file of Keras.
     Rows of an adaptive table are two tables, TABLE:own and TABLE:static.

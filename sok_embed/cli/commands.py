@@ -1,4 +1,4 @@
-"""The command `sok-embed`: storages, checkpoints, plans, workers. It needs no TensorFlow."""
+"""Defines the command `sok-embed`, which starts without TensorFlow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sok_embed.cli.top_command import top
     package_name="sok-embed", prog_name="sok-embed", message="%(prog)s %(version)s"
 )
 def main() -> None:
-    """Looks into storages and checkpoints, moves their rows, and plans where those of tables lie.
+    """Looks into storages and checkpoints, moves their rows, and plans the places of rows.
 
     A folder that another process has open is refused. It starts the workers of a training, too.
     """
@@ -27,30 +27,36 @@ def main() -> None:
 
 @main.command()
 @click.argument("config", type=click.Path(exists=True, dir_okay=False))
-@click.option("--workers", type=click.IntRange(1), required=True, help="How many there will be.")
+@click.option("--workers", type=click.IntRange(1), required=True, help="The number of workers.")
 @click.option(
     "--batch-size",
     type=click.IntRange(1),
     required=True,
-    help="Examples that each worker has in a step.",
+    help="The number of examples that each worker has in a step.",
 )
-@click.option("--memory", metavar="SIZE", help="The most for rows on each worker, such as 80GiB.")
+@click.option(
+    "--memory", metavar="SIZE", help="The most memory for rows on each worker, such as 80GiB."
+)
 @click.option(
     "--optimizer",
     default="adam",
     show_default=True,
-    help="What trains the tables that have no optimizer of their own.",
+    help="The optimizer of the tables that have none of their own.",
 )
-@click.option("--bandwidth", metavar="SIZE", help="Sent by a worker a second, such as 12.5GB.")
 @click.option(
-    "--memory-bandwidth", metavar="SIZE", help="Of rows, read and written by a worker a second."
+    "--bandwidth", metavar="SIZE", help="The bytes that a worker sends a second, such as 12.5GB."
+)
+@click.option(
+    "--memory-bandwidth",
+    metavar="SIZE",
+    help="The bytes of rows that a worker reads and writes a second.",
 )
 @click.option(
     "--exchange-dtype",
     type=click.Choice(["float32", "bfloat16"]),
     default="float32",
     show_default=True,
-    help="The type in which rows travel, as of the layer.",
+    help="The type in which workers exchange rows, as in the layer.",
 )
 @as_json_option
 def plan(
@@ -66,7 +72,7 @@ def plan(
 ) -> None:
     """Plan on which workers the rows of the tables of CONFIG lie.
 
-    CONFIG is a JSON file of tables and features. With --json, what is printed is a plan that
+    CONFIG is a JSON file of tables and features. With --json, the output is a plan that
     sok_embed.Plan.from_json reads.
     """
     from sok_embed.planning import Hardware
@@ -99,7 +105,7 @@ def plan(
 # What follows the command belongs to it, also where it looks like an option.
 @main.command(context_settings={"allow_interspersed_args": False})
 @click.option(
-    "-np", "-n", "workers", type=click.IntRange(1), required=True, help="How many workers."
+    "-np", "-n", "workers", type=click.IntRange(1), required=True, help="The number of workers."
 )
 @click.option(
     "--timeout",
@@ -112,12 +118,12 @@ def plan(
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="How often all workers are started again when one fails.",
+    help="The number of times that all workers are started again when one fails.",
 )
 @click.option(
     "--min-workers",
     type=click.IntRange(1),
-    help="Restart with a worker less each time, but no fewer than these. Default: as many as -np.",
+    help="Restart with one worker less each time, down to this number. Default: as many as -np.",
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
@@ -132,10 +138,11 @@ def run(
     """Run COMMAND as several workers of this machine.
 
     A script that ends in .py runs with the Python of sok-embed. Each worker knows its place by
-    RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. What it prints is
-    printed, after its rank. When one fails, the others get SIGTERM, and SIGKILL after 10 seconds;
-    the exit status is that of the one that failed first, or 128 and the number of a signal. With
-    --restarts a program that saves checkpoints goes on from the last one.
+    RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Each line of its
+    output is printed after its rank. When a worker fails, the other workers get SIGTERM, and
+    SIGKILL after 10 seconds. The exit status is the status of the worker that failed first, or 128
+    and the number of a signal. With --restarts a program that saves checkpoints goes on from the
+    last checkpoint.
     """
     from sok_embed.cli.running import as_program, run_workers
 

@@ -1,4 +1,4 @@
-"""The commands `sok-embed convert`, which read what other libraries have saved."""
+"""Defines the commands `sok-embed convert`, which read files of other libraries."""
 
 from __future__ import annotations
 
@@ -23,32 +23,34 @@ _RULES = (
 
 @click.group()
 def convert() -> None:
-    """Bring over rows that other libraries have saved."""
+    """Convert rows that other libraries have saved."""
 
 
 @convert.command()
 @click.argument("source", type=click.Path())
 @target_options
 @click.option(
-    "--table", "tables", metavar="TABLE", multiple=True, help="Of SOURCE; again for more."
+    "--table", "tables", metavar="TABLE", multiple=True, help="A table of SOURCE. May be repeated."
 )
 @click.option(
     "--optimizer",
     "rule",
     type=click.Choice(_RULES),
-    help="The rule that the slots are of, where several have such; 'none' leaves slots out.",
+    help="The rule of the slots, if several rules have such slots; 'none' leaves slots out.",
 )
-@click.option("--lookup", metavar="NAME", help="The lookup whose slots are taken, of several.")
-@click.option("--steps", type=click.IntRange(0), help="The steps that the optimizer has made.")
+@click.option("--lookup", metavar="NAME", help="The lookup with the slots, if there are several.")
+@click.option(
+    "--steps", type=click.IntRange(0), help="The number of steps that the optimizer has made."
+)
 @click.option("--dim", type=click.IntRange(1), help="The length of vectors, to check.")
 @as_json_option
 def tfra(
     rule: str | None, lookup: str | None, steps: int | None, dim: int | None, **options: Any
 ) -> None:
-    """Write tables of TensorFlow Recommenders Addons with slots into TARGET, where nothing is yet.
+    """Write tables of TensorFlow Recommenders Addons with slots into TARGET, which must not exist.
 
     SOURCE is a folder with files TABLE_mht_1of1_rank0_size1-keys and -values, a checkpoint of
-    TensorFlow (folder/ckpt-7, say) or a SavedModel; TensorFlow is imported for the last two.
+    TensorFlow (such as folder/ckpt-7) or a SavedModel; TensorFlow is imported for the last two.
     """
 
     def read(source: str, work: str, names: Sequence[str]) -> list[Moving]:

@@ -1,4 +1,4 @@
-"""The commands `sok-embed export` and `sok-embed rows`: models that serve, and their rows."""
+"""Defines the commands `sok-embed export` and `sok-embed rows`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,12 @@ _UINT64 = 2**64
     show_default=True,
     help="The type of rows in the files.",
 )
-@click.option("--min-count", type=click.IntRange(0), default=0, help="Only rows updated so often.")
+@click.option(
+    "--min-count",
+    type=click.IntRange(0),
+    default=0,
+    help="Write only rows with at least this many updates.",
+)
 @click.option(
     "--missing",
     type=click.Choice(["initializer", "zeros"]),
@@ -36,7 +41,7 @@ _UINT64 = 2**64
     type=click.Choice(["native", "stock"]),
     default="native",
     show_default=True,
-    help="The ops that find rows: those of sok-embed, or TensorFlow's own.",
+    help="The ops that find rows: the ops of sok-embed, or TensorFlow's own.",
 )
 @click.option(
     "--source",
@@ -49,7 +54,7 @@ _UINT64 = 2**64
     "modules",
     metavar="MODULE",
     multiple=True,
-    help="A module that registers classes of MODEL, in PYTHONPATH; again for more.",
+    help="A module in PYTHONPATH that registers classes of MODEL. May be repeated.",
 )
 @as_json_option
 def export(
@@ -105,12 +110,12 @@ def export(
     type=key_of,
     metavar="KEY",
     multiple=True,
-    help="Show its row; again for more.",
+    help="Show the row of this key. May be repeated.",
 )
 @click.option("--verify", is_flag=True, help="Read all of FILE, and fail if it is damaged.")
 @as_json_option
 def rows(file: str, keys: tuple[int, ...], verify: bool, as_json: bool) -> None:
-    """Show what FILE says of its rows, which an export has written, and the rows of keys.
+    """Show the header of FILE, a file of rows that an export has written, and the rows of keys.
 
     KEY is decimal, signed or unsigned, or hexadecimal with 0x in front.
     """

@@ -1,4 +1,4 @@
-"""The commands for storages: `inspect`, `get`, `dump`, `load`, `remove` and `compact`."""
+"""Defines the commands for storages: `inspect`, `get`, `dump`, `load`, `remove`, `compact`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _UINT64 = 2**64
 
 
 def _time(text: str) -> int:
-    """Reads a time as seconds since 1970: such a number, or ISO 8601 (local without a zone)."""
+    """Reads seconds since 1970, or a time in ISO 8601 (local without a zone), as seconds."""
     try:
         return int(text) if text.isdigit() else int(datetime.fromisoformat(text).timestamp())
     except ValueError:
@@ -52,7 +52,7 @@ _group_number = click.IntRange(0, _GROUPS - 1)
 def inspect(path: str, group: int | None, as_json: bool) -> None:
     """Show the groups of PATH, with the ages and update counts of their rows.
 
-    Every row is read. Of a file that dump wrote, what it says of its rows.
+    Reads every row. For a file that dump wrote, shows what its header says of the rows.
     """
     if os.path.isfile(path):
         _inspect_dump(path, group, as_json)
@@ -89,7 +89,9 @@ def inspect(path: str, group: int | None, as_json: bool) -> None:
 @_folder
 @click.argument("group", type=_group_number)
 @click.argument("key", type=key_of)
-@click.option("--slots", is_flag=True, help="Show what the optimizer keeps of the row, too.")
+@click.option(
+    "--slots", is_flag=True, help="Show the slots that the optimizer keeps for the row, too."
+)
 @as_json_option
 def get(path: str, group: int, key: int, slots: bool, as_json: bool) -> None:
     """Show the row of KEY in GROUP of PATH.
@@ -123,14 +125,19 @@ def get(path: str, group: int, key: int, slots: bool, as_json: bool) -> None:
 @click.command()
 @_folder
 @click.argument("file", type=click.Path(dir_okay=False))
-@click.option("--overwrite", is_flag=True, help="Replace FILE if there is one.")
+@click.option("--overwrite", is_flag=True, help="Replace FILE if it exists.")
 @click.option("--group", type=_group_number, help="Only this group.")
-@click.option("--min-count", type=click.IntRange(0), default=0, help="Only rows updated so often.")
+@click.option(
+    "--min-count",
+    type=click.IntRange(0),
+    default=0,
+    help="Write only rows with at least this many updates.",
+)
 @click.option(
     "--newer-than",
     type=_time,
     metavar="TIME",
-    help="Only rows updated after this time: seconds since 1970, or such as 2026-01-31T12:00.",
+    help="Write only rows updated after this time, in seconds since 1970 or as 2026-01-31T12:00.",
 )
 @as_json_option
 def dump(
@@ -142,7 +149,7 @@ def dump(
     newer_than: int | None,
     as_json: bool,
 ) -> None:
-    """Write rows of PATH into FILE, where nothing is yet, to move them elsewhere."""
+    """Write rows of PATH into a new FILE, to move them to another storage."""
     if os.path.lexists(file) and not overwrite:
         raise FileExistsError(
             f"Expected nothing at '{file}'. Received: a path that exists. Dump to another "
@@ -156,17 +163,19 @@ def dump(
 @click.command()
 @_folder
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
-@click.option("--damo", is_flag=True, help="FILE was written by dump of Damo-Embedding.")
+@click.option(
+    "--damo", is_flag=True, help="Read a FILE that was written by dump of Damo-Embedding."
+)
 @click.option(
     "--ttl",
     type=click.IntRange(0, 2**32 - 1),
     metavar="SECONDS",
-    help="How long PATH keeps a row after its last update, from now on; 0: no limit. "
-    "Without it, as PATH has it; if PATH is made, as the rows of FILE had it.",
+    help="The time for which PATH keeps a row after its last update, from now on; 0: no limit. "
+    "Default: as PATH has it; if PATH is new, as the rows of FILE had it.",
 )
 @as_json_option
 def load(path: str, file: str, damo: bool, ttl: int | None, as_json: bool) -> None:
-    """Take the rows of FILE into PATH, which is made if there is none."""
+    """Add the rows of FILE to PATH, which is made if it does not exist."""
     from sok_embed import kv
     from sok_embed.binding import _core
     from sok_embed.kv.worker_folder import worker_folder
@@ -198,7 +207,7 @@ def load(path: str, file: str, damo: bool, ttl: int | None, as_json: bool) -> No
     "--keys-from",
     type=click.File(),
     metavar="FILE",
-    help="Remove the keys in FILE too, which has them between blanks or line ends; -: stdin.",
+    help="Remove the keys in FILE too, separated by blanks or line ends; -: stdin.",
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
 @click.option("--yes", is_flag=True, help="Remove without asking.")
@@ -212,10 +221,11 @@ def remove(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Remove the rows of KEYs in GROUP of PATH, with all that is kept of these keys.
+    """Remove the rows of KEYs in GROUP of PATH, with the slots and counts of these keys.
 
-    KEY is decimal, signed or unsigned, or hexadecimal with 0x in front. It asks before rows go,
-    unless --yes says so. The bytes of the rows stay in the files until compact has rewritten them.
+    KEY is decimal, signed or unsigned, or hexadecimal with 0x in front. It asks before it removes
+    rows, unless --yes is given. The bytes of the rows stay in the files until compact rewrites
+    them.
     """
     read = [] if keys_from is None else [key_of(text) for text in keys_from.read().split()]
     given = list({key % _UINT64: key for key in (*keys, *read)}.values())
@@ -304,7 +314,7 @@ def _inspect_dump(path: str, number: int | None, as_json: bool) -> None:
 
 
 def _chosen(path: str, groups: Sequence[kv.Group], number: int | None) -> list[kv.Group]:
-    """Returns the group of a number, or all of them without one; raises if it is not there."""
+    """Returns the group of a number, or all groups for `None`; raises if it does not exist."""
     found = [group for group in groups if number in (None, group.number)]
     if number is not None and not found:
         known = ", ".join(str(group.number) for group in groups)
@@ -371,7 +381,7 @@ def _overview(survey: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _named_slots(group: kv.Group, floats: list[float]) -> dict[str, list[float]]:
-    """Returns the slots by name; none for a row that this optimizer has not updated."""
+    """Returns the slots by name; empty for a row that this optimizer has not updated."""
     named = {}
     for name, width in group.slots if floats else ():
         named[name], floats = floats[:width], floats[width:]

@@ -1,4 +1,4 @@
-"""The command `sok-embed top`, which shows the tables of a training while it runs."""
+"""Defines the command `sok-embed top`, which shows the tables of a training while it runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _EXCHANGE = "exchange"
 
 @click.command()
 @click.argument("folder", type=click.Path())
-@click.option("--once", is_flag=True, help="Print the figures of now and end.")
+@click.option("--once", is_flag=True, help="Print the current figures and exit.")
 @click.option(
     "--interval",
     type=click.FloatRange(0.1),
@@ -43,8 +43,8 @@ _EXCHANGE = "exchange"
 def top(folder: str, once: bool, interval: float, as_json: bool) -> None:
     """Show the tables of a training while it runs.
 
-    FOLDER is that of TableMetrics(path=FOLDER). The screen is drawn anew until the training ends;
-    where stdout is not a terminal, and with --once or --json, the figures are printed once.
+    FOLDER is the path of TableMetrics(path=FOLDER). The screen is refreshed until the training
+    ends; where stdout is not a terminal, and with --once or --json, the figures are printed once.
     """
     if as_json:
         print_json(read_status(folder))

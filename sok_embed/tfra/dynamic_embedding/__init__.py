@@ -63,7 +63,7 @@ __all__ = [
     "trainable_wrapper_filter",
 ]
 
-# Names of TFRA that have no twin here, and what takes their place.
+# Names of TFRA that this package lacks, and the names to use instead.
 _ELSEWHERE = {
     "CuckooHashTable": "Variable.table, a sok_embed.Table",
     "DEResourceVariable": "the weight that embedding_lookup returns with return_trainable=True",

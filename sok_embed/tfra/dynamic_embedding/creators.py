@@ -1,4 +1,4 @@
-"""Creators of tables, their configs and savers: what of them a table here has."""
+"""Defines the creators of tables, their configs and savers, and refuses unsupported options."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 
 
 class FileSystemSaver:
-    """Accepted beside a creator: rows go into every checkpoint and file of a model anyway.
+    """A saver without an effect: every checkpoint and file of a model has the rows anyway.
 
     Args:
         proc_size: The number of workers, which is not used: tables know their workers.
@@ -56,7 +56,7 @@ class KVCreator:
         saver: A `FileSystemSaver`, or `None`.
 
     Raises:
-        TypeError: For another saver.
+        TypeError: For a saver that is not a `FileSystemSaver`.
     """
 
     def __init__(self, config: Any = None, saver: FileSystemSaver | None = None) -> None:
@@ -66,7 +66,7 @@ class KVCreator:
         self.saver = saver
 
     def table_arguments(self) -> dict[str, Any]:
-        """Returns the arguments of `sok_embed.DynamicEmbedding` for such a table."""
+        """Returns the arguments of `sok_embed.DynamicEmbedding` for a table of this kind."""
         raise NotImplementedError
 
 
@@ -137,14 +137,14 @@ class HkvHashTableCreator(KVCreator):
 
 
 class RedisTableConfig:
-    """Raises: there are no tables in Redis."""
+    """Raises an error, since tables in Redis are not supported."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _refuse_redis()
 
 
 class RedisTableCreator(KVCreator):
-    """Raises: there are no tables in Redis."""
+    """Raises an error, since tables in Redis are not supported."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _refuse_redis()

@@ -1,4 +1,4 @@
-"""The functions that look keys up in a `Variable`."""
+"""Defines the functions that look keys up in a `Variable`."""
 
 from __future__ import annotations
 
@@ -36,16 +36,17 @@ def embedding_lookup(
         partition_strategy: Not used, nor is `validate_indices`.
         name: The name of the lookup, for `Variable.get_trainable_by_name`.
         validate_indices: Not used.
-        max_norm: The norm that longer vectors are scaled to. `None`: they stay.
+        max_norm: The norm to which longer vectors are scaled. `None`: vectors are not scaled.
         return_trainable: True to return the variable's trainable weight, too.
 
     Returns:
-        `ids.shape + [dim]`; with `return_trainable` a pair with the weight, to be differentiated by
-        and given to the optimizer. It is the same weight for all lookups of a variable.
+        `ids.shape + [dim]`; with `return_trainable` a pair with the weight, by which a loss is
+        differentiated and which the optimizer gets. It is the same weight for all lookups of a
+        variable.
 
     Raises:
         TypeError: For `params` that are not a `Variable`.
-        ValueError: For several of them, and for keys that are not integers or strings.
+        ValueError: For several variables, and for keys that are not integers or strings.
     """
     variable = _variable(params)
     variable.note_lookup(name)
@@ -113,7 +114,7 @@ def safe_embedding_lookup_sparse(
 ) -> Any:
     """Looks bags of keys up, of which some may be empty.
 
-    Negative keys are keys like others. Keys whose weight is not above 0 are left out, unless the
+    Negative keys have rows like all keys. Keys whose weight is not above 0 are left out, unless the
     combiner is `"sum"`.
 
     Args:
@@ -121,7 +122,7 @@ def safe_embedding_lookup_sparse(
         sparse_ids: A sparse tensor of keys `[..., L]`.
         sparse_weights: A sparse tensor of floats with the same indices. `None`: each key counts 1.
         combiner: `"sum"`, `"mean"` or `"sqrtn"`. `None`: `"mean"`.
-        default_id: The key whose vector an empty bag has. `None`: it has zeros.
+        default_id: The key whose vector an empty bag has. `None`: an empty bag has zeros.
         name: The name of the lookup.
         partition_strategy: Not used.
         max_norm: The norm that longer vectors are scaled to before they are combined.

@@ -1,4 +1,4 @@
-"""The mode of all variables: training, or inference, in which lookups train nothing."""
+"""Sets the mode of all variables: training, or inference, in which lookups train nothing."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ __all__ = ["ModelMode", "enable_inference_mode", "enable_train_mode", "get_model
 
 
 class ModelMode:
-    """The modes, and the one that is in force.
+    """The modes, and the mode that is set now.
 
     Attributes:
-        TRAIN: The mode at first.
+        TRAIN: The mode at the start of a program.
         INFERENCE: The mode in which lookups have no gradient and make no rows.
-        CURRENT_SETTING: One of the two.
+        CURRENT_SETTING: The mode that is set: one of these two.
     """
 
     TRAIN = "train"
@@ -30,5 +30,5 @@ def enable_train_mode() -> None:
 
 
 def enable_inference_mode() -> None:
-    """Has lookups train nothing. A traced function keeps the mode that it was traced in."""
+    """Stops lookups from training. A traced function keeps the mode that it was traced in."""
     ModelMode.CURRENT_SETTING = ModelMode.INFERENCE

@@ -1,4 +1,4 @@
-"""`DynamicEmbeddingOptimizer`: a Keras optimizer trains rows as it is."""
+"""Defines `DynamicEmbeddingOptimizer`; any Keras optimizer trains rows without it, too."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def DynamicEmbeddingOptimizer(  # noqa: N802  (it is TFRA's name)
 ) -> Any:
     """Returns the optimizer, which trains the rows of variables without help.
 
-    `apply_gradients` leaves out what it is given twice: scripts add the weights of lookups to those
-    of the model, which has them already.
+    `apply_gradients` leaves out weights that it is given twice: scripts add the weights of lookups
+    to the weights of the model, which has them already.
 
     Args:
         self: A Keras optimizer.

@@ -1,4 +1,4 @@
-"""Policies by which `Variable.restrict` chooses the rows that go."""
+"""Defines the policies by which `Variable.restrict` chooses the rows to remove."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ class RestrictPolicy:
         self.var = var
 
     def rank(self, metadata: tf_ops.Metadata) -> npt.NDArray[np.int64]:
-        """Returns a number for each row, int64 `[n]`; the rows with the least numbers go first."""
+        """Returns a number for each row, int64 `[n]`; the least numbers are removed first."""
         raise NotImplementedError
 
     def apply_restriction(self, num_reserved: int, **kwargs: Any) -> int:
         """Removes rows with their slots, so that `num_reserved` stay. To be called eagerly.
 
-        Of equal rows those of the least keys go first.
+        Of equal rows, the rows with the least keys are removed first.
 
         Args:
             num_reserved: The number of rows of this worker that stay.
-            **kwargs: `trigger`, the number of rows above which some go; default: `num_reserved`.
+            **kwargs: `trigger`, the number of rows above which rows are removed; default:
+                `num_reserved`.
 
         Returns:
-            The number of rows that went.
+            The number of rows that were removed.
 
         Raises:
             ValueError: For numbers that are not integers of at least 0, and other arguments.
@@ -63,7 +64,7 @@ class FrequencyRestrictPolicy(RestrictPolicy):
 
 
 class TimestampRestrictPolicy(RestrictPolicy):
-    """Removes the rows whose last update is the longest ago."""
+    """Removes the rows whose last update was longest ago."""
 
     def rank(self, metadata: tf_ops.Metadata) -> npt.NDArray[np.int64]:
         """Returns the time of each row's last update."""
@@ -74,10 +75,10 @@ POLICIES = {cls.__name__: cls for cls in (FrequencyRestrictPolicy, TimestampRest
 
 
 def policy_of(policy: Any) -> type[RestrictPolicy] | None:
-    """Returns a policy's class, given by itself or by its name in a config.
+    """Returns the class of a policy, from the class itself or from its name in a config.
 
     Raises:
-        ValueError: For another class, whose own counts nothing would keep.
+        ValueError: For another class, since tables do not keep counts for it.
     """
     found = POLICIES.get(policy, policy) if isinstance(policy, str) else policy
     if found is None or (isinstance(found, type) and found in POLICIES.values()):

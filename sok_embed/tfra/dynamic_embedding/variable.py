@@ -1,4 +1,4 @@
-"""`Variable`: a table by itself, with the methods that scripts call."""
+"""Defines `Variable`, a table without a layer around it, with the methods that scripts call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Variable", "get_variable"]
 
 _KEY_TYPES = (tf.int64, tf.int32, tf.string)
 _POLICIES = {tf.float32: "float32", tf.float16: "mixed_float16", tf.bfloat16: "mixed_bfloat16"}
-# Arguments of DynamicEmbedding that say how keys are combined or padded, which lookups say here.
+# Arguments of DynamicEmbedding for combining and padding keys, which lookups take here instead.
 _OF_LAYERS = ("embeddings_initializer", "combiner", "mask_zero", "output_dim", "padding_value")
 
 
@@ -45,15 +45,15 @@ class Variable(DynamicEmbedding):
     Args:
         key_dtype: `tf.int64`, `tf.int32`, or `tf.string`, whose keys are their
             `sok_embed.fingerprint`s.
-        value_dtype: The dtype of what lookups return: `tf.float32`, `tf.float16` or `tf.bfloat16`.
-            Rows are float32.
+        value_dtype: The dtype of the results of lookups: `tf.float32`, `tf.float16` or
+            `tf.bfloat16`. Rows are float32.
         dim: The length of a vector.
         devices: Not used. Rows are in the memory of the host, spread over the workers.
         partitioner: Not used.
         shared_name: Not used.
         name: The name, in which `_` stands for each `/`.
-        initializer: The start of rows: a number, an initializer of Keras or TensorFlow that is one
-            of those that `sok_embed.initializers` has, or an array of one value. `None`: zeros.
+        initializer: The initializer of rows: a number, an initializer of Keras or TensorFlow that
+            `sok_embed.initializers` supports, or an array of one value. `None`: zeros.
         trainable: True if lookups have a gradient.
         checkpoint: Must be true.
         init_size: Not used.
@@ -67,7 +67,7 @@ class Variable(DynamicEmbedding):
 
     Raises:
         TypeError: For another dtype of keys or values, or another creator.
-        ValueError: For what a table here cannot have.
+        ValueError: For an option that tables of this package cannot have.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Variable(DynamicEmbedding):
 
     @property
     def trainable_store(self) -> dict[str, Any]:
-        """The trainable weight by the names of the lookups so far, the same for each."""
+        """The trainable weight, which is the same for all, by the names of the lookups so far."""
         return dict.fromkeys(self._names, self.anchor)
 
     def get_trainable_by_name(self, name: str) -> Any:
@@ -139,7 +139,7 @@ class Variable(DynamicEmbedding):
             name: The name that was given to `embedding_lookup`.
 
         Raises:
-            ValueError: If no lookup had it.
+            ValueError: If no lookup had this name.
         """
         if name not in self._names:
             raise ValueError(
@@ -165,10 +165,10 @@ class Variable(DynamicEmbedding):
 
         Args:
             inputs: Keys of any shape; with a combiner a sparse tensor `[B, L]`.
-            weights: Factors of the keys, with a combiner. `None`: there are none.
+            weights: Factors of the keys, with a combiner. `None`: all factors are 1.
             training: True if keys without a row get one at once.
             combiner: `"sum"`, `"mean"` or `"sqrtn"`. `None`: each key has its vector.
-            max_norm: The norm that longer vectors are scaled to. `None`: they stay.
+            max_norm: The norm to which longer vectors are scaled. `None`: vectors are not scaled.
 
         Returns:
             `keys.shape + [dim]`, or `[B, dim]`.
@@ -229,7 +229,7 @@ class Variable(DynamicEmbedding):
         """Sets rows. Each of several workers takes its own keys. Slots of rows stay.
 
         Args:
-            keys: Keys of any shape. Of equal keys the last one counts.
+            keys: Keys of any shape. The last of equal keys counts.
             values: Numbers of the shape of the keys and `[dim]`.
             name: Not used.
         """
@@ -250,7 +250,7 @@ class Variable(DynamicEmbedding):
         Args:
             keys: Distinct keys `[n]`.
             old_values: Numbers `[n, dim]`, the vectors that were read.
-            new_values: Numbers `[n, dim]`, the vectors that are meant.
+            new_values: Numbers `[n, dim]`, the vectors that the rows should have.
             exists: bool `[n]`, whether each key had a row.
             name: Not used.
         """
@@ -262,10 +262,10 @@ class Variable(DynamicEmbedding):
         return self.upsert(tf.convert_to_tensor(keys)[same], rows[same])
 
     def remove(self, keys: Any, name: str | None = None) -> tf.Tensor:
-        """Removes rows with their slots. Returns how many there were, an int64 scalar.
+        """Removes rows with their slots. Returns the number of removed rows, an int64 scalar.
 
         Args:
-            keys: Keys of any shape. Those without a row are ignored.
+            keys: Keys of any shape. Keys without a row are ignored.
             name: Not used.
         """
         ids = tf.reshape(self._to_keys(keys), [-1])
@@ -273,7 +273,7 @@ class Variable(DynamicEmbedding):
         return tf_ops.remove(self.table.resource_handle, ids if mine is None else ids[mine])
 
     def clear(self, name: str | None = None) -> tf.Tensor:
-        """Removes all rows of this worker. Returns how many there were."""
+        """Removes all rows of this worker. Returns the number of removed rows."""
         keys, _ = self.export()
         return tf_ops.remove(self.table.resource_handle, keys)
 
@@ -310,13 +310,13 @@ class Variable(DynamicEmbedding):
         The files have neither slots nor counters; `sok_embed.checkpoint` saves everything.
 
         Args:
-            dirpath: A folder, which is made if it is not there.
+            dirpath: A folder, which is made if it does not exist.
             proc_size: The number of workers, which is not needed.
             proc_rank: The number of this worker, which is not needed.
             **kwargs: Not used: other arguments of TFRA's method.
 
         Raises:
-            ValueError: For another number of workers, or of this one, than there is.
+            ValueError: For a wrong number of workers, or a wrong number of this worker.
         """
         rank, size = self.table.owner, self.table.owners
         if proc_rank not in (None, rank) or proc_size not in (None, size):
@@ -350,7 +350,7 @@ class Variable(DynamicEmbedding):
             self.upsert(tf.constant(rows.keys), tf.constant(rows.embeddings))
 
     def _own(self, ids: tf.Tensor) -> tf.Tensor | None:
-        """Returns which keys live on this worker; `None`: all of them do."""
+        """Returns bools, true for keys whose rows belong to this worker. `None`: all keys do."""
         if self.table.owners == 1:
             return None
         return tf.equal(tf.math.floormod(ids, self.table.owners), self.table.owner)
@@ -378,12 +378,12 @@ def get_variable(name: str, key_dtype: Any = tf.int64, value_dtype: Any = tf.flo
     Args:
         name: The name of the variable.
         key_dtype: The dtype of keys.
-        value_dtype: The dtype of what lookups return.
+        value_dtype: The dtype of the results of lookups.
         dim: The length of a vector.
         **kwargs: More arguments of `Variable`.
 
     Raises:
-        ValueError: Within a `tf.function`, and as `Variable`.
+        ValueError: Within a `tf.function`, and the errors of `Variable`.
     """
     if tf.inside_function():
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Callbacks by their names in TFRA: those of this package."""
+"""Offers the callbacks of this package under their names in TFRA."""
 
 from sok_embed.callbacks import BroadcastVariables as DEHvdBroadcastGlobalVariablesCallback
 from sok_embed.callbacks import ModelCheckpoint

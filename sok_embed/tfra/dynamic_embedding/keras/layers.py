@@ -38,13 +38,13 @@ class Embedding(LayerOfIds):
         key_dtype: The dtype of keys, as of `Variable`.
         value_dtype: The dtype of vectors, as of `Variable`.
         combiner: The way in which `SquashedEmbedding` and `FieldWiseEmbedding` combine vectors.
-        initializer: The start of rows. `None`: a normal distribution of the standard deviation
-            0.05.
+        initializer: The initializer of rows. `None`: a normal distribution with the standard
+            deviation 0.05.
         devices: Not used.
         name: The name of the layer. `None`: Keras chooses one.
         with_unique: Not used: equal keys are read once anyway.
         short_file_name: Not used.
-        **kwargs: `trainable`, `restrict_policy`, `kv_creator`, `max_norm`, and what is not used:
+        **kwargs: `trainable`, `restrict_policy`, `kv_creator`, `max_norm`; these have no effect:
             `bp_v2`, `init_capacity`, `partitioner`, `distribute_strategy`, `keep_distribution`.
             More arguments of `Variable`, such as `storage`.
 
@@ -58,7 +58,7 @@ class Embedding(LayerOfIds):
         params: The `Variable`.
 
     Raises:
-        TypeError, ValueError: As `Variable`.
+        TypeError, ValueError: The errors of `Variable`.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ BasicEmbedding = Embedding
 class SquashedEmbedding(Embedding):
     """Turns the keys of an example into one vector.
 
-    Its arguments are those of `Embedding`; `combiner` is that of a `tf.math.reduce_…`: `"sum"`,
+    The arguments are the same as for `Embedding`; `combiner` names a `tf.math.reduce_…`: `"sum"`,
     `"mean"`, `"max"`, `"min"`, `"prod"`, `"std"`.
 
     Example:
@@ -148,8 +148,8 @@ class SquashedEmbedding(Embedding):
     TensorShape([3, 8])
 
     Output shape:
-        `[B, embedding_size]`; of keys `[n]`, which are one example, `[embedding_size]`. Of keys of
-        a higher rank all axes but the first are combined, one after the other.
+        `[B, embedding_size]`; for keys `[n]`, which are one example, `[embedding_size]`. With keys
+        of a higher rank all axes except the first are combined, one after the other.
     """
 
     def __init__(self, embedding_size: int, *args: Any, **kwargs: Any) -> None:
@@ -191,7 +191,7 @@ class FieldWiseEmbedding(Embedding):
         slot_map_fn: A function of keys that returns their fields, in [0, nslots). For a file of
             Keras it is registered with `keras.saving.register_keras_serializable`.
         *args: More arguments of `Embedding`. `combiner` is `"sum"`, `"mean"` or `"sqrt_n"`.
-        **kwargs: More of them, by name.
+        **kwargs: More arguments of `Embedding`, by name.
 
     Call arguments:
         ids: Keys `[B, L]`.
@@ -222,7 +222,7 @@ class FieldWiseEmbedding(Embedding):
         self.slot_map_fn = slot_map_fn
 
     def call(self, ids: Any, training: bool | None = None) -> Any:
-        """Looks the keys up, and combines those of each field of an example."""
+        """Looks the keys up, and combines the vectors of each field of an example."""
         ids = tf.convert_to_tensor(ids)
         if ids.shape.rank != 2:
             raise ValueError(f"Expected keys of shape [B, L]. Received: shape {ids.shape}.")
@@ -244,7 +244,7 @@ class FieldWiseEmbedding(Embedding):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """Makes the layer that a `get_config` came from."""
+        """Makes a layer from the result of `get_config`."""
         function = keras.saving.deserialize_keras_object(config["slot_map_fn"])
         return super().from_config({**config, "slot_map_fn": function})
 
@@ -256,7 +256,7 @@ class HvdAllToAllEmbedding(Embedding):
     Args:
         with_unique: Not used.
         with_secondary_unique: Not used.
-        mpi_size: The number of workers. `None`: as many as there are.
+        mpi_size: The number of workers. `None`: all workers that there are.
         batch_size: Not used.
         *args: Arguments of `Embedding`.
         **kwargs: More of them, by name.
