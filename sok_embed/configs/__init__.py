@@ -1,1 +1,1 @@
-"""Configs of tables and features, and nests of them, as a person writes them."""
+"""Defines the configs of tables and features, and nests of configs."""

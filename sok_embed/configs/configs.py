@@ -1,4 +1,4 @@
-"""The tables and features of a collection, as a person configures them."""
+"""Defines the configs of the tables and features of a collection."""
 
 from __future__ import annotations
 
@@ -37,40 +37,41 @@ class TableConfig:
     16
 
     Args:
-        name: The name of the table; it differs from those of other tables of the layer.
+        name: The name of the table, which no other table of the layer has.
         vocabulary_size: Keys are in `[0, vocabulary_size)`. `None`: any 64-bit integer is a key.
         embedding_dim: The length of a vector.
         initializer: A Keras initializer, its name or config. `"uniform"` is -0.05..0.05.
-        optimizer: A name, a Keras optimizer or its config. `None`: that of the model.
+        optimizer: A name, a Keras optimizer or its config. `None`: the optimizer of the model.
         combiner: The way in which the vectors of several keys of an example become one: `"sum"`,
-            `"mean"`, `"sqrtn"`, `"max"`; `None` leaves a vector a key.
+            `"mean"`, `"sqrtn"`, `"max"`; `None` keeps a vector for each key.
         placement: The places of the rows when there are several workers. `"key"`: spread over all
             of them, by a hash of table and key. `"worker"`: the whole table on one worker, which
-            combines the vectors of each bag and sends one for all of them. `"replicated"`: every
+            combines the vectors of each bag and sends the combined vector. `"replicated"`: every
             row on every worker, without a storage and evictions by seconds. `"auto"`: the plan
             chooses.
-        seed: The seed of the initializer. `None`: the initializer's own if it was given one, else
-            from the names of layer and table and Keras' global seed.
+        seed: The seed of the initializer. `None`: the initializer's own seed if it has one, else a
+            seed from the names of layer and table and Keras' global seed.
         worker: The rank of the worker that holds the table, with `placement="worker"`. `None`: the
             plan chooses.
         max_rows: The most rows on each worker; beyond it rows are evicted, or training raises.
             `None`: no limit.
-        storage: A `sok_embed.kv.Storage`, or its config, that the rows live in. `None`: they live
-            in memory.
-        group: The group of the storage, in [0, 256). `None`: 0. Each table needs one of its own.
+        storage: The `sok_embed.kv.Storage`, or its config, that has the rows. `None`: rows are in
+            memory.
+        group: The group of the storage, in [0, 256). `None`: 0. Each table needs a group of its
+            own.
         admission: The admission of keys, as for `DynamicEmbedding`. `None`: all keys get rows.
         eviction: The eviction of rows, as for `DynamicEmbedding`. `None`: rows stay.
         row_dtype: The type in which rows lie, as for `DynamicEmbedding`: `"float32"`,
             `"bfloat16"`, `"float16"` or `"int8"`.
         slot_dtype: The type in which the optimizer's slots lie: `"float32"` or `"bfloat16"`.
         device: The device whose memory the rows of a worker lie in, as for `DynamicEmbedding`.
-        max_bytes: The most bytes of a GPU's memory that rows and their index take. `None`: as many
-            as it has.
+        max_bytes: The most bytes of a GPU's memory that rows and their index take. `None`: all of
+            its memory.
         regularizer: A Keras regularizer, as `embeddings_regularizer` of `DynamicEmbedding`. The
             features of the table are then pooled by the workers that asked for their rows. `None`:
-            there is none.
+            no regularizer.
         constraint: A Keras constraint of rows, as `embeddings_constraint` of `DynamicEmbedding`.
-            `None`: there is none.
+            `None`: no constraint.
         trainable: True if training changes the table, and makes rows for keys that have none.
 
     Raises:
@@ -203,19 +204,19 @@ class FeatureConfig:
     """One input of a collection, and the table in which its keys are looked up.
 
     Args:
-        name: The name of the feature; it differs from those of other features of the layer.
+        name: The name of the feature, which no other feature of the layer has.
         table: A `TableConfig`. Features that name the same table share its rows.
-        input_shape: The shape of the input with the batch, for readers of the config; it is not
-            needed.
-        output_shape: The shape of the output, likewise.
-        combiner: The combiner of this feature; `"table"`: the table's.
+        input_shape: The shape of the input with the batch, for readers of the config; it is
+            optional.
+        output_shape: The shape of the output, for readers of the config; it is optional.
+        combiner: The combiner of this feature; `"table"`: the combiner of the table.
         mask_zero: True if key 0 is padding, as Keras spells `padding_value=0`.
         padding_value: The key or string that is padding, as `DynamicEmbedding` has it:
             bags leave it out, in every form of input; with `combiner=None` the vectors of a dense
             input get a mask. `None`: every key is a key.
-        max_length: The most keys that an example has; one with more is an error. A sharding plan
-            assumes that every bag has this length, unless it knows better. `None`: any
-            number.
+        max_length: The most keys that an example has; an example with more keys is an error. A
+            sharding plan assumes that every bag has this length, unless it knows better. `None`:
+            any number.
 
     Raises:
         ValueError: For a value that is none of the above.
@@ -277,8 +278,8 @@ class FeatureConfig:
 def feature_config(given: Any) -> FeatureConfig:
     """Returns a feature's config; a config of keras-rs becomes one of this package.
 
-    The limits of ids for each partition of a keras-rs table are left out, since nothing here needs
-    them.
+    The limits of ids for each partition of a keras-rs table are left out, since this package does
+    not need them.
 
     Raises:
         ValueError: For anything else.
@@ -301,7 +302,7 @@ class _Made(NamedTuple):
     config: TableConfig
 
 
-_made: dict[int, _Made] = {}  # by the id of a table of keras-rs, which need not be hashable
+_made: dict[int, _Made] = {}  # by `id()`, since a table of keras-rs may not be hashable
 
 
 def _table_config(table: Any) -> TableConfig:

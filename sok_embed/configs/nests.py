@@ -1,4 +1,4 @@
-"""The nest of configs of a layer, and nests of inputs and outputs of the same form."""
+"""Reads and makes nests of inputs and outputs that have the form of a layer's configs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ class FeatureNest:
             nest: The inputs, their shapes or their masks.
 
         Raises:
-            ValueError: For a nest that differs from that of the configs, and for no inputs at all.
+            ValueError: For a nest that differs from the nest of the configs, and for no inputs at
+                all.
         """
         what = f"{self._what} inputs"
         _check(self.configs, nest, what, (), may_lack=False)
@@ -78,15 +79,15 @@ class FeatureNest:
         return given
 
     def weights(self, given: Sequence[Given], nest: Any) -> list[Any]:
-        """Returns the weights of features for which a call has inputs; `None` for those without.
+        """Returns the weights of features for which a call has inputs; `None` for no weights.
 
         Args:
             given: The features, as returned by `inputs`.
-            nest: A nest as that of the configs, in which `None`, or nothing in a dict, stands for
-                no weights; or a dict by the names of features.
+            nest: A nest in the form of the configs, in which `None`, or a missing key in a dict,
+                stands for no weights; or a dict by the names of features.
 
         Raises:
-            ValueError: For a nest that differs from that of the configs, and for weights of a
+            ValueError: For a nest that differs from the nest of the configs, and for weights of a
                 feature without an input.
         """
         what = f"{self._what} weights"
@@ -109,7 +110,7 @@ class FeatureNest:
 
         Args:
             nest: The inputs, which may lack features in dicts.
-            values: One of each feature that `inputs` finds in the nest, in its order.
+            values: A value for each feature that `inputs` finds in the nest, in its order.
         """
         iterator = iter(values)
         return _packed(self.configs, nest, lambda: next(iterator))
@@ -184,7 +185,7 @@ def _like(nest: Any, parts: list[Any]) -> Any:
 
 
 def _check(configs: Any, given: Any, what: str, path: tuple[Any, ...], *, may_lack: bool) -> None:
-    """Raises ValueError for a nest that differs from that of the configs.
+    """Raises ValueError for a nest that differs from the nest of the configs.
 
     Args:
         configs: The nest of configs, or a part of it.

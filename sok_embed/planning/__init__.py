@@ -1,4 +1,4 @@
-"""Sharding plans of many tables: on which workers their rows lie, and what that costs.
+"""Plans on which workers the rows of many tables lie, and computes the costs.
 
 Neither TensorFlow nor a worker is needed to make one.
 """

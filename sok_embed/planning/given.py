@@ -30,7 +30,7 @@ _FEATURE = {
 
 @dataclass(frozen=True)
 class GivenFeature:
-    """A feature: its table's name, whether it is combined, and the length of its bags."""
+    """A feature: the name of its table, true if it is combined, and the length of its bags."""
 
     name: str
     table: str
@@ -40,7 +40,7 @@ class GivenFeature:
 
 @dataclass(frozen=True)
 class GivenTable:
-    """A table; `rule` is `None` if the optimizer of the model trains it."""
+    """A table. Its `rule` is `None` if the optimizer of the model trains it."""
 
     name: str
     vocabulary_size: int | None
@@ -178,7 +178,7 @@ def rule_of(name: str, optimizer: Any) -> str | None:
         optimizer: `None`, a name or a config.
 
     Raises:
-        ValueError: If no row of a table can be trained by it.
+        ValueError: For an optimizer that cannot train rows of a table.
     """
     if optimizer is None:
         return None
@@ -235,7 +235,7 @@ def _leaves(nest: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _add_table(tables: dict[str, Mapping[str, Any]], given: Any) -> str:
-    """Remembers a table, and returns its name; a string is the name of a table."""
+    """Adds a table, and returns its name; a string is the name of a table."""
     if isinstance(given, str):
         if given not in tables:
             raise ValueError(

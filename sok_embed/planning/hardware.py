@@ -1,4 +1,4 @@
-"""The speed of the workers and of the network between them, for the cost model."""
+"""Describes the speed of the workers and of the network between them, for the cost model."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Hardware:
     2.00015
 
     Args:
-        bandwidth: Bytes a second that a worker sends, and as many that it receives at the same
-            time. Default: 1.25e9, a network of 10 Gbit/s.
-        latency: Seconds that a message between two workers takes at least. Default: 50e-6.
-        memory_bandwidth: Bytes a second that a worker reads and writes of rows at random places in
-            its memory. Default: 10e9.
+        bandwidth: The bytes that a worker sends a second; it receives as many at the same time.
+            Default: 1.25e9, a network of 10 Gbit/s.
+        latency: The seconds that a message between two workers takes at least. Default: 50e-6.
+        memory_bandwidth: The bytes of rows that a worker reads and writes a second, at random
+            places in its memory. Default: 10e9.
 
     Raises:
         ValueError: For a number that is not finite, or not above 0; the latency may be 0.
@@ -53,9 +53,9 @@ class Hardware:
         """Returns how long a worker's part of a step takes, apart from the dense model.
 
         Args:
-            sent: Bytes that the worker sends; a number, or an array for several workers.
-            received: Bytes that it receives.
-            touched: Bytes of rows that it reads and writes in its memory.
+            sent: The bytes that the worker sends; a number, or an array for several workers.
+            received: The bytes that the worker receives.
+            touched: The bytes of rows that the worker reads and writes in its memory.
 
         Returns:
             Seconds: `3 * latency + max(sent, received) / bandwidth + touched / memory_bandwidth`.

@@ -39,11 +39,11 @@ def plan(
     hardware: Hardware | None = None,
     exchange_dtype: str = "float32",
 ) -> Plan:
-    """Plans where the rows of many tables lie, and computes what that costs.
+    """Plans where the rows of many tables lie, and computes the costs.
 
     A table whose config has `placement="auto"` is placed so that a step takes least time by the
-    cost model of `docs/guide/many-tables.md`; one that names a placement keeps it. The same
-    arguments give the same plan everywhere, so each worker can make it for itself.
+    cost model of `docs/guide/many-tables.md`; a table whose config names a placement keeps it. The
+    same arguments give the same plan everywhere, so each worker can make it for itself.
 
     Example:
     >>> from sok_embed import FeatureConfig, TableConfig
@@ -55,20 +55,20 @@ def plan(
     Args:
         feature_configs: A nest of `FeatureConfig`, as of `DistributedEmbedding`.
         workers: The number of workers.
-        batch_size: Examples that each worker has in a step.
-        memory: The most bytes of rows on each worker, as a number or such as `"16GiB"`. `None`:
-            no limit.
-        optimizer: The optimizer of the tables that have none of their own: a name or a Keras
+        batch_size: The number of examples that each worker has in a step.
+        memory: The most bytes of rows on each worker, as a number or a string such as `"16GiB"`.
+            `None`: no limit.
+        optimizer: The optimizer of the tables without an optimizer of their own: a name or a Keras
             optimizer. It decides how many slots a row has.
         rows: The number of rows that each table will have on all workers together, by its name.
             Needed for the memory of tables that have no `vocabulary_size` and no `max_rows`.
-        usage: Lengths of bags and shares of distinct keys, declared or from `measured`. A bag that
-            it does not know is assumed to be as long as `max_length` or the second number of
-            `input_shape`, or to have one key; the plan's notes list these. If it does not know the
-            share of distinct keys, keys are assumed to be drawn uniformly from the rows.
+        usage: The lengths of bags and the shares of distinct keys, declared or from `measured`. A
+            bag of unknown length is assumed to be as long as `max_length` or the second number of
+            `input_shape`, or to have one key; the plan's notes list such bags. If the share of
+            distinct keys is unknown, keys are assumed to be drawn uniformly from the rows.
         weighted: The names of features for which the layer is called with weights.
         hardware: The speed of machines and network. `None`: `Hardware()`.
-        exchange_dtype: The dtype in which rows are sent, as the layer has it, `"float32"` or
+        exchange_dtype: The dtype in which rows are sent, as in the layer: `"float32"` or
             `"bfloat16"`.
 
     Returns:
@@ -76,7 +76,7 @@ def plan(
 
     Raises:
         ValueError: For wrong arguments, unknown names of tables and features, a worker out of
-            range, and tables that do not fit into `memory`, with what is missing.
+            range, and tables that do not fit into `memory`; the message says how much is missing.
     """
     given = given_by_configs(feature_configs)
     if not isinstance(optimizer, str | Mapping):
@@ -110,7 +110,7 @@ def plan_of(
     hardware: Hardware | None = None,
     exchange_dtype: str = "float32",
 ) -> Plan:
-    """Plans as `plan` does, for tables that have been read; it needs no TensorFlow."""
+    """Makes a plan as `plan` does, for tables that have been read, without TensorFlow."""
     workers = check_positive("workers", workers)
     batch_size = check_positive("batch_size", batch_size)
     limit = None if memory is None else size_in_bytes("memory", memory)
@@ -193,7 +193,7 @@ def _planned(
             f"Expected rows of the table '{table.name}' to be at most its vocabulary_size, "
             f"{vocabulary}. Received: {declared}."
         )
-    # A single worker has everything, whatever the config says.
+    # A single worker has all tables, whatever the config says.
     placement, worker = (AUTO, None) if workers == 1 else (table.placement, table.worker)
     if worker is not None and worker >= workers:
         raise ValueError(

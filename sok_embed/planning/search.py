@@ -1,6 +1,6 @@
-"""The search for placements under which the step of the slowest worker is short.
+"""Searches for placements under which the step of the slowest worker is short.
 
-The cost model is that of `tables.py` and `hardware.py`. Spreading every table by key loads all
+The cost model is in `tables.py` and `hardware.py`. Spreading every table by key loads all
 workers alike and takes least memory, so the search begins there. It then moves tables whose bags
 are fewer bytes than their distinct rows to workers that hold them as a whole: tables that gain most
 for the load on their holder come first, each goes to the worker that is then the least loaded. The
@@ -38,7 +38,7 @@ class _Costs(NamedTuple):
     Attributes:
         key: The costs of every worker, if the table is spread.
         other: The costs of every worker except the holder.
-        more: The costs that the holder has in addition to these.
+        more: The costs that the holder has in addition to `other`.
     """
 
     key: _Floats
@@ -51,7 +51,7 @@ class _Workers:
 
     Attributes:
         base: `[4]`, the load that all workers have.
-        extra: `[workers, 4]`, the load that each has in addition.
+        extra: `[workers, 4]`, the load that each worker has in addition.
     """
 
     def __init__(self, workers: int, hardware: Hardware, memory: int | None) -> None:
@@ -117,16 +117,16 @@ def choose_placements(
     """Places tables.
 
     Args:
-        tables: The tables; those with `decided_by="plan"` may be placed anywhere, the others keep
-            their placement, and a `worker` that they have.
+        tables: The tables. Tables with `decided_by="plan"` may be placed anywhere; all other tables
+            keep their placement and, if they have it, their `worker`.
         workers: The number of workers.
-        batch_size: Examples that each has in a step.
-        memory: Bytes that each has for the rows of tables. `None`: no limit.
+        batch_size: The number of examples that each worker has in a step.
+        memory: The bytes that each worker has for the rows of tables. `None`: no limit.
         hardware: The speed of the machines.
-        limit: The limit for messages: `memory`, with what storages take.
+        limit: The limit for messages: `memory`, and the memory of storages in addition.
 
     Returns:
-        The tables in their order, with placements and workers.
+        The tables in the given order, with placements and workers.
 
     Raises:
         ValueError: If they do not fit.
@@ -186,7 +186,7 @@ def _hold_all(
     holders: dict[int, int],
     hardware: Hardware,
 ) -> bool:
-    """Finds holders for tables that must have one, by their load or, if that fails, by memory."""
+    """Finds the holders of tables that need a holder, by load or, if that fails, by memory."""
     keys = (
         lambda n: (-_seconds(hardware, costs[n].more), -costs[n].more[_MEMORY], n),
         lambda n: (-costs[n].more[_MEMORY], n),
@@ -221,7 +221,7 @@ def _move_to_holders(
         load[number] = _seconds(hardware, each.more)
         shared = _seconds(hardware, each.other) + load[number] / workers
         gain[number] = _seconds(hardware, each.key) - shared
-    # A table that sends no less is not worth the memory of a whole one on a single worker.
+    # A table that sends no less is not worth the memory of a whole table on a single worker.
     gaining = [
         number
         for number in movable

@@ -1,4 +1,4 @@
-"""A plan: where the rows of tables lie, with the figures that explain it."""
+"""Defines a plan: the places of the rows of tables, and the figures that explain them."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class WorkerLoad(NamedTuple):
     """The work of one worker in a step, and its memory.
 
     Attributes:
-        sent: Bytes a step that it sends, headers included.
-        received: Bytes a step that it receives.
-        touched: Bytes a step of rows that it reads and writes in its memory.
-        memory: Bytes of its rows, and of caches of storages.
+        sent: The bytes that the worker sends in a step, headers included.
+        received: The bytes that the worker receives in a step.
+        touched: The bytes of rows that the worker reads and writes in its memory in a step.
+        memory: The bytes of the worker's rows, and of caches of storages.
         seconds: The worker's part of a step by the cost model, apart from the dense model.
     """
 
@@ -63,11 +63,11 @@ class Plan:
 
     Attributes:
         workers: The number of workers.
-        batch_size: Examples that each has in a step.
-        memory: The most bytes of rows on each. `None`: no limit.
+        batch_size: The number of examples that each worker has in a step.
+        memory: The most bytes of rows on each worker. `None`: no limit.
         hardware: The speed of machines and network.
         tables: `PlannedTable`s, in the order of the features.
-        storages: Folder, and bytes of memory on each worker, of each storage.
+        storages: The folder of each storage, and its bytes of memory on each worker.
         notes: The assumptions of the plan, in sentences.
     """
 
@@ -111,7 +111,7 @@ class Plan:
 
     @property
     def placements(self) -> dict[str, tuple[str, int | None]]:
-        """The placement of each table by name, and the rank of the worker that holds it if any."""
+        """The placement of each table by name, and the rank of its holder or `None`."""
         return {table.name: (table.placement, table.worker) for table in self.tables}
 
     @cached_property
@@ -135,7 +135,7 @@ class Plan:
 
     @property
     def hottest(self) -> int:
-        """The rank of the worker whose step takes longest; the first of equal ones."""
+        """The rank of the worker whose step takes longest; the first of several equal ranks."""
         seconds = [load.seconds for load in self.loads]
         return seconds.index(max(seconds))
 
@@ -174,13 +174,13 @@ class Plan:
         return f"Bags would be {pooled} instead of {spread}, but one worker would have them all."
 
     def pinned(self, feature_configs: Any) -> Any:
-        """Returns configs that ask for the placements of the plan.
+        """Returns configs with the placements of the plan.
 
         Args:
-            feature_configs: The nest that the plan was made of, or an equal one.
+            feature_configs: The nest from which the plan was made, or an equal nest.
 
         Returns:
-            A nest of the same form with new configs. Features that shared a table share one.
+            A nest of the same form with new configs. Features that shared a table share it again.
 
         Raises:
             ValueError: If the plan is for other tables or features; the message names them.
@@ -222,7 +222,7 @@ class Plan:
             compared = {
                 "vocabulary_size": (table.vocabulary_size, other.vocabulary_size),
                 "embedding_dim": (table.dim, other.dim),
-                # Without an optimizer of its own the table follows any of the model's.
+                # Without an optimizer of its own the table follows any optimizer of the model.
                 "rule": (table.rule, other.rule or table.rule),
                 "max_rows": (table.max_rows, other.max_rows),
                 "trainable": (table.trainable, other.trainable),

@@ -1,4 +1,4 @@
-"""Sizes in bytes, in the form in which people write and read them."""
+"""Reads and writes sizes in bytes, in the form in which people write them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of a plan, and their costs on a worker in each placement."""
+"""Defines the tables of a plan, and computes their costs on a worker in each placement."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from sok_embed.tables.row_dtypes import FLOAT32, stored_bytes
 
 KEY, WORKER, REPLICATED = "key", "worker", "replicated"
-PLACED = (KEY, WORKER, REPLICATED)  # placements but for "auto"
+PLACED = (KEY, WORKER, REPLICATED)  # all placements except "auto"
 # The bytes of each number of a row that is sent to another worker, by exchange_dtype.
 EXCHANGED = {"float32": 4, "bfloat16": 2}
 
@@ -35,10 +35,10 @@ class Cost(NamedTuple):
     """The costs of a table for one worker.
 
     Attributes:
-        sent: Bytes a step that the worker sends to others.
-        received: Bytes a step that it receives from others.
-        touched: Bytes a step of rows that it reads and writes in its memory.
-        memory: Bytes of rows that it keeps; 0 where the number of rows is unknown.
+        sent: The bytes that the worker sends to other workers in a step.
+        received: The bytes that the worker receives from other workers in a step.
+        touched: The bytes of rows that the worker reads and writes in its memory in a step.
+        memory: The bytes of rows that the worker keeps; 0 if the number of rows is unknown.
     """
 
     sent: int
@@ -67,7 +67,7 @@ class PlannedFeature:
 
 @dataclass(frozen=True)
 class PlannedTable:
-    """A table, where its rows lie, and the figures that its costs come from.
+    """A table, the place of its rows, and the figures from which its costs are computed.
 
     Attributes:
         name: The name of the table.
@@ -79,17 +79,17 @@ class PlannedTable:
         rows: The number of rows of the table, on all workers together. `None`: unknown.
         max_rows: The most rows on each worker. `None`: no limit.
         trainable: True if steps change rows.
-        storage: The folder that rows live in. `None`: they live in memory.
+        storage: The folder of the storage that has the rows. `None`: rows are in memory.
         features: The features that look keys up in the table.
         distinct: The number of distinct keys in a worker's batch.
         distinct_of_all: The number of distinct keys in the batches of all workers together.
         placement: `"key"`, `"worker"` or `"replicated"`.
-        worker: The rank of the worker that holds the table, with `"worker"`; else `None`.
+        worker: The rank of the worker that holds the table, with `"worker"`; otherwise `None`.
         decided_by: `"plan"`; `"config"`, which asked for the placement; or `"hand"`, an edit.
         exchange_dtype: The dtype in which rows go to the workers that asked for them: `"float32"`
             or `"bfloat16"`. Their gradients come back in float32.
         row_dtype: The type in which rows lie.
-        slot_dtype: The type in which their slots do.
+        slot_dtype: The type in which their slots lie.
     """
 
     name: str
@@ -119,7 +119,7 @@ class PlannedTable:
         return _COUNTERS + math.ceil(self._stored / rounded) * rounded + _INDEX
 
     def rows_on(self, workers: int, placement: str) -> int | None:
-        """Returns the number of rows on a worker that has some, on average. `None`: unknown."""
+        """Returns the mean number of rows on a worker that has such rows. `None`: unknown."""
         if self.rows is None:
             return self.max_rows
         rows = math.ceil(self.rows / workers) if placement == KEY else self.rows
@@ -128,7 +128,7 @@ class PlannedTable:
     def memory(self, workers: int, placement: str) -> int | None:
         """Returns the bytes of memory on a worker that has rows of the table.
 
-        Rows of a table in a storage are in the storage's cache, and not counted here: 0.
+        Rows of a table in a storage are in the storage's cache, which is not counted here: 0.
 
         Returns:
             The number of bytes. `None`: the number of rows is unknown.
@@ -146,13 +146,12 @@ class PlannedTable:
 
         Args:
             workers: The number of workers.
-            batch_size: Examples that each has in a step.
+            batch_size: The number of examples that each worker has in a step.
             placement: One of `PLACED`.
 
         Returns:
-            The `Cost` of every worker except the holder, and the `Cost` of the holder. Other
-            placements
-            than `"worker"` have no holder: both are the same.
+            The `Cost` of every worker except the holder, and the `Cost` of the holder. Only the
+            placement `"worker"` has a holder: otherwise both are the same.
         """
         memory = self.memory(workers, placement) or 0
         if placement == KEY:
@@ -171,8 +170,8 @@ class PlannedTable:
     def pools_at_holder(self, batch_size: int) -> bool:
         """Returns whether the holder of the whole table receives bags instead of distinct keys.
 
-        This is the rule of `tf_ops.CollectionPlan.pools`: no feature has weights, and one has bags
-        of more than one key.
+        This is the rule of `tf_ops.CollectionPlan.pools`: no feature has weights, and a feature has
+        bags of more than one key.
         """
         return not any(feature.weighted for feature in self.features) and any(
             feature.pooled and feature.keys > batch_size for feature in self.features
@@ -194,7 +193,7 @@ class PlannedTable:
 
     @property
     def _update(self) -> int:
-        """Bytes that a commit reads and writes of a row."""
+        """The bytes of a row that a commit reads and writes."""
         return 2 * self._stored if self.trainable else 0
 
     @property
@@ -231,7 +230,7 @@ class PlannedTable:
             rows, apart = self.distinct, self.features
         there = 8 * keys + 4 * bags + self._vector * bags + (8 + self._vector) * rows
         back = self._answer * (bags + rows)
-        # The worker that asked lays out the rows that came back, or pools them with weights.
+        # The worker that asked for the rows lays them out, or pools them with weights.
         laid_out = self._keys(apart) * self._pooling
         others = workers - 1
         return (
@@ -248,7 +247,7 @@ class PlannedTable:
 
 
 def expected_distinct(keys: int, rows: int | None) -> int:
-    """Returns the number of distinct keys, on average, among some that are drawn uniformly.
+    """Returns the mean number of distinct keys among keys that are drawn uniformly.
 
     The formula is `V * (1 - (1 - 1 / V) ** k)` for k draws of V keys: each key is left out by all
     draws with the probability `(1 - 1 / V) ** k`. Real keys are rarely uniform, and then fewer of

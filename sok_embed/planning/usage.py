@@ -1,4 +1,4 @@
-"""The use of tables: the lengths of bags, and the share of keys that are distinct."""
+"""Describes the use of tables: the lengths of bags, and the shares of distinct keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Keys = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Usage:
-    """The batches that a plan is for: declared, or measured by `measured`.
+    """The batches for which a plan is made: declared, or measured by `measured`.
 
     Example:
     >>> Usage(lengths={"seen": 20.5}, distinct={"items": 0.3}).lengths["seen"]
@@ -28,9 +28,9 @@ class Usage:
         lengths: The number of keys that an example has on average, by the name of the feature.
         distinct: The share in (0, 1] of the keys in a worker's batch that are distinct, over all
             features of a table together, by the name of the table.
-        batch_size: Examples of the batches that were measured. The share of distinct keys falls
-            as batches grow, so a plan refuses another size. `None`: the shares are declared for
-            the size of the plan.
+        batch_size: The number of examples of the measured batches. The share of distinct keys falls
+            as batches grow, so a plan refuses batches of another size. `None`: the shares are
+            declared for the size of the plan.
 
     Raises:
         ValueError: For a length below 0 and a share that is not in (0, 1].
@@ -80,11 +80,12 @@ def measured(feature_configs: Any, batches: Iterable[Any]) -> Usage:
             for which the plan is made.
 
     Returns:
-        A `Usage`: the means over the batches. A table without keys in the batches has no share.
+        A `Usage`: the means over the batches. A table without keys in the batches has no share of
+        distinct keys.
 
     Raises:
         ValueError: For no batches, batches of different sizes, and a nest of inputs that differs
-            from that of the configs.
+            from the nest of the configs.
     """
     from sok_embed.configs.configs import feature_config
 
