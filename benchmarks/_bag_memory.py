@@ -1,4 +1,4 @@
-"""The memory that training steps take, each contender in a process of its own."""
+"""Measures the memory that training steps take, with a process for each contender."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ def peak_of_steps(
     """Prints by how much the resident memory grows, at most, while a variable trains.
 
     Args:
-        make_small: Makes a small one, with which TensorFlow gets what it needs for steps.
+        make_small: Makes a small variable, with which TensorFlow allocates its own memory for
+            steps.
         small_batch: The batch of a step of the small variable.
-        make: Makes the one that is measured.
+        make: Makes the variable that is measured.
         batches: The batches of the steps of the variable.
     """
     variable, step = make_small()

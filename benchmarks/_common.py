@@ -1,4 +1,4 @@
-"""Shared parts of the benchmarks: keys, interleaved timing, one report form."""
+"""Provides keys, interleaved timing and reports for the benchmarks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-# This must be set before TensorFlow is imported, which says much at its start.
+# This must be set before TensorFlow is imported, which prints much when it starts.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
@@ -53,13 +53,13 @@ def use_threads(threads: int) -> None:
 
 
 def distinct_keys(count: int, rng: np.random.Generator) -> Keys:
-    """Returns random keys of 63 bits, `[count]`, none twice."""
+    """Returns different random keys of 63 bits, `[count]`."""
     keys = np.unique(rng.integers(0, 2**63 - 1, count + 16, dtype=np.int64))
     return rng.permutation(keys)[:count]
 
 
 def positions(dist: str, count: int, shape: tuple[int, ...], rng: np.random.Generator) -> Keys:
-    """Draws from `[0, count)`: each alike, or by a Zipf law whose ranks are in no order."""
+    """Draws from `[0, count)`: uniformly, or by a Zipf law whose ranks are in random order."""
     if dist == "uniform":
         return rng.integers(0, count, shape, dtype=np.int64)
     weights = np.cumsum(np.arange(1, count + 1, dtype=np.float64) ** -ZIPF_EXPONENT)
@@ -75,7 +75,7 @@ def interleaved(
     Args:
         contenders: Functions of the number of the call, in `[0, calls)`.
         calls: The number of calls of one repeat.
-        repeats: The number of repeats of each contender, after one that does not count.
+        repeats: The number of repeats of each contender, after a first repeat that is not counted.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for repeat in range(repeats + 1):
@@ -95,7 +95,7 @@ def rates(seconds: dict[str, float], batch: int) -> dict[str, float]:
 
 
 def ratios(rate: dict[str, float], ours: str = "sok_embed") -> dict[str, float]:
-    """Returns how many times as fast as each rival ours is."""
+    """Returns the ratio of our speed to the speed of each rival."""
     return {name: round(rate[ours] / value, 3) for name, value in rate.items() if name != ours}
 
 

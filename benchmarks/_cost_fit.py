@@ -1,4 +1,4 @@
-"""Parameters of the cost model of a plan, fitted to what was measured."""
+"""Fits the parameters of the cost model of a plan to measured times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Timed(NamedTuple):
 
     Attributes:
         amount: The amount of the work: bytes, or messages.
-        seconds: The time of all of it.
+        seconds: The time of all of the work.
     """
 
     amount: float
@@ -30,11 +30,11 @@ class Line(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """The cost model of a plan, and what it leaves out.
+    """The cost model of a plan, and the fixed time that it leaves out.
 
     Attributes:
         hardware: The hardware with the fitted parameters.
-        fixed_seconds: The time of the local part of a step that has no rows. It is in no plan.
+        fixed_seconds: The time of the local part of a step that has no rows. No plan has it.
     """
 
     hardware: Hardware
@@ -77,13 +77,13 @@ def fitted(exchanges: Sequence[Timed], steps: Sequence[Timed]) -> Fit:
     """Fits the cost model.
 
     Args:
-        exchanges: Bytes that a worker sends, while it receives as many, and the time of one
+        exchanges: The bytes that a worker sends, while it receives as many, and the time of one
             exchange.
         steps: Bytes of rows that a worker touches in a step, and the time of the local part of the
             step.
 
     Raises:
-        ValueError: As `fitted_line` does.
+        ValueError: The errors of `fitted_line`.
     """
     network, memory = fitted_line(exchanges), fitted_line(steps)
     hardware = Hardware(

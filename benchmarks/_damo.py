@@ -1,4 +1,4 @@
-"""Damo-Embedding 1.1.12 as a rival: `pip install damo-embedding==1.1.12`, for Python 3.11."""
+"""Runs Damo-Embedding 1.1.12 as a rival: `pip install damo-embedding==1.1.12`, for Python 3.11."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def open_damo(
         folder: A new folder for its files; the settings are in a file beside it.
         dim: The number of floats of a vector.
         optimizer: The optimizer's name and parameters, by Damo-Embedding's names.
-        initializer: The same of the initializer.
+        initializer: The initializer's name and parameters, by Damo-Embedding's names.
 
     Returns:
         `lookup(keys, vectors)`, which makes absent rows and fills `vectors`, `[count, dim]`, and
-        `update(keys, gradients)`. Keys are uint64, the others float32.
+        `update(keys, gradients)`. Keys are uint64; vectors and gradients are float32.
     """
     import damo
 

@@ -1,4 +1,4 @@
-"""One worker of scaling.py: times exchanges and steps, and writes down what it has seen.
+"""Runs one worker of scaling.py, which times exchanges and steps and writes the results.
 
 python _scaling_worker.py ASKED FOLDER    # started by sok-embed run
 """
@@ -92,7 +92,7 @@ def exchange_of(communicator: TcpCommunicator, sent: int) -> Call:
 def exchanges(asked: Mapping[str, Any], communicator: TcpCommunicator) -> list[dict[str, Any]]:
     """Times exchanges of each size that is asked for."""
     contenders = {str(sent): exchange_of(communicator, sent) for sent in asked["exchanged"]}
-    # On a busy machine the first that come after a long one wait for their turn.
+    # On a busy machine the first exchanges after a long exchange wait for their turn.
     found = timed(contenders, 4, asked["repeats"], communicator.barrier)
     return [
         {"sent": int(sent), **{name: value / CHAIN for name, value in times.items()}}

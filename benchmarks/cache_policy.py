@@ -27,7 +27,7 @@ from disk_scale import keys_of, zipf_places
 from sok_embed import kv
 
 DIM = 16
-ROW_BYTES = 2 * 4 * DIM + 18  # values, Adagrad's accumulator, and what the cache has beside them
+ROW_BYTES = 2 * 4 * DIM + 18  # values, Adagrad's accumulator, and the cache's own bytes
 TARGET = 0.95
 FIRST_NEW = 1 << 40
 Places = npt.NDArray[np.uint64]
@@ -80,7 +80,7 @@ def of_storage(arguments: argparse.Namespace, new: float) -> tuple[float, int]:
 
 
 def of_rival(arguments: argparse.Namespace, new: float, use: Callable[[int], bool]) -> float:
-    """Returns the same part for a cache, of which `use` says whether it had a place."""
+    """Returns the part that another cache missed; `use` returns whether it had a key."""
     asked = missed = 0
     for counts, places in batches(arguments, new):
         for place in places.tolist():

@@ -26,7 +26,7 @@ PLACEMENTS = ("key", "worker", "replicated")
 
 
 class Counting(Communicator):
-    """Another communicator, whose messages are counted. Eager."""
+    """A communicator that counts the messages of another communicator, eagerly."""
 
     def __init__(self, counted: Communicator) -> None:
         self._counted = counted

@@ -69,7 +69,7 @@ def ours(folder: str, arguments: argparse.Namespace, cached: float, durability: 
 
 
 def work(pipe: Any, name: str, folder: str, arguments: argparse.Namespace) -> None:
-    """Is a contender: answers the name of a case and a number of steps with the seconds of each."""
+    """Runs a contender: reads a case and a number of steps, and writes the seconds of each step."""
     keys = distinct_keys(arguments.keys, np.random.default_rng(arguments.seed))
     rng = np.random.default_rng(arguments.seed + 1)
     if name == "damo":
@@ -85,7 +85,7 @@ def work(pipe: Any, name: str, folder: str, arguments: argparse.Namespace) -> No
         cached = 0.1 if name.startswith("tenth") else 1.5
         durability = "update" if name.endswith("update") else "checkpoint"
         lookup, update = ours(folder, arguments, cached, durability)
-    # One law holds for all steps, so that what is frequent stays so.
+    # One law holds for all steps, so that frequent keys stay frequent.
     log = keys[positions("zipf", arguments.keys, (256, arguments.batch), rng)]
     gradients = rng.standard_normal([arguments.batch, arguments.dim], np.float32)
 

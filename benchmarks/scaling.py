@@ -65,7 +65,7 @@ class Cases:
         dim: The length of a row.
         keys: Different ids of a table.
         dist: The law of the ids.
-        batches: Different ones.
+        batches: The number of different batches.
         seed: The seed of the ids.
     """
 
@@ -89,7 +89,7 @@ def plan_of(cases: Cases, workers: int, batch: int) -> Plan:
     share = float(distinct) / batch
     usage = Usage(distinct={feature.table.name: share for feature in features})
     made = sok_embed.plan(features, workers=workers, batch_size=batch, optimizer="sgd", usage=usage)
-    # By itself a plan takes it that workers have no ids in common.
+    # Without this a plan assumes that workers have no ids in common.
     counted = [replace(table, distinct_of_all=round(float(of_all))) for table in made.tables]
     return replace(made, tables=tuple(counted))
 
@@ -110,7 +110,7 @@ def measured(cases: Cases, workers: int, batches: Sequence[int], repeats: int) -
 
 
 def _means(told: Iterable[list[dict[str, float]]]) -> list[dict[str, float]]:
-    """Means over the workers, of each thing that they have measured."""
+    """Returns the means over the workers, for each measurement."""
     return [
         {name: statistics.mean(each[name] for each in same) for name in same[0]}
         for same in zip(*told, strict=True)
@@ -124,7 +124,7 @@ def fit_of(cases: Cases, found: dict[int, dict[str, Any]]) -> tuple[Fit, Line]:
         Timed(plan_of(cases, workers, round(step["batch"])).loads[0].touched, step["user_seconds"])
         for workers, each in found.items()
         for step in each["steps"]
-        if workers > 1  # one alone lays nothing out for others
+        if workers > 1  # a single worker lays out no rows for other workers
     ]
     messages = [
         Timed(workers - 1, each["cpu_seconds"])
@@ -219,8 +219,9 @@ def report_predicted(
 
     Args:
         cases: The measured cases.
-        examples: On each worker, by `"weak"`, and on all together, by `"strong"`.
-        fit: The memory's bandwidth is of it, and the fixed time.
+        examples: The number of examples on each worker for `"weak"`, on all together for
+            `"strong"`.
+        fit: The fitted memory bandwidth and fixed time.
         of_messages: The processor's time of an exchange.
         latency: The latency of the network, in seconds.
     """

@@ -104,7 +104,7 @@ class Other:
     """The process that publishes.
 
     Args:
-        options: The options of this one.
+        options: The options of this process.
         path: The folder of the export.
     """
 
@@ -118,18 +118,18 @@ class Other:
         self.wait()
 
     def begin(self, deltas: int) -> None:
-        """Has it publish."""
+        """Starts the publication of deltas."""
         assert self._process.stdin is not None
         print(deltas, file=self._process.stdin, flush=True)
 
     def wait(self) -> None:
-        """Waits until it is ready, or has published."""
+        """Waits until the process is ready, or has published."""
         assert self._process.stdout is not None
         if not self._process.stdout.readline():
             raise RuntimeError("Expected the process that publishes to answer. It has ended.")
 
     def end(self) -> None:
-        """Ends it."""
+        """Ends the process."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
@@ -179,7 +179,7 @@ def print_latencies(
     options: argparse.Namespace,
     case: str,
 ) -> None:
-    """Prints a line for turns without deltas, and one for those with them."""
+    """Prints a line for turns without deltas, and a line for turns with deltas."""
     idle: list[float] = []
     live: list[float] = []
     before = served.version.delta

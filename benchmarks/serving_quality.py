@@ -56,7 +56,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Trains, exports and asks; prints and writes what came out."""
+    """Trains, exports and asks; prints and writes the results."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import sok_embed
 

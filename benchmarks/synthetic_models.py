@@ -1,6 +1,6 @@
-"""The six synthetic recommenders of NVIDIA's distributed-embeddings, as data.
+"""Describes the six synthetic recommenders of NVIDIA's distributed-embeddings.
 
-Rows, dims and bags of the tables are those of its
+Rows, dims and bags of the tables are from its
 `examples/benchmarks/synthetic_models/config_v3.py`
 (https://github.com/NVIDIA-Merlin/distributed-embeddings, Apache-2.0), whose README states the
 number of tables and the bytes of their vectors for each model. All tables are combined by sum.
@@ -16,7 +16,7 @@ class Tables(NamedTuple):
 
     Attributes:
         count: The number of tables.
-        bags: The keys an example has, of each feature of such a table; several features share it.
+        bags: The number of keys of an example, for each feature; several features share a table.
         rows: The number of rows of a table.
         dim: The length of a vector.
     """
@@ -35,7 +35,7 @@ class Model(NamedTuple):
         dense: The widths of the dense layers before the last, which has one unit.
         numbers: The number of features that are numbers.
         stride: The stride by which vectors are averaged before the dense layers; `None`: they are
-            not.
+            not averaged.
     """
 
     tables: tuple[Tables, ...]
@@ -143,7 +143,7 @@ MODELS = {
     ),
 }
 
-# What the README states: tables, and GiB of their vectors.
+# The numbers in the README: tables, and GiB of their vectors.
 STATED = {
     "tiny": (55, 4.2),
     "small": (107, 26.3),

@@ -96,7 +96,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Trains every setting with every seed, then prints and writes what came out."""
+    """Trains every setting with every seed, then prints and writes the results."""
     sources = [open_clicks(options, seed) for seed in range(options.seeds)]
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -141,7 +141,7 @@ def open_clicks(options: argparse.Namespace, seed: int) -> Source:
 
 
 def settings(options: argparse.Namespace) -> Iterator[Setting]:
-    """Yields what there is to compare; own rows only come first."""
+    """Yields the settings to compare; the setting with own rows only comes first."""
     import sok_embed
     from sok_embed.admission import CountingBloomAdmission, FrequencyAdmission
 
@@ -176,9 +176,9 @@ def settings(options: argparse.Namespace) -> Iterator[Setting]:
 def measure(
     setting: Setting, train: Rows, test: Rows, ids: int, options: argparse.Namespace, seed: int
 ) -> dict[str, Any]:
-    """Trains a setting; its test AUC, its rows, and the bytes of all that training holds.
+    """Trains a setting; returns its test AUC, its rows and its bytes.
 
-    `ids`: distinct ones of the training rows.
+    `ids` are the distinct ids of the training rows.
     """
     shuffle = options.data is not None  # generated clicks come in the order of time
     layer, auc = train_and_test(setting.make, train, test, options, seed, shuffle)

@@ -76,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Trains every model with every seed, then prints and writes what came out."""
+    """Trains every model with every seed, then prints and writes the results."""
     samples = getattr(options, "samples", SAMPLES if options.data is None else None)
     source = open_source(options.data, samples, seed=0)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def compare(options: argparse.Namespace) -> None:
-    """Trains both embeddings for every seed and prints what came out."""
+    """Trains both embeddings for every seed and prints the results."""
     sources = [open_source(options.data, None, seed) for seed in range(options.seeds)]
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     workers = join(options.workers, needs_sok_embed=True)

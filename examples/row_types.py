@@ -59,7 +59,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def settings(options: argparse.Namespace) -> Iterator[tuple[Setting, int]]:
-    """Yields what there is to compare, with the length of its vectors; float32 comes first."""
+    """Yields the settings to compare, with the length of their vectors; float32 comes first."""
     import sok_embed
 
     def own(dim: int, row_dtype: str, slot_dtype: str) -> Any:
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Trains every setting with every seed, then prints and writes what came out."""
+    """Trains every setting with every seed, then prints and writes the results."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     runs: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for seed in range(options.seeds):

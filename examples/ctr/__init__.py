@@ -1,1 +1,1 @@
-"""The parts of the click-through-rate example: example streams, model, training and report."""
+"""Contains the parts of the click-through-rate example: streams, model, training and report."""

@@ -1,4 +1,4 @@
-"""A source as arrays, and the test AUC of a model that is trained on them."""
+"""Reads a source into arrays, and trains and tests a model on them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class Rows(NamedTuple):
     """The rows of a split."""
 
     dense: np.ndarray  # (rows, dense_width)
-    keys: np.ndarray  # (rows, fields), what the embedding gets
+    keys: np.ndarray  # (rows, fields), the input of the embedding
     labels: np.ndarray  # (rows,)
 
     def inputs(self) -> dict[str, np.ndarray]:
-        """Returns what the model takes."""
+        """Returns the inputs of the model."""
         return {"keys": self.keys, **({"dense": self.dense} if self.dense.shape[1] else {})}
 
 
 def collect(source: Source, split: Split, to_inputs: Callable[..., Any] | None = None) -> Rows:
-    """Returns all rows of a split. `to_inputs` makes of a block of keys what the embedding gets."""
+    """Returns all rows of a split. `to_inputs` makes the inputs of the embedding from keys."""
     batches = list(source.batches(split, _BLOCK))
     keys = [batch.keys if to_inputs is None else to_inputs(batch.keys) for batch in batches]
     return Rows(
@@ -46,7 +46,7 @@ def train_and_test(
 ) -> tuple[Any, float]:
     """Returns the embedding layer of a model trained from this seed, and the model's test AUC.
 
-    `options` are those of `add_training`. `shuffle` does so anew in each epoch.
+    `options` are the options of `add_training`. `shuffle` shuffles the rows anew in each epoch.
     """
     from ctr.auc import exact_auc
 

@@ -1,4 +1,4 @@
-"""The area under the ROC curve, exactly."""
+"""Computes the exact area under the ROC curve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches of rows, the form of every example stream; they are cut alike on every worker."""
+"""Cuts rows into batches, in the same way on every worker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Split = Literal["train", "test"]
 
 
 class InputError(ValueError):
-    """A file or an option is not what the example can work with; the message says what to do."""
+    """A file or an option that the example cannot use; the message says what to do."""
 
 
 @dataclass(frozen=True)

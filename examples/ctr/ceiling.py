@@ -1,4 +1,4 @@
-"""Computes how well the labels of a source can be ranked at all, where that is known."""
+"""Computes the best possible ranking of the labels of a source, where it is known."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BLOCK = 65_536
 
 
 def best_possible_auc(source: Source) -> float | None:
-    """Returns the test AUC of the logits that generated labels come from; none for real clicks."""
+    """Returns the test AUC of the logits that generated labels come from; `None` for others."""
     if not isinstance(source, Generated):
         return None
     scores, labels = [], []

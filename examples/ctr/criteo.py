@@ -1,4 +1,4 @@
-"""Criteo click logs: label, 13 counts, 26 hexadecimal categories; tab or comma separated."""
+"""Reads Criteo click logs: label, 13 counts, 26 hexadecimal categories; tab or comma separated."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Criteo:
     def batches(
         self, split: Split, batch_size: int, rank: int = 0, size: int = 1, epoch: int = 0
     ) -> Iterator[Batch]:
-        """Yields the batches of a split in the order of the file, every epoch alike."""
+        """Yields the batches of a split in the order of the file, the same in every epoch."""
         start = self._rows["train"] if split == "test" else 0
         stop = start + self._rows[split]
         skip = 1 if self._header else 0

@@ -1,4 +1,4 @@
-"""The two ways to turn keys into vectors: hash tables that grow, or a fixed vocabulary."""
+"""Turns keys into vectors in two ways: by hash tables that grow, or by a fixed vocabulary."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BLOCK = 65_536
 
 
 class HashRows:
-    """A table a field. Keys go in as they are, and get rows when training first meets them."""
+    """A table for each field. Keys are not changed, and get rows when training first meets them."""
 
     def __init__(self, dim: int, fields: int) -> None:
         import sok_embed
@@ -40,7 +40,7 @@ class HashRows:
         return self._embedding(keras.ops.unstack(keys, self._fields, axis=1))
 
     def inputs(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns what the layer gets for a block of keys: the keys."""
+        """Returns the input of the layer for a block of keys: the keys."""
         return keys
 
     def rows(self) -> int:
@@ -77,7 +77,7 @@ class StaticRows:
         return np.where(known, position, len(vocabulary) + np.arange(keys.shape[1]))
 
     def rows(self) -> int:
-        """Returns the rows of the table: the vocabulary and one a field for unknown keys."""
+        """Returns the rows of the table: the vocabulary, and one of each field for unknown keys."""
         return self._rows
 
     def table_bytes(self, optimizer: keras.optimizers.Optimizer) -> int:
@@ -91,7 +91,7 @@ EmbeddingRows = HashRows | StaticRows
 
 
 def make_embedding(kind: EmbeddingKind, dim: int, source: Source, seed: int) -> EmbeddingRows:
-    """Makes the embedding a run asked for."""
+    """Makes the embedding that the options of a run name."""
     return HashRows(dim, source.fields) if kind == "hash" else StaticRows(dim, source, seed)
 
 

@@ -1,4 +1,4 @@
-"""Clicks with a planted signal: 13 dense columns, and fields of ever more ids, 26 like Criteo's."""
+"""Generates clicks with a planted signal: 13 dense columns, and fields with ever more ids."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ CLOSED_SET = 100
 class Vocabulary(NamedTuple):
     """The fields of the generated rows."""
 
-    start_ids: NDArray[np.float64]  # (fields,) ids that each starts with
-    growth_rows: int  # after so many rows a field has gained as many ids again
-    pairs: tuple[tuple[int, int], ...]  # fields whose ids matter to each other
+    start_ids: NDArray[np.float64]  # (fields,) the number of ids with which each field starts
+    growth_rows: int  # the number of rows after which a field has gained as many ids again
+    pairs: tuple[tuple[int, int], ...]  # fields whose ids have an effect together
     id_scale: float  # the effect of an id is uniform in [-id_scale, id_scale)
 
 
@@ -75,7 +75,7 @@ class Generated:
     def batches(
         self, split: Split, batch_size: int, rank: int = 0, size: int = 1, epoch: int = 0
     ) -> Iterator[Batch]:
-        """Yields the batches of a split in the order of time, every epoch alike."""
+        """Yields the batches of a split in the order of time, the same in every epoch."""
         for batch in rebatch(self._chunks(split), batch_size):
             yield take(batch, rank, size)
 

@@ -1,11 +1,11 @@
-"""Field and id to one 64-bit key, so that all fields can share one table."""
+"""Combines field and id into one 64-bit key, so that all fields can share one table."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-# The id that stands for a missing category. Any value works that no field uses.
+# The id that stands for a missing category. Any value that no field uses is right.
 MISSING = -1
 
 # Odd constant of splitmix64: 2**64 divided by the golden ratio.
@@ -43,6 +43,6 @@ def field_keys(ids: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def uniform(keys: NDArray[np.int64], salt: int) -> NDArray[np.float64]:
-    """Returns a number in [0, 1) for each key: a function of (key, salt) alone."""
+    """Returns a number in [0, 1) for each key, which depends only on key and salt."""
     salted = keys.view(np.uint64) ^ mix64(np.uint64(salt))
     return (mix64(salted) >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -1,4 +1,4 @@
-"""A DLRM-style model: bottom MLP, embeddings, dot products of every pair, top MLP."""
+"""Builds a DLRM-style model: bottom MLP, embeddings, dot products of every pair, top MLP."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PairwiseDots(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable(package="ctr")
 class BatchLoss(keras.metrics.Metric):
-    """The loss of the latest batch alone; `fit` itself reports the mean of the epoch so far."""
+    """The loss of only the latest batch; `fit` itself reports the mean of the epoch so far."""
 
     def __init__(self, name: str = "batch_loss", dtype: Any = None) -> None:
         super().__init__(name=name, dtype=dtype)
@@ -54,7 +54,7 @@ class BatchLoss(keras.metrics.Metric):
         self._latest.assign(keras.ops.sum(losses) / keras.ops.maximum(rows, 1))
 
     def result(self) -> Any:
-        """Returns the loss kept."""
+        """Returns the loss of the latest batch."""
         return self._latest
 
 
@@ -95,7 +95,7 @@ def compile_model(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> 
         optimizer=optimizer,
         loss=keras.losses.BinaryCrossentropy(from_logits=True, reduction="sum"),
         metrics=[BatchLoss()],
-        jit_compile=False,  # custom ops have no XLA kernels; the rival runs on the same terms
+        jit_compile=False,  # custom ops have no XLA kernels; neither embedding uses XLA
     )
 
 

@@ -1,4 +1,4 @@
-"""MovieLens ratings, `user item rating timestamp`: does the user give the film 4 stars or more?"""
+"""Reads MovieLens ratings, `user item rating timestamp`; the label is 4 stars or more."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ COLUMNS = 4
 class MovieLens:
     """Holds all ratings in memory and shuffles the training rows anew in each epoch.
 
-    `X.base` brings its sibling `X.test` as the test set. Any other file is split by time: the last
-    tenth of its ratings is the test set.
+    A file `X.base` has the file `X.test` beside it as the test set. Any other file is split by
+    time: the last tenth of its ratings is the test set.
     """
 
     fields = 2

@@ -1,4 +1,4 @@
-"""Command line options that several examples have, and their types."""
+"""Defines the command line options that several examples have, and their types."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ OPTIMIZERS = ("adagrad", "adam", "adamw", "ftrl", "lion", "momentum", "rmsprop",
 
 
 def add_source(parser: argparse.ArgumentParser, samples: int) -> None:
-    """Adds `--data` and `--samples`; without the latter its attribute is missing."""
+    """Adds `--data` and `--samples`; without `--samples` its attribute is missing."""
     parser.add_argument(
         "--data", type=Path, metavar="PATH", help="Criteo or MovieLens file (default: generated)"
     )
@@ -29,7 +29,7 @@ def add_training(
     optimizer: str = "adam",
     learning_rate: float = 0.003,
 ) -> None:
-    """Adds what a training run is told, with these defaults."""
+    """Adds the options of a training run, with these defaults."""
     add = parser.add_argument
     add("--epochs", type=positive_int, default=epochs, help="passes over the training rows")
     add("--batch-size", type=positive_int, default=batch_size, help="rows a step, of all workers")

@@ -1,4 +1,4 @@
-"""From a source to `tf.data`, and its errors back out of it."""
+"""Makes datasets of `tf.data` from a source, and passes on the errors of the source."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Pipeline:
 
     @contextmanager
     def source_errors(self) -> Iterator[None]:
-        """Raises an error of the source, while it is entered, as `InputError`."""
+        """Raises errors of the source within the `with` block as `InputError`."""
         try:
             yield
         except tf.errors.OpError:

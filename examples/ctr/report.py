@@ -1,4 +1,4 @@
-"""Reports a run: lines for a person, a JSON line for a program, a picture for both."""
+"""Reports a run as lines of text, as a JSON line and as a picture."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ctr.training import Outcome, Plan
 
 _SURFACE, _INK, _MUTED, _LINE, _PALE = "#ffffff", "#1c1c1c", "#6b6b6b", "#2a62b8", "#b4c9e8"
 _FEW_STEPS = 30
-_TICKS = [1, 2, 5, 10]  # and their powers of ten
+_TICKS = [1, 2, 5, 10]  # multiplied by powers of ten
 
 
 def peak_memory_bytes() -> int:
@@ -89,7 +89,7 @@ def draw(outcome: Outcome, title: str) -> Figure:
     left, right = figure.subplots(1, 2)
     figure.suptitle(title, color=_INK, fontsize=11, x=0.01, ha="left")
     window = len(number) // 25
-    # A line through few steps needs points: one alone draws nothing.
+    # A line through few steps needs points: a line of one step draws nothing.
     bold = {"color": _LINE, "linewidth": 1.8, "marker": "o" if len(number) <= _FEW_STEPS else ""}
     if window > 1:
         left.plot(number, outcome.losses, color=_PALE, linewidth=0.8, label="each step")

@@ -1,4 +1,4 @@
-"""Runs of several seeds: progress and figures, for a person."""
+"""Shows the progress and the figures of runs with several seeds."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ def note(line: str) -> None:
 
 
 def spread(values: Sequence[float], sign: str = "") -> str:
-    """Returns mean and standard deviation over the seeds. `sign="+"` writes a plus too."""
+    """Returns mean and standard deviation over the seeds as text. `sign="+"` writes a plus too."""
     deviation = f" ± {stdev(values):.4f}" if len(values) > 1 else ""
     return f"{mean(values):{sign}.4f}{deviation}"

@@ -1,4 +1,4 @@
-"""The report of `adaptive_tradeoff.py`: test AUC against memory."""
+"""Writes the report of `adaptive_tradeoff.py`: test AUC against memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MARKS = {
 
 
 def count_ids(train: Rows, test: Rows) -> dict[str, Any]:
-    """Says how many ids the training rows have, how rare they are, and how many ids are new."""
+    """Returns a sentence: the number of ids in the training rows, their rarity, and the new ids."""
     ids, counts = np.unique(train.keys, return_counts=True)
     place = np.minimum(np.searchsorted(ids, test.keys), len(ids) - 1)
     return {

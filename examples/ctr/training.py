@@ -1,4 +1,4 @@
-"""From a source to a trained and tested model."""
+"""Trains and tests a model on a source."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Outcome:
     test_auc: float
     table_rows: int
     table_bytes: int
-    keys_per_second: float | None  # none when there was one step only
+    keys_per_second: float | None  # `None` if there was only one step
 
 
 class Recorder(keras.callbacks.Callback):
@@ -98,9 +98,9 @@ def train(
         source: The source of both kinds of rows.
         workers: The workers of the run.
         show: True for a progress bar.
-        save_to: The file that the trained model is written to; `None`: it is not.
+        save_to: The file to which the trained model is written; `None`: it is not written.
         publish_to: The folder that the model is exported to before it is trained, and that deltas
-            are published to meanwhile; `None`: none is.
+            are published to meanwhile; `None`: nothing is published.
     """
     keras.utils.set_random_seed(plan.seed)
     embedding = make_embedding(plan.embedding, plan.dim, source, plan.seed)
@@ -135,7 +135,7 @@ def train(
 
 
 def published(model: keras.Model, path: Path | None) -> list[keras.callbacks.Callback]:
-    """Exports a model, and returns the callback that publishes what training changes in it."""
+    """Exports a model, and returns the callback that publishes its changes during training."""
     if path is None:
         return []
     from sok_embed.callbacks import PublishDeltas
@@ -167,7 +167,7 @@ def evaluate(model: keras.Model, tests: tf.data.Dataset, workers: Workers) -> fl
 
 
 def _keys_per_second(recorder: Recorder, source: Source, plan: Plan) -> float | None:
-    """Returns keys of all workers a second, from the end of the first step to that of the last."""
+    """Returns keys of all workers a second, from the end of the first step to the last end."""
     seconds = recorder.ended - recorder.first_step_ended
     rows = plan.epochs * source.rows("train") - min(plan.batch_size, source.rows("train"))
     return rows * source.fields / seconds if seconds > 0 else None

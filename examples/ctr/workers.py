@@ -1,4 +1,4 @@
-"""Starting workers, and the few calls that bring their results together."""
+"""Starts workers, and collects their results."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Workers:
         return sok_embed.DistributedOptimizer(optimizer)
 
     def callbacks(self) -> list[Any]:
-        """Returns what `fit` needs for all workers to start alike."""
+        """Returns the callbacks of `fit` by which all workers start with the same weights."""
         if self.size == 1:
             return []
         import sok_embed

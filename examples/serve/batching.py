@@ -1,4 +1,4 @@
-"""Batches of what waits: concurrent requests are answered by one call of the model."""
+"""Answers concurrent requests in batches, by one call of the model."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class Batcher:
     busy, requests gather by themselves.
 
     Args:
-        metrics: Metrics that are told.
+        metrics: The metrics that the batcher updates.
         most: The most examples of a batch, and of a request.
-        wait_s: Seconds that a request waits for others while a thread is free.
+        wait_s: The seconds that a request waits for other requests while a thread is free.
         threads: The number of batches that the model works on at a time.
         queue: The most examples that wait.
     """
@@ -76,7 +76,7 @@ class Batcher:
         if self._examples + len(examples) > self._room:
             raise Overloaded("Too many examples wait. Ask again later.")
         shapes = tuple(sorted({served.shapes(example) for example in examples}))
-        if len(shapes) > 1:  # each is a batch of its own
+        if len(shapes) > 1:  # each request is a batch of its own
             parts = await asyncio.gather(*(self.answer(served, [each]) for each in examples))
             return [answer for (answer,) in parts]
         waiting = Waiting(served, examples, shapes)
@@ -91,7 +91,7 @@ class Batcher:
                 self._count(-len(examples))
 
     async def close(self) -> None:
-        """Ends when all that waits has been answered."""
+        """Ends when all waiting requests have been answered."""
         while self._waiting or self._running:
             await asyncio.sleep(0.01)
         self._gathering.cancel()
@@ -157,7 +157,7 @@ class Batcher:
         except InvalidRequest as error:
             if len(batch) == 1:
                 _set(batch[0], error=error)
-            else:  # one request has what the model refuses, and the others are right
+            else:  # one request has a value that the model refuses, and the others are right
                 for each in batch:
                     await self._answer([each])
             return

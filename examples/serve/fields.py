@@ -1,4 +1,4 @@
-"""Inputs and outputs of a signature: from examples in JSON to dense tensors, and back."""
+"""Turns examples in JSON into dense tensors for a signature, and its outputs into JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Field:
     Attributes:
         name: The name that it has in JSON.
         kind: `"dense"`, `"ragged"` or `"sparse"`.
-        depth: The number of ragged dimensions beside that of examples.
+        depth: The number of ragged dimensions in addition to the dimension of examples.
         shape: The shape of one example, or of one value of a ragged example; `None` is any size.
         dtype: The NumPy dtype of values; `object` for strings.
     """
@@ -33,7 +33,7 @@ class Field:
         self.shape, self.dtype = tuple(shape), np.dtype(dtype)
 
     def describe(self) -> dict[str, Any]:
-        """Returns what a client has to know."""
+        """Returns a description of the field for clients."""
         dtype = "string" if self.dtype == object else self.dtype.name
         return {"kind": self.kind, "depth": self.depth, "shape": self.shape, "dtype": dtype}
 
@@ -88,7 +88,7 @@ class Field:
             right = isinstance(value, bool)
         elif self.dtype.kind == "f":
             right = isinstance(value, (int, float)) and not isinstance(value, bool)
-            right = right and abs(value) <= float(np.finfo(self.dtype).max)  # NaN is not
+            right = right and abs(value) <= float(np.finfo(self.dtype).max)  # false for NaN
         else:
             least, most = _bounds(self.dtype)
             right = isinstance(value, int) and not isinstance(value, bool)
@@ -126,7 +126,7 @@ class Field:
         return parts
 
     def open_shape(self, example: Any) -> tuple[int, ...]:
-        """Returns the shape of a dense example: only those of one shape go into one batch."""
+        """Returns the shape of a dense example: a batch has only examples of one shape."""
         return example.shape if self.kind == "dense" else ()
 
     def examples(self, outputs: Mapping[str, Any]) -> list[Any]:
@@ -191,7 +191,7 @@ def _bounds(dtype: np.dtype[Any]) -> tuple[int, int]:
 
 
 def _wrapped(given: Any, dtype: np.dtype[Any]) -> Any:
-    """Returns lists of integers of 64 bits as the dtype has their bits."""
+    """Returns lists of 64-bit integers, converted to the dtype with the same bits."""
     if dtype not in (np.int64, np.uint64):
         return given
     if isinstance(given, list):

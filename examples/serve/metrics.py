@@ -1,4 +1,4 @@
-"""Metrics of the service in the form that Prometheus reads."""
+"""Keeps the metrics of the service, in the form that Prometheus reads."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Metrics:
         batch_examples: The examples of a call of the model.
         waiting: Examples that wait for a call.
         version: The version that serves.
-        delta: The number of the last delta in it; 0: none.
-        behind: Published deltas that are not served; NaN where that cannot be told.
+        delta: The number of the last delta in this version; 0: no delta.
+        behind: The number of published deltas that are not served; NaN if it is unknown.
         loads: Loads of versions, by their result.
     """
 
@@ -62,5 +62,5 @@ class Metrics:
             self.loads.labels(result)
 
     def text(self) -> bytes:
-        """Returns all of them as Prometheus reads them."""
+        """Returns all metrics as Prometheus reads them."""
         return bytes(generate_latest(self.registry))

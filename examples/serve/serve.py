@@ -1,4 +1,4 @@
-"""Serves the newest version of an exported model over HTTP, and takes new versions up.
+"""Serves the newest version of an exported model over HTTP, and loads new versions.
 
     pip install -r examples/serve/requirements.txt
     python examples/serve/serve.py served --port 8000
@@ -125,7 +125,7 @@ class Service:
         return {"predictions": predictions, **served.version}
 
     async def model(self, request: web.Request) -> web.Response:
-        """Says what the model takes and answers."""
+        """Returns the inputs and outputs of the model."""
         served = self._served
         if served is None:
             return web.json_response({"error": "No version is loaded yet."}, status=503)
@@ -138,11 +138,11 @@ class Service:
         )
 
     async def live(self, request: web.Request) -> web.Response:
-        """Says that the process runs."""
+        """Answers that the process runs."""
         return web.json_response({"live": True})
 
     async def ready(self, request: web.Request) -> web.Response:
-        """Says if requests are to be sent here."""
+        """Answers whether requests should be sent to this service."""
         served = self._served
         ready = served is not None and not self.ending
         version = served.version if served else {"version": None}

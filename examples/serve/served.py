@@ -1,4 +1,4 @@
-"""A version of a model: the one place in which the service loads and calls TensorFlow."""
+"""Loads and calls versions of a model; no other module of the service imports TensorFlow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Served:
 
     Args:
         version: The numbers that answers name it by, such as `{"version": 3}`.
-        run: The model. It is called with tensors by name, and returns such.
+        run: The model. It is called with tensors by name, and returns tensors by name.
         inputs: The specifications of these tensors.
         outputs: The specifications of the tensors that it returns.
 
@@ -70,11 +70,11 @@ class Served:
         return {field.name: field.parse(instance[field.name]) for field in self.inputs}
 
     def shapes(self, example: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Returns the shapes of an example: those of a batch are the same."""
+        """Returns the shapes of an example: all examples of a batch have the same shapes."""
         return tuple(field.open_shape(example[field.name]) for field in self.inputs)
 
     def predict(self, examples: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """Returns what the model answers to each example, as JSON has it.
+        """Returns the answer of the model to each example, for JSON.
 
         Raises:
             InvalidRequest: If the model refuses a value.
@@ -93,7 +93,7 @@ class Served:
         return [dict(zip(lists, each, strict=True)) for each in zip(*lists.values(), strict=True)]
 
     def _warm_up(self) -> None:
-        """Runs the model once, so that a first request does not wait for what that makes."""
+        """Runs the model once, so that the first request does not wait for the first trace."""
         example = {
             field.name: field.parse(_zeros(field.shape, field.dtype, field.depth))
             for field in self.inputs
@@ -145,7 +145,7 @@ class Exports:
                 break
             try:
                 self._served = _load(folder)
-            except Exception as error:  # it may be half copied: it is tried again, and told once
+            except Exception as error:  # it may be half copied: it is retried, and reported once
                 if self._told.get(folder) != str(error):
                     self._told[folder] = str(error)
                     self._refused(folder, error)
@@ -156,7 +156,7 @@ class Exports:
 
 
 class FollowedExports:
-    """Loads an export with native ops, and what a training publishes on top of it.
+    """Loads an export with native ops, and the deltas that a training publishes for it.
 
     Args:
         path: The folder of all versions.
@@ -172,7 +172,7 @@ class FollowedExports:
         self._served: Served | None = None
 
     def behind(self) -> float:
-        """Returns how many published deltas are not served; NaN where that cannot be told."""
+        """Returns the number of published deltas that are not served; NaN if it is unknown."""
         try:
             return self._live.deltas_behind()
         except Exception:  # an export is not loaded, or CURRENT.json cannot be read

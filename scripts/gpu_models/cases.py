@@ -1,4 +1,4 @@
-"""All cases of this folder, and the process that runs one of them.
+"""Imports all cases of this folder, and runs one of them.
 
 python scripts/gpu_models/cases.py fit_adam /tmp/fit_adam.npz
 """

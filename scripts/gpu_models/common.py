@@ -1,4 +1,4 @@
-"""Shared parts of the cases of this folder."""
+"""Provides the shared parts of the cases of this folder."""
 
 from __future__ import annotations
 
