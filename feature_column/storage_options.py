@@ -98,7 +98,8 @@ class StorageOption:
             )
         if self.on_disk and not self.storage_path:
             raise ValueError(
-                f"StorageOption: expected a storage_path with {kind and kind.name}. Received: none."
+                f"StorageOption: expected a storage_path with {kind and kind.name}. Received: no "
+                "path."
             )
         if not self.on_disk and (self.storage_path or self.storage_size):
             raise ValueError(

@@ -73,8 +73,8 @@ def join(dataset: tf.data.Dataset, *, training: bool = True) -> tf.data.Dataset:
         return dataset
     if hasattr(dataset, _JOINED):
         raise ValueError(
-            "Expected a dataset that is not joined yet. Received: one of sok_embed.data.join. Join "
-            "it once, after everything else that is done to it."
+            "Expected a dataset that is not joined yet. Received: a dataset of "
+            "sok_embed.data.join. Join it once, after everything else that is done to it."
         )
     if not tf.executing_eagerly():
         raise RuntimeError(

@@ -26,8 +26,8 @@ def check_processor(march: Path, description: Path) -> None:
     missing = [name for name in _OF_V3 if flags and name not in flags]
     if missing:
         raise ImportError(
-            "Expected a processor with AVX2, which this sok_embed is compiled for. Received: one "
-            f"without {', '.join(missing)}. Compile it for older ones: "
+            "Expected a processor with AVX2, which this sok_embed is compiled for. Received: a "
+            f"processor without {', '.join(missing)}. Compile it for older ones: "
             "`CMAKE_ARGS=-DSOK_MARCH=x86-64 pip install .` in the source tree."
         )
 

@@ -34,8 +34,8 @@ def worker_folder(path: str) -> str:
             )
     if size > 1 and _core.holds_storage(path):
         raise ValueError(
-            f"Expected the storage '{path}' of {size} workers. Received: one that 1 worker made. "
-            "Start one worker, or give the workers a folder of their own."
+            f"Expected the storage '{path}' of {size} workers. Received: a storage that 1 worker "
+            "made. Start one worker, or give the workers a folder of their own."
         )
     return path if size == 1 else os.path.join(path, f"worker-{rank}-of-{size}")
 

@@ -320,8 +320,8 @@ class HashedLayer(LayerOfIds):
         if differing:
             raise ValueError(
                 f"Layer '{self.name}': expected a weight that was trained with "
-                f"{', '.join(f'{name}={own[name]!r}' for name in differing)}. Received: one of "
-                f"{', '.join(f'{name}={saved.get(name)!r}' for name in differing)}. It has no "
+                f"{', '.join(f'{name}={own[name]!r}' for name in differing)}. Received: a weight "
+                f"of {', '.join(f'{name}={saved.get(name)!r}' for name in differing)}. It has no "
                 "meaning under another hash: make the layer with the arguments it was saved with."
             )
         super().load_own_variables({name: store[name] for name in names - {"signature"}})

@@ -190,7 +190,7 @@ class StorableRows(SavedRows):
         if self.table.storage is not None and callers.loading_model():
             raise ValueError(
                 f"{what}: expected a model whose rows are read where they lie beside its file, in "
-                f"{copy!r}. Received: one over {self.table.storage!r}, whose rows they would "
+                f"{copy!r}. Received: a model over {self.table.storage!r}, whose rows they would "
                 "replace. To put them there, make the model by its class and use "
                 "model.load_weights(file)."
             )
@@ -203,7 +203,7 @@ class StorableRows(SavedRows):
         if rows and not self.table.size():
             warnings.warn(
                 f"Layer '{self.layer}': expected {rows} rows in {self.table.storage!r}, as the "
-                "model was saved with. Received: none, so every key has the vector it starts "
+                "model was saved with. Received: no rows, so every key has the vector it starts "
                 "from. Put the folder from the time of the save there.",
                 stacklevel=5,
             )

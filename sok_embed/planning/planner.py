@@ -247,8 +247,8 @@ def _notes(
     if unknown and limit is not None:
         raise ValueError(
             "Expected to know how many rows each table will have, since memory has a limit. "
-            f"Received: nothing of {shown_names(unknown)}. Give them rows, max_rows or a "
-            "vocabulary_size."
+            f"Received: no number of rows for {shown_names(unknown)}. Give them rows, max_rows or "
+            "a vocabulary_size."
         )
     notes = []
     if unknown:

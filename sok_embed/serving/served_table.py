@@ -40,8 +40,8 @@ def library_path(version: str | None = None) -> Path:
             return library
     raise ImportError(
         f"Expected libsok_serving_{major}_{minor}.so, the ops of served models for TensorFlow "
-        f"{version}. Received: none in {', '.join(map(str, folders))}. Build it with `make setup` "
-        "in the source tree, or install the package with `pip install .`."
+        f"{version}. Received: no such file in {', '.join(map(str, folders))}. Build it with `make "
+        "setup` in the source tree, or install the package with `pip install .`."
     )
 
 

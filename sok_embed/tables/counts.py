@@ -267,7 +267,7 @@ def merge_sketches(parts: Mapping[int, bytes], workers: int, place: SketchPlace)
         told = int.from_bytes(data[_SKETCH.size : _SKETCH.size + 8], "little")
         if _core.checksum(found, seed) != told:
             raise CorruptionError(
-                "Expected a sketch that agrees with its checksum. Received: one that does not."
+                "Expected a sketch that agrees with its checksum. Received: a sketch that does not."
             )
         if shape not in (None, (width, bits)):
             raise ValueError(

@@ -173,9 +173,10 @@ class Commit(AnchorConstraint):
             raise ValueError(
                 f"Table '{self._table.name}': expected an optimizer without clipnorm and "
                 "global_clipnorm under a MultiWorkerMirroredStrategy, by which Keras clips the "
-                "gradients of each worker for themselves; those of rows are summed over workers by "
-                "then. Leave them out, or start the workers with `sok-embed run` and clip by "
-                "sok_embed.DistributedOptimizer, without that strategy."
+                "gradients of each worker on its own, while gradients of rows are already summed. "
+                "Received: an optimizer with one of these options. Leave them out, or start the "
+                "workers with `sok-embed run` and clip by sok_embed.DistributedOptimizer, without "
+                "that strategy."
             )
 
     def _check_updates_seen(self, applying: Any) -> None:

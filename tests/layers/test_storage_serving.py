@@ -137,7 +137,7 @@ def test_a_model_whose_folder_is_empty_says_how_many_rows_are_missing(tmp_path):
     path, folder, rows = saved_with_rows(tmp_path)
     folder.rename(tmp_path / "moved")
     with kv.Storage(folder):
-        with pytest.warns(UserWarning, match=f"expected {rows} rows in .* Received: none"):
+        with pytest.warns(UserWarning, match=f"expected {rows} rows in .* Received: no rows"):
             keras.models.load_model(path)
 
 

@@ -20,7 +20,9 @@ def test_a_processor_that_has_all_is_taken(tmp_path, march, flags):
 def test_a_processor_that_lacks_instructions_is_an_error_that_names_them(tmp_path):
     (tmp_path / "march.txt").write_text("x86-64-v3\n")
     (tmp_path / "cpuinfo").write_text(HASWELL.replace(" avx2", "").replace(" fma", ""))
-    with pytest.raises(ImportError, match="Received: one without avx2, fma. Compile it for older"):
+    with pytest.raises(
+        ImportError, match="Received: a processor without avx2, fma. Compile it for older"
+    ):
         check_processor(tmp_path / "march.txt", tmp_path / "cpuinfo")
 
 

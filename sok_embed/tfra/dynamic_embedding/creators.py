@@ -152,6 +152,6 @@ class RedisTableCreator(KVCreator):
 
 def _refuse_redis() -> NoReturn:
     raise ValueError(
-        "Expected a table in memory or on disk. Received: one in Redis. Give the variable "
+        "Expected a table in memory or on disk. Received: a table in Redis. Give the variable "
         "storage=sok_embed.kv.Storage(path), a folder in which rows outgrow memory."
     )
