@@ -1,4 +1,4 @@
-"""An embedding in which rare keys share rows and frequent keys own them."""
+"""Defines an embedding in which rare keys share rows and frequent keys have their own."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ARGUMENTS = (
 class AdaptiveEmbedding(KeyLayer):
     """Gives frequent keys rows of their own, and lets all others share static rows.
 
-    Any 64-bit integer is a key. Its static row is that of its bucket, one of `static_buckets`. A
+    Any 64-bit integer is a key. Its static row is the row of its bucket, one of `static_buckets`. A
     count-min sketch with conservative update counts the keys that are trained on. In the step in
     which the count of a key reaches `promote_after`, the key gets an own row: a copy of its static
     row, bit for bit, which takes the gradient of that step already. Counts of keys that share cells
@@ -72,22 +72,22 @@ class AdaptiveEmbedding(KeyLayer):
         max_rows: The most own rows on each worker. A row beyond it replaces the least
             used one, once its key has been used as often; with a mask of 1, at once. Rows whose
             counters are full, at 255 or 65,535, do not give way to counts. `None`: no limit.
-        decay_every: Counts are halved after so many steps. `None`: never.
-        ttl: An own row that was not updated for so many seconds goes. `None`: never.
+        decay_every: The number of steps after which counts are halved. `None`: never.
+        ttl: The seconds without an update after which an own row is removed. `None`: never.
         combiner: `None`: a vector for each key. `"sum"`, `"mean"` or `"sqrtn"` (the sum by the root
             of the number): one for each row of keys, over the last axis.
         embeddings_initializer: The initializer of static rows: a Keras initializer, its name or
             config. `"uniform"` is -0.05..0.05.
-        optimizer: A name, a Keras optimizer or its config. `None`: that of the model.
+        optimizer: A name, a Keras optimizer or its config. `None`: the optimizer of the model.
         embeddings_regularizer: A Keras regularizer, as `DynamicEmbedding` has it. A static row
-            counts once for each of its keys in a call. `None`: there is none.
+            counts once for each of its keys in a call. `None`: no regularizer.
         embeddings_constraint: A Keras constraint of rows, as `DynamicEmbedding` has it, for own and
-            for static rows. `None`: there is none.
+            for static rows. `None`: no constraint.
         mask_zero: True if key 0 is padding, as Keras spells `padding_value=0`.
         padding_value: The key that is padding, as `DynamicEmbedding` has it: with a combiner it is
             neither looked up nor counted, whatever its mask is; without one it has a vector,
             which later layers mask. `None`: every key is a key.
-        mask: The mask of calls that have none: -1, 0 or 1 for all keys. `None`: -1.
+        mask: The mask of calls without a mask: -1, 0 or 1 for all keys. `None`: -1.
         seed: The seed of the initializer; `None`: from the layer's name and Keras' global seed.
         slots: `"copy"`: an own row starts with the optimizer slots of its static row. `"zero"`: it
             starts with new ones.
@@ -97,7 +97,7 @@ class AdaptiveEmbedding(KeyLayer):
         counter_bits: The bits of a cell of the sketch: 8, which counts to 255, or 16.
         row_dtype: The type in which own and static rows lie in memory, as `DynamicEmbedding` has
             it: `"float32"`, `"bfloat16"`, `"float16"` or `"int8"`.
-        slot_dtype: The type in which their optimizer slots do: `"float32"` or `"bfloat16"`.
+        slot_dtype: The type in which their optimizer slots lie: `"float32"` or `"bfloat16"`.
         device: The device whose memory own and static rows lie in, as `DynamicEmbedding` has it.
         **kwargs: The arguments of `keras.layers.Layer`.
 
@@ -108,10 +108,10 @@ class AdaptiveEmbedding(KeyLayer):
         training: True if keys are counted and get rows. Otherwise they are counted, and get rows,
             when the gradients of the call are taken.
         mask: int32, for each key: 1, it gets an own row if it has none, and uses it; 0, it uses its
-            static row, and is not counted; -1, as counts say. Without training, a key of 1 without
-            a row uses its static row. The shape and the kind of `inputs`; for ragged and sparse
-            ones also `[n]`; or one number for all. A boolean mask that Keras has attached to the
-            inputs is none of these: it goes on to the next layers.
+            static row, and is not counted; -1, the counts decide. Without training, a key of 1
+            without a row uses its static row. The shape and the kind of `inputs`; for ragged and
+            sparse ones also `[n]`; or one number for all. A boolean mask that Keras has attached to
+            the inputs is none of these: it goes on to the next layers.
 
     Output shape:
         The shape of the input and `output_dim`, ragged for ragged inputs. With a combiner, without
@@ -124,7 +124,7 @@ class AdaptiveEmbedding(KeyLayer):
             types than float32.
         RuntimeError: For `device="gpu"` where no GPU can be used, as `DynamicEmbedding` raises it.
         tf.errors.InvalidArgumentError: For a mask with another number than -1, 0 and 1, or whose
-            values lie elsewhere than those of the inputs.
+            values lie at other places than the values of the inputs.
     """
 
     table: AdaptiveTable

@@ -1,4 +1,4 @@
-"""The inputs of a call of an adaptive embedding, symbolic or not."""
+"""Checks and reads the inputs of a call of an adaptive embedding, symbolic or not."""
 
 from __future__ import annotations
 

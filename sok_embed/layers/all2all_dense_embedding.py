@@ -1,4 +1,4 @@
-"""SparseOperationKit's dense embedding: keys travel to their worker, rows come back."""
+"""Defines SparseOperationKit's dense embedding: workers send keys and get rows back."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from sok_embed.layers.table_layer import TableLayer
 class All2AllDenseEmbedding(TableLayer):
     """Embeds a fixed number of keys for each feature field, with rows spread over the workers.
 
-    The arguments are those of SparseOperationKit's layer of this name. The row of a key lives on
-    worker `key % size`. Each call sends the distinct keys of the batch to their owners and gets
-    their rows back; the backward pass sends gradients, summed by key, the same way. With one
-    worker nothing travels.
+    The arguments are the same as in SparseOperationKit's layer of this name. The row of a key lives
+    on worker `key % size`. Each call sends the distinct keys of the batch to their owners and gets
+    their rows back; the backward pass sends gradients, summed by key, the same way. With one worker
+    nothing travels.
 
     Rows follow the optimizer that trains the model, unless `optimizer` says otherwise. Under
     Horovod a call is collective: each worker must make it.
@@ -39,8 +39,8 @@ class All2AllDenseEmbedding(TableLayer):
     Args:
         max_vocabulary_size_per_gpu: The most rows on each worker.
         embedding_vec_size: The length of a vector.
-        slot_num: Feature fields of a sample.
-        nnz_per_slot: Keys of a field.
+        slot_num: The number of feature fields of a sample.
+        nnz_per_slot: The number of keys of a field.
         dynamic_input: True if the input is one-dimensional, of any length. `slot_num` and
             `nnz_per_slot` do not describe it then.
         use_hashtable: `True`: any 64-bit integer is a key, and gets a row the first time it is
@@ -49,20 +49,20 @@ class All2AllDenseEmbedding(TableLayer):
         key_dtype: `tf.int64`, `tf.int32` or `tf.uint64`. Inputs of another dtype are refused.
         embedding_initializer: A Keras initializer, its name or config. `"random_uniform"` is
             -0.05..0.05.
-        optimizer: A name, a Keras optimizer or its config. `None`: that of the model.
-        embeddings_regularizer: A Keras regularizer, as `DynamicEmbedding` has it. `None`: there is
-            none.
-        embeddings_constraint: A Keras constraint of rows, as `DynamicEmbedding` has it. `None`:
-            there is none.
+        optimizer: A name, a Keras optimizer or its config. `None`: the optimizer of the model.
+        embeddings_regularizer: A Keras regularizer, as `DynamicEmbedding` has it. `None`: no
+            regularizer.
+        embeddings_constraint: A Keras constraint of rows, as `DynamicEmbedding` has it. `None`: no
+            constraint.
         on_full: `"error"`: a batch that would exceed the limit, and that no eviction makes room
             for, raises and makes no rows.
         seed: The seed of the initializer; `None`: from the layer's name and Keras' global seed.
         storage: A `sok_embed.kv.Storage` that the rows live in, to outgrow memory and outlive the
             process. `None`: they live in memory.
-        group: The group of the storage, in [0, 256). Each layer needs one of its own.
+        group: The group of the storage, in [0, 256). Each layer needs a group of its own.
         admission: The admission of keys, which decides which get a row: a `FrequencyAdmission` or
             `CountingBloomAdmission` of `sok_embed.admission`. Other keys keep the vector that they
-            start from. `None`: all.
+            start from. `None`: all keys get rows.
         eviction: The eviction of rows: one of `sok_embed.eviction`, or `"lru"` or `"lfu"`, by which
             a full table evicts the rows that were trained least recently or least often, as many as
             new keys need. `None`: rows stay. Not without a hash table.
@@ -74,8 +74,8 @@ class All2AllDenseEmbedding(TableLayer):
             `"bfloat16"`.
         device: The device whose memory the rows of a worker lie in, as `DynamicEmbedding` has it.
             Not a GPU without a hash table.
-        max_bytes: The most bytes of the GPU's memory that the rows and their index take. `None`: as
-            many as it has.
+        max_bytes: The most bytes of the GPU's memory that the rows and their index take. `None`:
+            all of its memory.
         **kwargs: The arguments of `keras.layers.Layer`.
 
     Input shape:
@@ -88,7 +88,8 @@ class All2AllDenseEmbedding(TableLayer):
 
     Raises:
         ValueError: For an argument or an input that is none of the above.
-        tf.errors.ResourceExhaustedError: When the table is full, and not enough rows may go.
+        tf.errors.ResourceExhaustedError: When the table is full, and not enough rows may be
+            evicted.
         tf.errors.InvalidArgumentError: For a key out of range, without a hash table.
     """
 

@@ -1,4 +1,4 @@
-"""Many tables, many features, one lookup."""
+"""Defines the layer that looks up many features in many tables at once."""
 
 from __future__ import annotations
 
@@ -69,9 +69,8 @@ class DistributedEmbedding(LayerWithAnchor):
     commit: in one process this is faster than a layer a table, and with several workers, over whom
     the rows are spread, a step takes three messages between them however many tables there are.
 
-    Tables grow as those of `DynamicEmbedding` do, and follow the optimizer that trains the model,
-    unless their config has one of their own. Features whose output is not used leave their rows as
-    they are.
+    Tables grow as in `DynamicEmbedding`, and follow the optimizer that trains the model, unless
+    their config has an optimizer. Features whose output is not used leave their rows as they are.
 
     Example:
     >>> import numpy as np
@@ -103,17 +102,16 @@ class DistributedEmbedding(LayerWithAnchor):
         **kwargs: The arguments of `keras.layers.Layer`.
 
     Call arguments:
-        inputs: A nest as that of the configs, in which a dict may lack features: with
+        inputs: A nest in the form of the configs, in which a dict may lack features: with
             `output="structure"` a layer can be called with some of its features, as for one of two
             towers that share a table, and returns their vectors. Several workers call a layer with
-            the same features. Each input is dense `[B]` or `[B, L]`, ragged
-            `[B, None]` or sparse `[B, L]`, of int32, int64, uint64 or strings, whose keys are
-            their `sok_embed.fingerprint`s. Keys that a Keras mask of a
-            dense input leaves out are left out of what is combined; with `combiner=None` the
-            output has that mask.
-        weights: Factors of the vectors of keys, floats that lie as the inputs do: a nest as that of
-            the configs, with `None` for features without, or a dict by the names of features.
-            Differentiable. `None`: there are none.
+            the same features. Each input is dense `[B]` or `[B, L]`, ragged `[B, None]` or sparse
+            `[B, L]`, of int32, int64, uint64 or strings, whose keys are their
+            `sok_embed.fingerprint`s. Keys that a Keras mask of a dense input leaves out are left
+            out of what is combined; with `combiner=None` the output has that mask.
+        weights: Factors of the vectors of keys, floats at the places of the inputs: a nest in the
+            form of the configs, with `None` for features without, or a dict by the names of
+            features. Differentiable. `None`: all factors are 1.
         training: True if keys without a row get one. Otherwise they get none before a step applies
             the gradients of the call.
 
@@ -127,7 +125,7 @@ class DistributedEmbedding(LayerWithAnchor):
             inputs that differs from the configs'.
         tf.errors.InvalidArgumentError: For keys out of a vocabulary.
         tf.errors.ResourceExhaustedError: When a batch would exceed `max_rows` of a table, and not
-            enough rows may go.
+            enough rows may be evicted.
     """
 
     def __init__(
@@ -318,7 +316,7 @@ class DistributedEmbedding(LayerWithAnchor):
         return given
 
     def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
-        """Returns the masks of the outputs: of `combiner=None`, that of the input."""
+        """Returns the masks of the outputs: with `combiner=None`, the mask of the input."""
         if self.output_form != "structure":
             return None
         masks = [
@@ -385,7 +383,7 @@ class DistributedEmbedding(LayerWithAnchor):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """Makes the layer that a `get_config` came from; raises what the constructor raises."""
+        """Makes a layer from the result of `get_config`; raises the errors of the constructor."""
         config = dict(config)
         config["feature_configs"] = keras.saving.deserialize_keras_object(config["feature_configs"])
         with plain_errors():

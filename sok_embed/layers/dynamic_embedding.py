@@ -1,4 +1,4 @@
-"""`keras.layers.Embedding` without `input_dim`."""
+"""Defines an embedding like `keras.layers.Embedding`, without `input_dim`."""
 
 from __future__ import annotations
 
@@ -68,38 +68,38 @@ class DynamicEmbedding(TableLayer):
         embeddings_initializer: A Keras initializer, its name or config. `"uniform"` is
             -0.05..0.05.
         mask_zero: True if key 0 is padding, as Keras spells `padding_value=0`.
-        optimizer: A name, a Keras optimizer or its config. `None`: that of the model.
+        optimizer: A name, a Keras optimizer or its config. `None`: the optimizer of the model.
         combiner: The way in which the vectors of the keys along the last axis become one: `"sum"`,
             `"mean"`, `"sqrtn"` (the sum by the root of the number of keys) or `"max"`, place by
             place. `None`: each key has its vector.
         embeddings_regularizer: A Keras regularizer, its name, its config, or a function of rows
             `[n, output_dim]`, float32. Its loss of the distinct rows of each call is added to the
-            losses of the model. `None`: there is none.
+            losses of the model. `None`: no regularizer.
         embeddings_constraint: A Keras constraint that acts on each row by itself, its name, its
             config, or a function of rows `[n, output_dim]`, float32. After each step it replaces
-            the rows that the step has changed. `None`: there is none.
-        padding_value: The key that is padding, an int64 or a uint64, or the string that is, such as
-            `""`, which stands for a missing one. With a combiner, bags are
-            pooled without it, in every form of input: it is not looked up, counts for no admission
-            and no divisor, and gets no gradient. Without a combiner it still has a vector, as in
-            Keras, which later layers mask; ragged inputs then get no mask. `None`: every key is a
-            key, unless `mask_zero` says otherwise.
+            the rows that the step has changed. `None`: no constraint.
+        padding_value: The key that is padding, an int64 or a uint64, or the string that is padding,
+            such as `""`, which stands for a missing string. With a combiner, bags are pooled
+            without it, in every form of input: it is not looked up, counts for no admission and no
+            divisor, and gets no gradient. Without a combiner it still has a vector, as in Keras,
+            which later layers mask; ragged inputs then get no mask. `None`: every key is a key,
+            unless `mask_zero` says otherwise.
         weights: Vectors that rows start from, trained elsewhere: a pair `(keys, embeddings)`,
-            distinct int64 `[n]` and float `[n, output_dim]`; the path of an `.npz` file with
-            arrays of these names; or, as of `keras.layers.Embedding`, float `[n, output_dim]` of
-            the keys 0 to n - 1. They become rows when the layer is built, in a table that must
-            have none then; with several workers each takes its own keys out of the same pair. The
-            config does not have them. `None`: there are none. The `weights` of a call are
-            something else: factors of keys.
+            distinct int64 `[n]` and float `[n, output_dim]`; the path of an `.npz` file with arrays
+            of these names; or, as of `keras.layers.Embedding`, float `[n, output_dim]` of the keys
+            0 to n - 1. They become rows when the layer is built, in a table that must have none
+            then; with several workers each takes its own keys out of the same pair. The config does
+            not have them. `None`: no vectors. The `weights` of a call are different: factors of
+            keys.
         seed: The seed of the initializer; `None`: from the layer's name and Keras' global seed.
         max_rows: The most rows on each worker; beyond it rows are evicted, or training raises.
             `None`: no limit.
         storage: A `sok_embed.kv.Storage` that the rows live in, to outgrow memory and outlive the
             process. `None`: they live in memory.
-        group: The group of the storage, in [0, 256). Each layer needs one of its own.
+        group: The group of the storage, in [0, 256). Each layer needs a group of its own.
         admission: The admission of keys, which decides which get a row: a `FrequencyAdmission` or
             `CountingBloomAdmission` of `sok_embed.admission`. Other keys keep the vector that they
-            start from. `None`: all.
+            start from. `None`: all keys get rows.
         eviction: The eviction of rows: one of `sok_embed.eviction`, or `"lru"` or `"lfu"`, by which
             a full table evicts the rows that were trained least recently or least often, as many as
             new keys need. `None`: rows stay.
@@ -111,9 +111,9 @@ class DynamicEmbedding(TableLayer):
             `"bfloat16"`.
         device: The device whose memory the rows lie in: `"cpu"`; `"gpu"`, or `"gpu:1"` for the GPU
             of that number; `"auto"`, a GPU if there is one that can be used and can hold the table,
-            else the host's memory. `table.device` says which it became.
-        max_bytes: The most bytes of the GPU's memory that the rows and their index take. `None`: as
-            many as it has.
+            else the host's memory. `table.device` is the chosen device.
+        max_bytes: The most bytes of the GPU's memory that the rows and their index take. `None`:
+            all of its memory.
         default_vector: The vector of keys without a row in calls that do not train, in evaluation
             and serving: `"zeros"`; or another key, whose vector stands for unknown ones, with one
             worker. `None`: the vector that training would start from, which nothing has trained.
@@ -148,9 +148,10 @@ class DynamicEmbedding(TableLayer):
             none of the above, and inputs with a Keras mask where there is a combiner.
         RuntimeError: For `device="gpu"` where no GPU can be used; the message says whether the
             driver, the compiler NVRTC or the GPU is missing.
-        tf.errors.InvalidArgumentError: For weights of a call that lie elsewhere than its keys.
+        tf.errors.InvalidArgumentError: For weights of a call that lie at other places than its
+            keys.
         tf.errors.ResourceExhaustedError: When a batch would exceed `max_rows`, and not enough rows
-            may go. The table is left as it was.
+            may be evicted. The table is left as it was.
     """
 
     def __init__(
@@ -316,7 +317,7 @@ class DynamicEmbedding(TableLayer):
 
 
 def _default_key(default_vector: Any) -> str | int | None:
-    """Returns what keys without a row read, a key as int64."""
+    """Returns the key, as int64, whose vector keys without a row have."""
     if is_among(default_vector, ("zeros", None)):
         return None if default_vector is None else "zeros"
     if isinstance(default_vector, str):

@@ -1,4 +1,4 @@
-"""`keras.layers.Embedding` in a fraction of the memory."""
+"""Defines an embedding like `keras.layers.Embedding`, in a fraction of the memory."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class HashedEmbedding(HashedLayer):
     """Turns ids into embeddings whose elements are hashed into one weight.
 
     As `keras.layers.Embedding`, but the table of `num_embeddings` rows is virtual: its elements
-    share the slots of a weight of `size` floats. How they do so, and how layers share a weight,
-    says `HashedEmbeddingBag`, of which this is the layer without bags (Weinberger et al. 2009;
-    Chen et al. 2015; with `block_size` above 1 Desai et al. 2022).
+    share the slots of a weight of `size` floats. `HashedEmbeddingBag` describes how they do so, and
+    how layers share a weight; this is the same layer without bags (Weinberger et al. 2009; Chen et
+    al. 2015; with `block_size` above 1 Desai et al. 2022).
 
     Example:
     >>> import numpy as np
