@@ -239,8 +239,8 @@ def _add_table(tables: dict[str, Mapping[str, Any]], given: Any) -> str:
     if isinstance(given, str):
         if given not in tables:
             raise ValueError(
-                f"Expected features of the tables {', '.join(tables) or 'none'}. Received: a "
-                f"feature of '{given}'. Put it into tables."
+                f"Expected features of tables that are given ({', '.join(tables) or 'none is'}). "
+                f"Received: a feature of '{given}'. Put it into tables."
             )
         return given
     raw = _inner(given)

@@ -355,7 +355,7 @@ def test_a_checkpoint_within_an_epoch_is_not_taken_by_another_run(tmp_path):
     with pytest.raises(ValueError, match=r"steps_per_epoch=5, as.*Received: 6"):
         fit(eager(), endless(), tmp_path / "steps", steps_per_epoch=6)
     stopped(tmp_path / "run", passes(), position="count")
-    with pytest.raises(ValueError, match=r"dataset of 7 batches.*one of 6"):
+    with pytest.raises(ValueError, match=r"dataset of 7 batches.*a dataset of 6"):
         fit(eager(), passes().take(6), tmp_path / "run", position="count")
     with pytest.raises(ValueError, match=r"seeds of shuffles"):
         other = examples().shuffle(44, seed=9).batch(7)

@@ -113,7 +113,9 @@ def test_another_configuration_on_one_worker_raises_on_all(one: Results, many: R
     for worker in many.of("collection_of_another_configuration"):
         assert worker["type"] == "FailedPreconditionError"
         assert "expected the same tables and features on all workers" in str(worker["text"])
-        assert f"on worker {many.workers - 1} than on worker 0" in str(worker["text"])
+        assert f"on worker {many.workers - 1} that differ from those of worker 0" in str(
+            worker["text"]
+        )
 
 
 def test_a_full_table_raises_on_all_workers(one: Results, many: Results) -> None:

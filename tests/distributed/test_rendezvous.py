@@ -323,7 +323,7 @@ def test_versions_that_differ_are_named_by_a_worker(port: int, secret: bytes | N
     ("content", "address", "timeout", "message"),
     [
         (bytes((64 << 10) + 1), (HOST, 1), 1.0, "at most 65536 bytes.*Received: 65537"),
-        (b"", None, 1.0, "an address.*those of horovodrun, without one"),
+        (b"", None, 1.0, "an address.*workers of horovodrun, without an address"),
         (b"", (HOST, 1), 0.0, "a timeout above 0 seconds. Received: 0"),
         (b"", (HOST, 1), float("nan"), "a timeout above 0 seconds. Received: nan"),
     ],

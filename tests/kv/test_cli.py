@@ -347,7 +347,7 @@ def test_a_plan_is_printed_as_a_table_and_as_json(tmp_path):
     [
         ("{", "to be a JSON file"),
         ('{"features": []}', "at least one feature"),
-        ('[{"name": "a", "table": "t"}]', "one of 't'. Put it into tables"),
+        ('[{"name": "a", "table": "t"}]', "a feature of 't'. Put it into tables"),
         ('{"features": [{"name": "a", "table": {"name": "t"}}]}', "Expected embedding_dim"),
     ],
 )

@@ -39,7 +39,7 @@ BOTH = pytest.mark.parametrize("cls", [HashedEmbedding, HashedEmbeddingBag])
         ({"weight": []}, r"one dimension that is not empty.*\[0\]"),
         ({"weight": 0.5}, r"one dimension that is not empty.*\[\]"),
         ({"weight": np.array(["a"])}, "an initializer, a hashed layer, or an array of floats"),
-        ({"weight": np.zeros(7), "size": 8}, "size to be that of the weight, 7.*size=8"),
+        ({"weight": np.zeros(7), "size": 8}, "size to be 7, the size of the weight.*size=8"),
         ({"weight": "no such"}, "no such"),
         ({"weight": keras.layers.Embedding(3, 4)}, "HashedEmbeddingBag or a HashedEmbedding"),
     ],

@@ -114,7 +114,7 @@ def test_the_number_of_a_default_seed_does_not_depend_on_garbage():
 def test_a_size_that_is_not_the_shared_one_is_refused():
     owner = owner_of()
     assert sharing(owner, size=200).size == 200
-    with pytest.raises(ValueError, match="size to be that of the weight, 200.*size=201"):
+    with pytest.raises(ValueError, match="size to be 200, the size of the weight.*size=201"):
         sharing(owner, size=201)
 
 

@@ -62,7 +62,7 @@ class OwnState:
         if self._iterators and manifest.workers != workers:
             raise ValueError(
                 f"Expected a checkpoint of {workers} workers, each of which goes on where its own "
-                f"iterator of tf.data stood. Received: a checkpoint of {manifest.workers} workers. "
+                f"iterator of tf.data stood. Received: {manifest.workers}. "
                 "Restore it with the same number of workers, or go by the count of batches: "
                 "position='count' in checkpoint.fit, no iterator elsewhere."
             )
