@@ -70,8 +70,8 @@ def hold(
             return held
     raise OSError(
         f"Expected the checkpoint in '{folder}' to stay for as long as its files are opened. "
-        f"Received: another checkpoint there at each of {_TRIES} tries. Stop the process that "
-        "saves or compacts it."
+        f"Received: a checkpoint that was replaced during each of {_TRIES} tries. Stop the process "
+        "that saves or compacts it."
     )
 
 

@@ -195,8 +195,8 @@ ShardMarks::Changes ShardMarks::StartNoting(int reader, const RowSlabs& rows) {
   const size_t listed = changes_.listed.size();
   Changes before =
       Joined(std::exchange(notes_[reader].earlier, {}), std::exchange(changes_, {}), rows);
-  // As many changes are likely to come again, and growing the list while training waits costs more
-  // than noting a change.
+  // The next round is likely to have as many changes, and growing the list while training waits
+  // costs more than noting a change.
   changes_.listed.reserve(listed);
   return before;
 }
