@@ -31,7 +31,7 @@ def fingerprint(values: Any) -> Any:
     and `68FD1E64` is another string. Integers are hashed by their decimal digits, so that 7 and "7"
     have one key. Missing values (None, NaN, `pandas.NA` and `pandas.NaT`) are hashed as the empty
     string, since readers of `tf.data` turn them into "". Its key is a key like any other;
-    `padding_value=` of a layer leaves it out.
+    `padding_value=""` and `mask_zero=True` of a layer leave it out.
 
     Example:
     >>> fingerprint(np.array(["cat", "dog", None], object))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -104,9 +105,9 @@ def feature_input(
     return FeatureInput(bags.keys, kind, bags.splits, bags.weights, None, given.shape[:1])
 
 
-def _stays(given: Any, padding: int | None, mask: tf.Tensor | None) -> tf.Tensor | None:
+def _stays(given: Any, padding: Sequence[int], mask: tf.Tensor | None) -> tf.Tensor | None:
     """Returns bool, true for each key that is combined; `None`: all are."""
-    keys = None if padding is None else is_key(flat_values(given), padding)
+    keys = is_key(flat_values(given), padding) if padding else None
     if keys is None or mask is None:
         return mask if keys is None else keys
     return tf.logical_and(keys, mask)

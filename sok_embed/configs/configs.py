@@ -14,7 +14,7 @@ from sok_embed import eviction as evictions
 from sok_embed import kv
 from sok_embed.arguments import check_flag, check_integer, check_positive, is_among, shown
 from sok_embed.keras_bridge.keras_arguments import function_of_rows
-from sok_embed.lookups.padding import padding_key
+from sok_embed.lookups.padding import padding_keys
 from sok_embed.optimizers import row_rules
 from sok_embed.tables import row_constraints, storage_copies
 from sok_embed.tables.devices import CPU, check_device
@@ -210,7 +210,8 @@ class FeatureConfig:
             optional.
         output_shape: The shape of the output, for readers of the config; it is optional.
         combiner: The combiner of this feature; `"table"`: the combiner of the table.
-        mask_zero: True if key 0 is padding, as Keras spells `padding_value=0`.
+        mask_zero: True if key 0 is padding, and so is the empty string, with its `fingerprint`: it
+            is what Keras' `StringLookup` turns into 0.
         padding_value: The key or string that is padding, as `DynamicEmbedding` has it:
             bags leave it out, in every form of input; with `combiner=None` the vectors of a dense
             input get a mask. `None`: every key is a key.
@@ -244,7 +245,7 @@ class FeatureConfig:
         if self.max_length is not None:
             self.max_length = check_positive("max_length", self.max_length)
         try:
-            self.padding = padding_key(self.mask_zero, self.padding_value)
+            self.padding = padding_keys(self.mask_zero, self.padding_value)
         except ValueError as error:
             raise ValueError(f"{what}: {error}") from None
 

@@ -19,7 +19,7 @@ from sok_embed.lookups.adaptive_lookup import AdaptiveLookup
 from sok_embed.lookups.bags import bags_of, shaped
 from sok_embed.lookups.combining import output_spec
 from sok_embed.lookups.input_forms import flat_values, values_beside
-from sok_embed.lookups.padding import is_key, mask_of_keys, padding_key
+from sok_embed.lookups.padding import is_key, mask_of_keys, padding_keys
 from sok_embed.tables.adaptive_table import AdaptiveTable
 from sok_embed.tables.devices import CPU, check_device
 from sok_embed.tables.row_dtypes import FLOAT32
@@ -83,7 +83,8 @@ class AdaptiveEmbedding(KeyLayer):
             counts once for each of its keys in a call. `None`: no regularizer.
         embeddings_constraint: A Keras constraint of rows, as `DynamicEmbedding` has it, for own and
             for static rows. `None`: no constraint.
-        mask_zero: True if key 0 is padding, as Keras spells `padding_value=0`.
+        mask_zero: True if key 0 is padding, and so is the empty string, with its `fingerprint`: it
+            is what Keras' `StringLookup` turns into 0.
         padding_value: The key that is padding, as `DynamicEmbedding` has it: with a combiner it is
             neither looked up nor counted, whatever its mask is; without one it has a vector,
             which later layers mask. `None`: every key is a key.
@@ -165,7 +166,7 @@ class AdaptiveEmbedding(KeyLayer):
                 "what layer.table.snapshot() gives."
             },
         )
-        padding = padding_key(mask_zero, padding_value)
+        padding = padding_keys(mask_zero, padding_value)
         check_adaptive_arguments(
             output_dim=output_dim,
             static_buckets=static_buckets,
@@ -240,7 +241,7 @@ class AdaptiveEmbedding(KeyLayer):
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Looks the keys up; with `training`, counts them and makes rows."""
         pools = self.combiner is not None
-        padded = pools and self._padding is not None
+        padded = pools and bool(self._padding)
         refuse_dense_signature(self, inputs, padded=padded, pools=pools)
         ids = self._to_ids(inputs)
         route = self._route(mask, inputs)
@@ -264,7 +265,7 @@ class AdaptiveEmbedding(KeyLayer):
         """Returns a vector of each bag, of the keys in it that are not padding."""
         assert self.combiner is not None
         bags, is_number = bags_of(ids, None), isinstance(route, int)
-        if self._padding is not None:
+        if self._padding:
             stays = tf.reshape(is_key(bags.keys, self._padding), [-1])
             bags = bags.where(stays)
             route = route if is_number else tf.boolean_mask(tf.reshape(route, [-1]), stays)

@@ -286,7 +286,7 @@ class DistributedEmbedding(LayerWithAnchor):
         refuse_dense_signature(
             self,
             given.value,
-            padded=combines and feature.padding is not None,
+            padded=combines and bool(feature.padding),
             pools=combines and given.value.shape.rank != 1,
             feature=feature.name,
             chosen=of_feature,

@@ -18,7 +18,7 @@ from sok_embed.lookups.bags import bags_of, check_weights, shaped
 from sok_embed.lookups.combining import check_ids, output_spec, refuse_padding_mask
 from sok_embed.lookups.input_forms import Form
 from sok_embed.lookups.lookup import read_rows
-from sok_embed.lookups.padding import is_key, padding_key
+from sok_embed.lookups.padding import is_key, padding_keys
 from sok_embed.tf_ops.collections import COMBINERS
 from sok_embed.training.strategies import check_strategy
 
@@ -67,7 +67,8 @@ class DynamicEmbedding(TableLayer):
         output_dim: The length of a vector.
         embeddings_initializer: A Keras initializer, its name or config. `"uniform"` is
             -0.05..0.05.
-        mask_zero: True if key 0 is padding, as Keras spells `padding_value=0`.
+        mask_zero: True if key 0 is padding, and so is the empty string, with its `fingerprint`: it
+            is what Keras' `StringLookup` turns into 0.
         optimizer: A name, a Keras optimizer or its config. `None`: the optimizer of the model.
         combiner: The way in which the vectors of the keys along the last axis become one: `"sum"`,
             `"mean"`, `"sqrtn"` (the sum by the root of the number of keys) or `"max"`, place by
@@ -192,7 +193,7 @@ class DynamicEmbedding(TableLayer):
             raise ValueError(
                 f"Expected combiner to be one of {(*COMBINERS, None)}. Received: {shown(combiner)}."
             )
-        padding = padding_key(mask_zero, padding_value)
+        padding = padding_keys(mask_zero, padding_value)
         default_key = _default_key(default_vector)
         given_rows = None if weights is None else start_rows(weights, output_dim)
         super().__init__(
@@ -221,7 +222,7 @@ class DynamicEmbedding(TableLayer):
         if default_key is not None:
             self._table_lookup.read = read_rows(self.table, default_key)
         self._padding = padding
-        self.supports_masking = padding is not None
+        self.supports_masking = bool(padding)
         self.max_rows = max_rows
         self.device = device
         self.max_bytes = max_bytes
@@ -243,7 +244,7 @@ class DynamicEmbedding(TableLayer):
     def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
         """Looks the keys up; with `training`, makes rows for those that have none."""
         pools = self.combiner is not None
-        padded = pools and self._padding is not None
+        padded = pools and bool(self._padding)
         refuse_dense_signature(self, inputs, padded=padded, pools=pools)
         if self.combiner is not None:
             return self._pool(inputs, weights, training)
@@ -267,7 +268,7 @@ class DynamicEmbedding(TableLayer):
             weights = weights if tf.is_tensor(weights) else tf.convert_to_tensor(weights)
             check_weights(f"Layer '{self.name}'", self.combiner, ids, weights)
         bags = bags_of(ids, weights)
-        if self._padding is not None:
+        if self._padding:
             bags = bags.where(is_key(bags.keys, self._padding))
         assert self.combiner is not None
         reads_all = self.default_vector is not None and self.table.lookup_device is not None
@@ -281,7 +282,7 @@ class DynamicEmbedding(TableLayer):
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         """Returns where keys are not padding; vectors of bags have no mask."""
-        if self._padding is None or self.combiner is not None or Form.of(inputs).kind == "ragged":
+        if not self._padding or self.combiner is not None or Form.of(inputs).kind == "ragged":
             return None
         return is_key(inputs, self._padding)
 
