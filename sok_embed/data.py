@@ -10,6 +10,7 @@ import tensorflow as tf
 from sok_embed import communicators
 from sok_embed.communicators import Communicator
 from sok_embed.keras_bridge.empty_batches import take_empty_batches
+from sok_embed.keras_bridge.training_factors import offer_factors
 
 __all__ = ["join"]
 
@@ -32,6 +33,9 @@ def join(dataset: tf.data.Dataset, *, training: bool = True) -> tf.data.Dataset:
     has the B examples in one batch. This is not true of other reductions:
     `"mean_with_sample_weight"` divides the weight of a step out again, so that the mean of each
     worker counts the same, and `"sum"` needs no weights: join with `training=False`.
+
+    What `fit` reports of the dataset, losses and weighted metrics, has the weights of the examples
+    without that factor. The factor is in the weights that a loop of your own takes from a batch.
 
     With one worker the dataset comes back as it is, without `sample_weight` if it had none. In a
     loop of your own, `keras.utils.unpack_x_y_sample_weight` takes a batch of any number of parts.
@@ -89,22 +93,38 @@ def join(dataset: tf.data.Dataset, *, training: bool = True) -> tf.data.Dataset:
     own = dataset.prefetch(tf.data.AUTOTUNE).map(lambda *batch: (True, batch))
     empty = tf.data.Dataset.from_tensors((False, tf.nest.map_structure(_empty, spec))).repeat()
     endless = own.concatenate(empty)
-    if batches is None:
-        joined = _exchanged(endless, training, communicator, name)
-        joined = joined.take_while(lambda goes_on, batch: goes_on).map(lambda _, batch: batch)
-    elif training:
-        joined = _exchanged(endless, training, communicator, name)
-        joined = joined.map(lambda _, batch: batch).take(batches)
+    joined = _finished(endless, batches, training, communicator, name)
+    if training and len(spec) > 1:
+        arguments = (endless, batches, training, communicator, name)
+        offer_factors(joined, lambda: _finished(*arguments, with_factors=True))
+    setattr(joined, _JOINED, True)
+    return joined
+
+
+def _finished(
+    endless: tf.data.Dataset,
+    batches: int | None,
+    training: bool,
+    communicator: Communicator,
+    name: str,
+    with_factors: bool = False,
+) -> tf.data.Dataset:
+    """Returns the joined batches of `(whether own, batch)`; `with_factors` as `_exchanged`."""
+    if batches is None or training:
+        joined = _exchanged(endless, training, communicator, name, with_factors)
+        if batches is None:
+            joined = joined.take_while(lambda goes_on, batch: goes_on)
+        joined = joined.map(lambda _, batch: batch)
     else:
-        joined = endless.map(lambda _, batch: _weighted(batch, None)).take(batches)
+        joined = endless.map(lambda _, batch: _weighted(batch, None))
+    if batches is not None:
+        joined = joined.take(batches)
     # A batch that was made ahead, by a prefetch or a parallel map that tf.data puts in by itself,
     # would be one that other workers may never come to: iterators are dropped in mid-course.
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False
     options.experimental_optimization.map_parallelization = False
-    joined = joined.with_options(options)
-    setattr(joined, _JOINED, True)
-    return joined
+    return joined.with_options(options)
 
 
 def _agreed_batches(
@@ -125,9 +145,15 @@ def _agreed_batches(
 
 
 def _exchanged(
-    endless: tf.data.Dataset, training: bool, communicator: Communicator, name: str
+    endless: tf.data.Dataset,
+    training: bool,
+    communicator: Communicator,
+    name: str,
+    with_factors: bool,
 ) -> tf.data.Dataset:
     """Elements `(whether any worker has a batch of its own, batch)`, from `(whether own, batch)`.
+
+    With `with_factors`, a batch has a fourth part: by what each weight was multiplied, `[B]`.
 
     A scan takes one element after the other, where `map` may take several at a time, whose
     messages would meet.
@@ -148,7 +174,10 @@ def _exchanged(
                 tf.cast(communicator.size * examples, tf.float64),
                 tf.cast(everyones[0], tf.float64),
             )
-        return state, (everyones[1] > 0, _weighted(batch, factor))
+        weighted = _weighted(batch, factor)
+        if with_factors:
+            weighted = (*weighted, tf.fill([examples], tf.cast(factor, tf.float32)))
+        return state, (everyones[1] > 0, weighted)
 
     return endless.scan(tf.constant(0), exchange)
 

@@ -10,18 +10,18 @@ from typing import Any
 import keras
 
 from sok_embed import communicators
-from sok_embed.callbacks.averaged_logs import averaged_logs
+from sok_embed.callbacks.averaged_logs import FiguresOfAll
 from sok_embed.checkpoint import Checkpoint
 from sok_embed.checkpoint.files.records import local_path
 from sok_embed.checkpoint.transfer.saves import wait_for_writers
 from sok_embed.keras_bridge.private_state import print_line
 
 
-class EarlyStopping(keras.callbacks.EarlyStopping):
+class EarlyStopping(FiguresOfAll, keras.callbacks.EarlyStopping):
     """`keras.callbacks.EarlyStopping` with the rows of tables, for one worker or many.
 
-    The monitored metric is averaged over all workers, so that they stop at the same epoch. All of
-    them need the callback.
+    The monitored metric is that of the examples of all workers, as `AverageMetrics` makes it, so
+    that they stop at the same epoch. All of them need the callback.
 
     With `restore_best_weights`, each epoch that is better than those before is kept as a
     `sok_embed.checkpoint.Checkpoint`, instead of the one before, and the best one is restored
@@ -120,7 +120,7 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Keeps the epoch if it is the best one, and stops if there was none for too long."""
         before, self.best_epoch = self.best_epoch, -1
-        super().on_epoch_end(epoch, averaged_logs(logs))
+        super().on_epoch_end(epoch, self.figures_of_all(logs))
         if self.best_epoch != epoch:
             self.best_epoch = before
         elif self.keeps_best_epoch:

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from sok_embed import communicators
-from sok_embed.callbacks.averaged_logs import averaged_logs
+from sok_embed.callbacks.averaged_logs import FiguresOfAll
 from sok_embed.checkpoint.saving import (
     check_rows_can_be_copied,
     save_whole,
@@ -21,7 +21,7 @@ from sok_embed.checkpoint.saving import (
 _WHOLE, _WEIGHTS = ".keras", ".weights.h5"
 
 
-class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
+class ModelCheckpoint(FiguresOfAll, keras.callbacks.ModelCheckpoint):
     """`keras.callbacks.ModelCheckpoint` with all rows, whose file is always complete.
 
     Keras' callback writes over the best model so far. This one replaces a file once the new one is
@@ -35,8 +35,8 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
     storage of the model. Move the folder together with the file.
 
     With several workers, all of them need the callback, with the same path in a folder that they
-    share. Metrics are averaged over the workers before they are compared and put into the file's
-    name, so that all workers save or none does.
+    share. Metrics are those of the examples of all workers, as `AverageMetrics` makes them, before
+    they are compared and put into the file's name, so that all workers save or none does.
 
     Example:
     >>> callback = ModelCheckpoint("best.keras", monitor="loss", save_best_only=True)
@@ -114,7 +114,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
     def _save_model(self, epoch: int, batch: int | None, logs: Any) -> None:
         """Saves when Keras would, by the metrics of all workers."""
-        super()._save_model(epoch, batch, averaged_logs(logs))
+        super()._save_model(epoch, batch, self.figures_of_all(logs))
 
     def _should_save_model(self, epoch: int, batch: Any, logs: Any, filepath: str) -> bool:
         """Saves when Keras would, and returns false, so that Keras saves nothing."""

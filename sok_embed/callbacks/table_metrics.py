@@ -11,7 +11,7 @@ import keras
 
 from sok_embed import communicators
 from sok_embed.callbacks import table_figures
-from sok_embed.callbacks.averaged_logs import is_number
+from sok_embed.callbacks.metric_states import is_number
 from sok_embed.callbacks.table_figures import (
     AnyTable,
     Figures,

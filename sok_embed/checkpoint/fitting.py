@@ -13,6 +13,7 @@ from sok_embed.arguments import check_positive
 from sok_embed.checkpoint.batches import Batches, Position
 from sok_embed.checkpoint.progress import check_callbacks
 from sok_embed.checkpoint.run import Run
+from sok_embed.keras_bridge.training_factors import dataset_with_factors
 
 _MOST = 2**31
 
@@ -111,6 +112,7 @@ def fit(
         check_positive("save_freq", save_freq, _MOST)
     given = list(callbacks or ())
     check_callbacks(given)
+    dataset = dataset_with_factors(model, dataset)
     run = Run(model, Batches(dataset, position), position, epochs, steps_per_epoch)
     keeps = {
         "max_deltas": max_deltas,

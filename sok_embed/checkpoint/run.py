@@ -395,6 +395,8 @@ def _make_metrics(model: keras.Model, element_spec: Any) -> None:
     """Makes Keras create the variables of metrics, as the first step of training does."""
     if not _is_unbuilt(model):
         return
+    if isinstance(element_spec, tuple):
+        element_spec = element_spec[:3]  # without the factors of a joined dataset
     if model.run_eagerly:  # its step may be one that cannot be traced
         batch = tf.nest.map_structure(
             lambda spec: keras.KerasTensor(tuple(spec.shape), spec.dtype.name), element_spec

@@ -30,6 +30,8 @@ _KERAS = os.path.join("", "keras", "src", "")
 _FUNCTIONAL = os.path.join("keras", "src", "models", "functional.py")
 # The most calls, of Keras and of its wrappers, between `fit` and the metrics of a layer in it.
 _FIT_IS_NEAR = 14
+# The most calls between `fit` and what it has an iterator do as it makes it.
+_ITERATOR_IS_NEAR = 4
 _FIT_OF_CHECKPOINTS = os.path.join("sok_embed", "checkpoint", "fitting.py")
 _LAYER = os.path.join("keras", "src", "layers", "layer.py")
 _LAYER_OF_TENSORFLOW = os.path.join("keras", "src", "backend", "tensorflow", "layer.py")
@@ -37,6 +39,7 @@ _LOSS_SCALING = os.path.join("keras", "src", "optimizers", "loss_scale_optimizer
 _MODEL = os.path.join("keras", "src", "models", "model.py")
 _SEQUENTIAL = os.path.join("keras", "src", "models", "sequential.py")
 _TRAINER = os.path.join("keras", "src", "trainers", "trainer.py")
+_TRAINER_OF_TENSORFLOW = os.path.join("keras", "src", "backend", "tensorflow", "trainer.py")
 _SAVING = os.path.join("keras", "src", "saving")
 _LOADS = ("load_model", "load_weights", "load_weights_only")
 _SAVED_MODEL = os.path.join("tensorflow", "python", "saved_model", "save.py")
@@ -263,6 +266,15 @@ def callbacks_at_start_of_fit() -> list[Any]:
             return list(getattr(frame.f_locals.get("callbacks"), "callbacks", ()))
         resetting = resetting or name == "reset_metrics"
     return []
+
+
+def model_of_iterator() -> Any:
+    """Returns the model whose `fit` or `evaluate` makes an iterator over its data, or `None`."""
+    for frame in itertools.islice(_callers(), _ITERATOR_IS_NEAR):
+        if frame.f_code.co_name in ("fit", "evaluate"):
+            is_keras = frame.f_code.co_filename.endswith(_TRAINER_OF_TENSORFLOW)
+            return frame.f_locals.get("self") if is_keras else None
+    return None
 
 
 def compiling_model() -> Any:

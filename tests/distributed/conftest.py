@@ -41,8 +41,8 @@ OVER_TCP = frozenset(
     communicator_of_horovod counted_in_training evictions_in_logs columns_sgd
     columns_of_no_ids many_sequences a_layer_of_no_adaptive_columns hashed_sgd_sparse hashed_shared
     joined_adam_weighted joined_validation joined_in_a_loop joined_two_at_once
-    joined_normalization message_counts what_a_step_waits_for message_bytes averages many_slices
-    saving initial_rows every_input_form combined_bags
+    joined_normalization joined_reports message_counts what_a_step_waits_for message_bytes averages
+    many_slices saving initial_rows every_input_form combined_bags
     """.split()
 )
 # Horovod only carries what the communicator of the tables sends.

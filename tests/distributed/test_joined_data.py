@@ -19,6 +19,19 @@ def test_fit_counts_the_examples_of_uneven_steps_alike(
     assert_equal_weights(one, many, scenario)
 
 
+def test_what_is_reported_is_of_the_examples_of_all_workers(one: Results, many: Results) -> None:
+    (alone,) = one.of("joined_reports")
+    workers = many.of("joined_reports")
+    names = {"loss", "mae", "auc", "rmse"}
+    names |= {"best", *(f"val_{name}" for name in names)}
+    assert set(alone) >= names
+    for worker in workers:
+        for name in names:
+            # Float32 sums in another order, of a model that trained on such.
+            np.testing.assert_allclose(worker[name], alone[name], rtol=2e-6, err_msg=name)
+            np.testing.assert_array_equal(worker[name], workers[0][name])
+
+
 def test_each_worker_predicts_its_own_examples(one: Results, many: Results) -> None:
     (alone,) = one.of("joined_validation")
     predicted, first = {}, 0

@@ -23,7 +23,7 @@ class First(Communicator):
         raise AssertionError("nothing is exchanged")
 
     def all_gather(self, tensor, name):
-        return tf.concat([tensor, tensor], 0), tf.constant([1, 1])
+        return tf.concat([tensor, tensor], 0), tf.fill([2], tf.shape(tensor)[0])
 
     def all_reduce(self, tensor, name, average=False):
         return tensor
@@ -86,6 +86,100 @@ def test_examples_are_weighted_by_the_part_that_they_are_of_a_step(first_of_two_
     assert weights == [[2.0, 4.0], [8.0]]
     checked = [weight.numpy().tolist() for _, _, weight in join(own, training=False)]
     assert checked == [[1, 2], [4]]
+
+
+class OwnStep(keras.Model):
+    """A model with a step of its own, which takes a batch apart by itself."""
+
+    def train_step(self, data):
+        x, y, weights = (*data, None)[:3]
+        with tf.GradientTape() as tape:
+            predicted = self(x, training=True)
+            loss = self.compute_loss(x, y, predicted, weights)
+        self._loss_tracker.update_state(loss, sample_weight=tf.shape(x)[0])
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return self.compute_metrics(x, y, predicted, weights)
+
+
+def by_fit(model, data, folder):
+    return model.fit(data, epochs=2, verbose=0).history
+
+
+def by_checkpoints(model, data, folder):
+    sok_embed.init("local")  # the other worker of these tests writes no files
+    return sok_embed.checkpoint.fit(model, data, directory=folder, epochs=2, verbose=0).history
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
+@pytest.mark.parametrize(
+    ("kind", "options", "loss", "fit"),
+    [
+        (keras.Model, {}, "mse", by_fit),
+        (keras.Model, {"steps_per_execution": 2}, "mse", by_fit),
+        (keras.Model, {"run_eagerly": True}, "mse", by_fit),
+        (OwnStep, {}, keras.losses.Huber(), by_fit),
+        (keras.Model, {}, keras.losses.MeanSquaredError("mean_with_sample_weight"), by_fit),
+        (keras.Model, {"loss_weights": {"a": 0.3, "b": 1.5}}, {"a": "mse", "b": "mae"}, by_fit),
+        (keras.Model, {}, "mse", by_checkpoints),
+    ],
+    ids=["fit", "two steps", "eager", "own step", "weighted mean", "two losses", "checkpoint.fit"],
+)
+def test_what_is_reported_has_the_weights_of_the_examples_alone(
+    first_of_two_workers, tmp_path, kind, options, loss, fit, weighted
+):
+    """Nothing is learned, so Keras reports the same of the worker's data alone.
+
+    The other worker has no examples, so each gradient here is twice that of Keras.
+    """
+    rng = np.random.default_rng(3)
+    names = ["a", "b"] if isinstance(loss, dict) else ["a"]
+    x = rng.normal(size=(10, 3)).astype(np.float32)
+    y = {name: rng.normal(size=(10, 1)).astype(np.float32) for name in names}
+    parts = (x, y if len(names) > 1 else y["a"])
+    parts += (rng.uniform(0.5, 2, 10).astype(np.float32),) if weighted else ()
+    own = tf.data.Dataset.from_tensor_slices(parts).batch(4)
+
+    def reported(data, folder):
+        inputs = keras.Input((3,))
+        regularizer = keras.regularizers.L2(0.1)
+        outputs = {
+            name: keras.layers.Dense(
+                1, kernel_initializer="ones", kernel_regularizer=regularizer, name=name
+            )(inputs)
+            for name in names
+        }
+        model = kind(inputs, outputs if len(names) > 1 else outputs["a"])
+        metrics = {name: ["mae"] for name in names}
+        weighted_metrics = {name: ["mse", keras.metrics.RootMeanSquaredError()] for name in names}
+        if len(names) == 1:
+            metrics, weighted_metrics = metrics["a"], weighted_metrics["a"]
+        given = {"metrics": metrics, "weighted_metrics": weighted_metrics, **options}
+        model.compile(keras.optimizers.SGD(0.0), loss, **given)
+        return fit(model, data, folder)
+
+    got = reported(join(own), tmp_path / "joined")
+    expected = reported(own, tmp_path / "own")
+    assert got.keys() == expected.keys() and len(got) >= 4
+    for name in expected:
+        # A weight is multiplied by its factor, 2, and divided by it.
+        np.testing.assert_allclose(got[name], expected[name], rtol=1e-6, err_msg=name)
+
+
+def test_a_model_that_has_trained_before_reports_joined_data_too(first_of_two_workers):
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    own = dataset(np.zeros((5, 1)), np.ones((5, 1))).batch(2)
+    for data in (own, join(own), own, join(own)):
+        assert model.fit(data, verbose=0).history["loss"] == [1.0]
+
+
+def test_data_that_is_changed_after_it_was_joined_is_warned_of(first_of_two_workers):
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    data = join(dataset(np.zeros((5, 1)), np.ones((5, 1))).batch(2)).take(2)
+    with pytest.warns(UserWarning, match="weights of training"):
+        model.fit(data, verbose=0)
 
 
 def test_each_of_several_losses_has_the_weights(first_of_two_workers):

@@ -13,6 +13,7 @@ from sharded.collecting import _placed
 from sharded.models import OPTIMIZERS
 from sharded.registry import Here, scenario
 from sok_embed import DistributedEmbedding, DynamicEmbedding, FeatureConfig, TableConfig
+from sok_embed.callbacks import AverageMetrics, EarlyStopping
 
 # Examples of each worker's batches; in each step as many of all workers together. With three
 # workers the last has none from the start.
@@ -134,6 +135,35 @@ def joined_validation(here: Here) -> dict[str, Any]:
     inputs = sok_embed.data.join(_batches(here, False).map(lambda x, y: (x,)), training=False)
     predicted = model.predict(inputs, verbose=0)
     return {**_contents(model), "predicted": predicted}
+
+
+@scenario
+def joined_reports(here: Here) -> dict[str, Any]:
+    """The figures that callbacks see, of training and of validation."""
+    inputs = keras.Input((2,))
+    dense = keras.layers.Dense(
+        1, "sigmoid", kernel_initializer="ones", kernel_regularizer=keras.regularizers.L2(0.1)
+    )
+    model = keras.Model(inputs, dense(inputs))
+    model.compile(
+        sok_embed.DistributedOptimizer(keras.optimizers.SGD(0.5)),
+        "mse",
+        metrics=["mae", keras.metrics.AUC(name="auc")],
+        weighted_metrics=[keras.metrics.RootMeanSquaredError(name="rmse")],
+    )
+
+    def flat(x: Any, y: Any, *weights: Any) -> Any:
+        return (tf.cast(x["word"], tf.float32) / 9, tf.cast(y > 0, tf.float32), *weights)
+
+    stop = EarlyStopping("loss", patience=9)
+    history = model.fit(
+        sok_embed.data.join(_batches(here, True).map(flat)),
+        validation_data=sok_embed.data.join(_batches(here, False).map(flat), training=False),
+        epochs=3,
+        verbose=0,
+        callbacks=[stop, AverageMetrics()],
+    )
+    return {"best": stop.best, **{name: history.history[name] for name in history.history}}
 
 
 @scenario
