@@ -2,6 +2,7 @@
 
 from sok_embed.tf_ops import keras_backend as _keras_backend  # noqa: F401, I001  first of all
 from sok_embed.tf_ops import derivatives as _derivatives  # noqa: F401  registers what it has
+from sok_embed.tf_ops import vectorized_map as _vectorized_map  # noqa: F401  likewise
 from sok_embed.tf_ops.adaptive import (
     adaptive_mask_gather,
     bind_slots,

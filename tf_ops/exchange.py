@@ -32,11 +32,13 @@ def all_to_all(
     turn: Any = -1,
     *,
     in_program_order: bool = False,
+    gradient_splits: tf.Tensor | None = None,
 ) -> Exchanged:
     """Sends rows to every worker and receives rows from each. Collective.
 
-    Differentiable in `rows`: the gradient goes back the way that the rows came. In a `tf.function`
-    an exchange waits for its inputs, and not for the exchanges before it.
+    Differentiable in `rows`: the gradient goes back the way that the rows came, unless
+    `gradient_splits` say otherwise. In a `tf.function` an exchange waits for its inputs, and not
+    for the exchanges before it.
 
     Args:
         rows: `[n, ...]`; the first `splits[0]` go to worker 0, the next to worker 1, ….
@@ -47,6 +49,8 @@ def all_to_all(
             order may differ from worker to worker. -1: they are counted.
         in_program_order: True if in a `tf.function` the exchange keeps its place in the order of
             stateful ops: it waits for earlier ones without resources, and later ones wait for it.
+        gradient_splits: int32 `[workers]`, how much of the gradient of the result goes to each
+            worker. `None`: as many rows as came from it.
 
     Raises:
         tf.errors.InvalidArgumentError: For other splits, and for rows of another type or shape than
@@ -60,6 +64,7 @@ def all_to_all(
             splits=splits,
             turn=tf.cast(turn, tf.int64),
             orders=[] if waits else [ops.sok_embed_own_order()],
+            gradient_splits=[] if gradient_splits is None else [gradient_splits],
             mesh=mesh,
             exchange=exchange,
             # A node's name has no other characters.
@@ -71,7 +76,9 @@ def all_to_all(
 @tf.RegisterGradient("SokEmbed>AllToAll")
 def _all_to_all_gradient(op: Any, upstream: tf.Tensor, *_: Any) -> list[tf.Tensor | None]:
     # An eager tape may compute the gradients of two calls in different orders on different workers.
-    name = op.get_attr("exchange").decode() + ".gradients"
+    name = op.get_attr("exchange").decode().removesuffix(".rows") + ".gradients"
     _, splits, turn = op.outputs
+    if op.get_attr("num_gradient_splits"):
+        splits = op.inputs[-1]
     gradient = all_to_all(upstream, splits, op.get_attr("mesh"), name, turn).rows
     return [gradient, *[None] * (len(op.inputs) - 1)]

@@ -6,7 +6,6 @@ import ipaddress
 import os
 import socket
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
@@ -109,24 +108,9 @@ class Connections(Communicator):
         self, tensor: tf.Tensor, splits: tf.Tensor, gradient_splits: tf.Tensor, name: str
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """See `Communicator.exchange`."""
-        mesh = self._mesh.number
-
-        @tf.custom_gradient
-        def exchanged(sent: tf.Tensor) -> Any:
-            received = tf_ops.all_to_all(sent, splits, mesh, f"{name}.rows")
-
-            def gradient(upstream: tf.Tensor, _: Any) -> tf.Tensor:
-                # An eager tape may compute the gradients of two calls in different orders on
-                # different workers.
-                turn = received.turn
-                back = tf_ops.all_to_all(upstream, gradient_splits, mesh, f"{name}.gradients", turn)
-                return back.rows
-
-            return (received.rows, received.splits), gradient
-
-        # TensorFlow would send the outputs of a custom gradient through a GPU.
-        with tf.device("/device:CPU:0"):
-            rows, received_splits = exchanged(tensor)
+        rows, received_splits, _ = tf_ops.all_to_all(
+            tensor, splits, self._mesh.number, f"{name}.rows", gradient_splits=gradient_splits
+        )
         return rows, received_splits
 
     def stats(self) -> dict[str, float]:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from sharded.launch import launch
 from sharded.models import TABLES
-from sharded.results import Results, assert_equal_tables, assert_equal_weights
+from sharded.results import Results, assert_equal_maps, assert_equal_tables, assert_equal_weights
 
 pytestmark = pytest.mark.skipif(
     guarded_library.COMPILER is None or not gpu_standin.is_built(),
@@ -42,6 +42,7 @@ OTHERS = (
     "initial_rows",
     "every_input_form",
     "combined_bags",
+    "mapped",
     "collection_bad_key",
     "collection_that_is_full",
     "collection_of_another_configuration",
@@ -144,6 +145,10 @@ def test_rows_start_alike_and_any_form_of_keys_finds_them(one: Results, two: Res
     found_keys, found = two.table("combined_bags", "bags")
     np.testing.assert_array_equal(found_keys, keys)
     np.testing.assert_allclose(found, rows, atol=1e-6)
+
+
+def test_lookups_within_a_vectorized_map_train_alike(one: Results, two: Results) -> None:
+    assert_equal_maps(one, two)
 
 
 def test_keys_lie_with_the_owner_of_their_remainder(two: Results) -> None:

@@ -1,4 +1,4 @@
-"""Lookups within `tf.vectorized_map`, and second derivatives, against a dense weight."""
+"""Second derivatives, against a dense weight."""
 
 from typing import Any
 
@@ -7,9 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from dense_twin import DIM, KEYS, START, WeightOfRows, adaptive_layer, table_layer
-
-from sok_embed import DynamicEmbedding
-from sok_embed.admission import FrequencyAdmission
 
 BATCH = np.array([[1, 2, 2], [3, 1, 0]])
 LAYERS = {"table": table_layer, "own_rows": lambda: adaptive_layer(1)}
@@ -43,69 +40,6 @@ def check_equal(make: Any, step: Any, in_function: bool) -> None:
     found, expected = (train(layer, step, in_function) for layer in (make(), WeightOfRows()))
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
     assert np.abs(expected - START).max() > 0.01
-
-
-@pytest.mark.cover("values")
-@EACH
-@IN_FUNCTION
-def test_a_lookup_within_a_vectorized_map_trains_rows(make, in_function):
-    def step(layer, keys):
-        with tf.GradientTape() as tape:
-            upstream = tf.cast(keys, tf.float32) + 1.0
-            losses = tf.vectorized_map(
-                lambda turn: tf.reduce_sum(layer(turn[0], training=True) ** 2 * turn[1][:, None]),
-                (keys, upstream),
-            )
-            # Each turn has the same keys.
-            losses += tf.vectorized_map(
-                lambda up: tf.reduce_sum(layer(keys[0], training=True)) * up[0], upstream
-            )
-            loss = tf.reduce_sum(losses)
-        return tape.gradient(loss, layer.trainable_variables)
-
-    check_equal(make, step, in_function)
-
-
-def test_a_mask_within_a_vectorized_map():
-    layer = adaptive_layer(255)
-    keys = tf.constant(BATCH)
-    masks = tf.constant([1, 0], tf.int32)
-    layer(keys, training=True)  # builds it
-
-    def turn(given: Any) -> Any:
-        return layer(given[0], training=True, mask=tf.fill([3], given[1]))
-
-    vectors = tf.vectorized_map(turn, (keys, masks))
-    assert vectors.shape == (2, 3, DIM)
-    assert layer.table.stats()["rows"] == len({1, 2})
-
-
-@IN_FUNCTION
-@pytest.mark.parametrize("nested", [False, True], ids=["one_map", "nested"])
-def test_keys_within_a_vectorized_map_are_counted_once(nested, in_function):
-    layers = [
-        adaptive_layer(4),
-        DynamicEmbedding(DIM, admission=FrequencyAdmission(4)),
-    ]
-    for layer in layers:
-        layer.build((None,))
-
-        def step(keys, layer=layer):
-            def look_up(of_turn):
-                return layer(of_turn, training=True)
-
-            def of_rows(of_turn):
-                return tf.vectorized_map(look_up, of_turn[:, None])
-
-            return tf.vectorized_map(of_rows if nested else look_up, keys)
-
-        run = tf.function(step) if in_function else step
-        for calls in range(1, 4):
-            run(tf.constant([[1, 2], [3, 4], [5, 6]]))
-            assert layer.table.size() == 0, calls
-        run(tf.constant([[1, 2], [3, 4], [5, 6]]))
-        layer(tf.constant([1, 2, 3, 4, 5, 6]), training=True)
-        assert layer.table.size() == 6
 
 
 @EACH

@@ -102,6 +102,26 @@ def test_rows_of_both_kinds_lie_in_their_places(wrap, shape, dtype):
     assert len(rows_of(table)) == len(own)
 
 
+@pytest.mark.parametrize("wrap", [tf.function, lambda f: f], ids=["function", "eager"])
+def test_rows_of_both_kinds_within_a_vectorized_map(wrap):
+    random = np.random.default_rng(5)
+    table, static = new_table(gpu=0), variable_on(GPU, start())
+    tf_ops.assign(table, tf.range(0, 60, 2, tf.int64), tf.random.normal([30, DIM]))
+    keys, mask = random.integers(0, 60, (3, 20)), random.integers(0, 2, (3, 20))
+    turns = (tf.constant(keys), tf.constant(mask, tf.int32))
+
+    def read(turn):
+        return on_gpu(table, static, *turn, make_rows=False)
+
+    found = wrap(lambda: tf.vectorized_map(read, turns))()
+    np.testing.assert_array_equal(found, [read(turn) for turn in zip(*turns, strict=True)])
+    # A part of the inputs is the same in all turns.
+    found = wrap(lambda: tf.vectorized_map(lambda mask: read((keys[0], mask)), turns[1]))()
+    np.testing.assert_array_equal(found, [read((keys[0], route)) for route in mask])
+    found = wrap(lambda: tf.vectorized_map(lambda key: read((key, mask[0])), turns[0]))()
+    np.testing.assert_array_equal(found, [read((key, mask[0])) for key in keys])
+
+
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
 @pytest.mark.parametrize("measures", [False, True])
 @pytest.mark.parametrize("rule", RULES)

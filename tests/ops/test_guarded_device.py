@@ -25,6 +25,9 @@ def device(tmp_path_factory):
     return guarded_library.compile_device(tmp_path_factory.mktemp("device"))
 
 
+SUBJECTS = ("tables", "pooled", "hashed", "columns", "maps")
+
+
 def run_tests(device, files, device_type, *options, **variables):
     environment = {
         **os.environ,
@@ -63,7 +66,7 @@ def test_ops_run_on_a_device_that_says_that_it_is_a_gpu(device):
 def test_layers_with_rows_or_weights_on_a_gpu_look_up_and_train_there(device, tmp_path):
     run_tests(
         device,
-        [f"cases_on_gpu_{subject}.py" for subject in ("tables", "pooled", "hashed", "columns")],
+        [f"cases_on_gpu_{subject}.py" for subject in SUBJECTS],
         "GPU",
         SOK_CUDA_DRIVER=str(gpu_standin.DRIVER),
         SOK_NVRTC=str(gpu_standin.COMPILER),

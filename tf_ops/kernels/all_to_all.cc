@@ -38,12 +38,13 @@ absl::Status OwnOrder(tf::OpKernelContext* ctx) {
 
 // The result of the op depends on other workers, so the op must run once for every call: it is
 // stateful, so that TensorFlow neither folds it nor merges it with another. It does not use the
-// resources in `orders`.
+// resources in `orders`, and `gradient_splits` are for its gradient.
 REGISTER_OP("SokEmbed>AllToAll")
     .Input("rows: T")
     .Input("splits: int32")
     .Input("turn: int64")
     .Input("orders: num_orders * resource")
+    .Input("gradient_splits: num_gradient_splits * int32")
     .Output("received: T")
     .Output("received_splits: int32")
     .Output("taken_turn: int64")
@@ -51,6 +52,7 @@ REGISTER_OP("SokEmbed>AllToAll")
         "T: {bfloat16, half, float, double, int8, uint8, int16, uint16, int32, uint32, int64, "
         "uint64, bool}")
     .Attr("num_orders: int >= 0")
+    .Attr("num_gradient_splits: int >= 0 = 0")
     .Attr("mesh: int")
     .Attr("exchange: string")
     .SetIsStateful()

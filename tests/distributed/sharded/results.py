@@ -103,3 +103,13 @@ def assert_equal_weights(one: Results, many: Results, scenario: str, atol: float
             np.testing.assert_allclose(
                 got[name], expected[name], rtol=0, atol=atol, err_msg=f"{name} of rank {rank}"
             )
+
+
+def assert_equal_maps(one: Results, many: Results) -> None:
+    """The workers of `mapped` found the vectors of one, and the gradients of their weights."""
+    (alone,) = one.of("mapped")
+    for rank, worker in enumerate(many.of("mapped")):
+        for name, expected in alone.items():
+            # Later vectors show that rows were trained. Sums of float32 are in another order.
+            share = expected[rank :: many.workers]
+            np.testing.assert_allclose(worker[name], share, rtol=0, atol=1e-5, err_msg=name)

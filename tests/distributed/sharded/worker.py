@@ -29,6 +29,7 @@ MODULES = (
     "joining",
     "loops",
     "many_columns",
+    "mapping",
     "messages",
     "optimizing",
     "rows",
