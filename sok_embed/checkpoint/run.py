@@ -15,6 +15,7 @@ from sok_embed.checkpoint.batches import Batches, Position
 from sok_embed.checkpoint.checkpoint import Checkpoint
 from sok_embed.checkpoint.manager import POLL_EVERY, CheckpointManager
 from sok_embed.checkpoint.progress import Progress, plain, restore_states, states_of
+from sok_embed.checkpoint.state.tables import find
 from sok_embed.checkpoint.transfer.saves import wait_for_writers
 from sok_embed.communicators.agreement import Agreement, check_same, number_of_text
 
@@ -427,8 +428,8 @@ def _is_plain(variable: Any) -> bool:
 
 def _values_of(model: keras.Model) -> list[tuple[Any, tf.Tensor]]:
     """Returns all dense variables with values, which share memory until a variable is assigned."""
-    optimizer = model.optimizer
-    variables = [
-        *model.variables, *model.metrics_variables, *(optimizer.variables if optimizer else ()),
-    ]  # fmt: skip
+    # Layers and tables may have optimizers of their own.
+    optimizers = find(tf.train.Checkpoint(model=model)).optimizers
+    of_optimizers = [variable for each in optimizers for variable in each.variables]
+    variables = [*model.variables, *model.metrics_variables, *of_optimizers]
     return [(each, tf.convert_to_tensor(each.value)) for each in variables]

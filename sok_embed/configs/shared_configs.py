@@ -1,14 +1,16 @@
-"""Finds table configs from which several layers have made a table each."""
+"""Table configs that share something: an optimizer, or that several layers have used."""
 
 from __future__ import annotations
 
 import gc
+import json
 import warnings
 import weakref
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from sok_embed.configs.configs import TableConfig
+from sok_embed.optimizers import row_rules
 
 
 class _Trained(NamedTuple):
@@ -75,3 +77,18 @@ def _others(collection: Any, config: TableConfig) -> list[_Trained]:
         for each in _trained.get(config, [])
         if each.collection() not in (None, collection) and each.optimizer() is not None
     ]
+
+
+def share_optimizers(configs: Iterable[TableConfig]) -> None:
+    """Gives tables that had one optimizer when they were saved one optimizer again.
+
+    Each config has been read by itself. Keras gives each optimizer a name of its own.
+
+    Args:
+        configs: The configs of the tables of a layer.
+    """
+    found: dict[str, Any] = {}
+    for config in configs:
+        if config.optimizer is not None:
+            text = json.dumps(row_rules.serialize(config.optimizer), sort_keys=True, default=repr)
+            config.optimizer = found.setdefault(text, config.optimizer)

@@ -20,6 +20,7 @@ from sok_embed.collection.inputs import (
 from sok_embed.collection.tables import CollectionCommit, TableCollection
 from sok_embed.configs.configs import distinct_tables
 from sok_embed.configs.nests import FeatureNest, Given
+from sok_embed.configs.shared_configs import share_optimizers
 from sok_embed.keras_bridge.cast_ids import refuse_casts
 from sok_embed.keras_bridge.graph_casts import checked_ids
 from sok_embed.keras_bridge.keras_arguments import refuse_unknown_arguments
@@ -28,12 +29,14 @@ from sok_embed.keras_bridge.rebuilding import plain_errors, true_ids
 from sok_embed.layers.arguments import check_key_type, check_training
 from sok_embed.layers.export_forms import functional_inputs, refuse_dense_signature
 from sok_embed.layers.key_layer import activation_type
-from sok_embed.layers.rows_layer import LayerWithAnchor
-from sok_embed.layers.saved_rows import SavedRows, StorableRows
+from sok_embed.layers.rows_layer import LayerWithAnchor, SavedEntries
+from sok_embed.layers.saved_optimizers import SavedOptimizer
+from sok_embed.layers.saved_rows import StorableRows
 from sok_embed.lookups.collection_lookup import CollectionLookup
 from sok_embed.lookups.exchange import PooledBatch
 from sok_embed.lookups.padding import mask_of_keys
 from sok_embed.lookups.regularizers import distinct_rows
+from sok_embed.optimizers import own_variables
 from sok_embed.planning import Plan
 from sok_embed.planning.tables import EXCHANGED
 from sok_embed.tables.table import Table
@@ -156,6 +159,9 @@ class DistributedEmbedding(LayerWithAnchor):
         self._collection = TableCollection(self.name, self._features, exchange_dtype)
         for number, table in enumerate(self._collection.values()):
             self._track_trackable(table, f"table_{number}")
+        for number, config in enumerate(self._collection.configs):
+            if config.optimizer is not None:
+                self._track_trackable(config.optimizer, own_variables.name_of(number))
         self._track_trackable(self._collection.queue, "queue")
         self._lookup = CollectionLookup(
             self._collection.plan(),
@@ -375,17 +381,24 @@ class DistributedEmbedding(LayerWithAnchor):
     def _trained_tables(self) -> list[bool]:
         return [self.trainable and trained for trained in self._collection.trainable]
 
-    def _saved_rows(self) -> list[SavedRows]:
-        return [
+    def _saved_rows(self) -> list[SavedEntries]:
+        rows = [
             StorableRows(self.name, table, f"table_{number}_", f"table_{number}_storage_rows")
             for number, table in enumerate(self._collection.values())
         ]
+        optimizers = [
+            SavedOptimizer(self.name, config.name, number, config.optimizer)
+            for number, config in enumerate(self._collection.configs)
+        ]
+        return [*rows, *optimizers]
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
         """Makes a layer from the result of `get_config`; raises the errors of the constructor."""
         config = dict(config)
-        config["feature_configs"] = keras.saving.deserialize_keras_object(config["feature_configs"])
+        features = keras.saving.deserialize_keras_object(config["feature_configs"])
+        share_optimizers(each.table for each in keras.tree.flatten(features))
+        config["feature_configs"] = features
         with plain_errors():
             return super().from_config(config)
 

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from sok_embed.keras_bridge.dense_alone import LayerWithRows
 from sok_embed.keras_bridge.rebuilding import check_rebuilt
 from sok_embed.keras_bridge.row_count import RowCount
-from sok_embed.layers.saved_rows import SavedRows
 from sok_embed.training.strategies import check_strategy
+
+
+class SavedEntries(Protocol):
+    """A part of what a layer has in a Keras file beside its variables."""
+
+    def has(self, entry: str) -> bool:
+        """Returns whether an entry of a file belongs to this part."""
+
+    def save(self, store: Any) -> None:
+        """Adds the entries."""
+
+    def read(self, store: Any) -> Callable[[], None]:
+        """Reads and checks the entries, and returns a function that puts them into the layer."""
 
 
 class RowsLayer(LayerWithRows):
@@ -21,7 +33,7 @@ class RowsLayer(LayerWithRows):
     Keras builds a layer with rows in its `build`, and finds its anchor as its only weight.
     """
 
-    def _saved_rows(self) -> Sequence[SavedRows]:
+    def _saved_rows(self) -> Sequence[SavedEntries]:
         """Returns the layer's entries in a Keras file beside its variables."""
         raise NotImplementedError
 
@@ -36,10 +48,9 @@ class RowsLayer(LayerWithRows):
     def load_own_variables(self, store: Any) -> None:
         """Takes the rows of this worker from Keras' file, unless they are in a storage."""
         check_rebuilt()
-        put_rows, others = [], set(store.keys())
-        for saved in self._saved_rows():
-            put_rows.append(saved.read(store))
-            others -= saved.names
+        parts = self._saved_rows()
+        put_rows = [saved.read(store) for saved in parts]
+        others = [name for name in store.keys() if not any(saved.has(name) for saved in parts)]
         super().load_own_variables({name: store[name] for name in others})
         for put in put_rows:
             put()

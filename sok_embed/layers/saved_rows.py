@@ -59,6 +59,10 @@ class SavedRows:
         """The names of all entries that a file may have for the table."""
         return set(contents.entries(self.kind, self.prefix))
 
+    def has(self, entry: str) -> bool:
+        """Returns whether an entry of a file belongs to the table."""
+        return entry in self.names
+
     def save(self, store: Any) -> None:
         """Adds the rows."""
         check_saves_all_rows(self.layer)

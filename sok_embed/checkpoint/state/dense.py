@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from sok_embed.checkpoint.files.places import LocalFolder
 from sok_embed.checkpoint.files.records import damaged
 from sok_embed.checkpoint.state.bundle import Bundle
 from sok_embed.checkpoint.state.tables import Found, find
+from sok_embed.optimizers import own_variables
 from sok_embed.tables import contents
 
 _METRIC = "model_metric_"  # begins the names of metrics' variables
@@ -48,6 +50,8 @@ class DenseState:
             }
             found = find(tf.train.Checkpoint(**self._given))
         self.found: Found = found
+        # Variables of tables' own optimizers that the checked checkpoint lacks.
+        self._lacking: list[str] = []
 
     def description(self) -> dict[str, Any]:
         """Returns the manifest's description of variables and other objects, without places."""
@@ -77,7 +81,8 @@ class DenseState:
         """Raises an error if the variables or other objects differ from the saved ones.
 
         The checkpoint may hold more objects beside the model: objects that were not given are
-        skipped.
+        skipped. Variables of optimizers that tables of a `DistributedEmbedding` have for themselves
+        may be lacking: earlier versions did not save them.
 
         Raises:
             ValueError: For another variable, shape or dtype, or another iterator.
@@ -86,6 +91,15 @@ class DenseState:
         own = self.description()
         saved = [each for each in manifest.dense["variables"] if self._is_asked_for(each[0])]
         variables = own["variables"]
+        may_differ = [
+            each
+            for each in [*saved, *variables]
+            if own_variables.is_of_table(each[0]) and not (each in saved and each in variables)
+        ]
+        self._lacking = [each[0] for each in may_differ if each in variables]
+        saved, variables = (
+            [each for each in given if each not in may_differ] for given in (saved, variables)
+        )
         if saved != variables:
             lacking = [each for each in variables if each not in saved]
             more = [each for each in saved if each not in variables]
@@ -134,7 +148,16 @@ class DenseState:
         checkpoint = tf.train.Checkpoint(**self._shared(), **metrics)
         with contents.rows_apart():
             status = checkpoint.read(os.path.join(folder.local, manifest.dense["prefix"]))
-        status.assert_existing_objects_matched()
+        if self._lacking:
+            warnings.warn(
+                "Expected a checkpoint with the optimizers that tables have for themselves. "
+                "Received: a checkpoint of an earlier version, or of a model that shares them "
+                f"otherwise, without {', '.join(self._lacking)}. These stay as they are: set their "
+                "learning rates, if the training had changed them.",
+                stacklevel=2,
+            )
+        else:
+            status.assert_existing_objects_matched()
         status.expect_partial()  # metrics and objects that are not asked for are left out
 
 
