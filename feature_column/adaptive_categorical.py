@@ -66,7 +66,7 @@ class AdaptiveCategoricalColumn(OwnRowsCategorical, _Fields):
         return transformed if ids.dtype in (tf.string, tf.uint64) else None
 
     def _transform_feature(self, inputs: Any, state_manager: Any = None) -> tf.SparseTensor:
-        ids = self.raw_ids(inputs, state_manager)
+        ids = self.raw_ids(inputs)
         return tf.SparseTensor(ids.indices, self.buckets_of(ids.values), ids.dense_shape)
 
 

@@ -95,18 +95,21 @@ class OwnRowsCategorical(fc_v2.CategoricalColumn, fc_v1._CategoricalColumn):
     def _parse_example_spec(self) -> dict[str, Any]:
         return self.parse_example_spec
 
-    def raw_ids(self, cache: Any, state_manager: Any = None) -> tf.SparseTensor:
+    def raw_ids(self, inputs: Any) -> tf.SparseTensor:
         """Returns the ids that are not padding. In a dense feature -1, or "", is missing too."""
-        version_2 = isinstance(cache, fc_v2.FeatureTransformationCache)
-        tensor = cache.get(self.key, state_manager) if version_2 else cache.get(self.key)
-        ids = fc_v2._to_sparse_input_and_drop_ignore_values(tensor)
-        utils.assert_string_or_int(ids.dtype, prefix=f"column_name: {self.key} input_tensor")
-        self.check_ids(ids.dtype)
+        ids = self.given_ids(inputs)
         return (
             ids
             if self.padding_value is None
             else tf.sparse.retain(ids, self.not_padding(ids.values))
         )
+
+    def given_ids(self, inputs: Any) -> tf.SparseTensor:
+        """Returns the ids of a feature that are not missing, padding among them."""
+        ids = fc_v2._to_sparse_input_and_drop_ignore_values(read_feature(inputs, self.key))
+        utils.assert_string_or_int(ids.dtype, prefix=f"column_name: {self.key} input_tensor")
+        self.check_ids(ids.dtype)
+        return ids
 
     def not_padding(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns which ids are not padding: bool of their shape."""
@@ -161,6 +164,18 @@ class OwnRowsCategorical(fc_v2.CategoricalColumn, fc_v1._CategoricalColumn):
                 "ev_option": EmbeddingVariableOption.from_config(config["ev_option"]),
             }
         )
+
+
+def read_feature(inputs: Any, key: str) -> Any:
+    """Returns a feature of a call, dense or sparse, of rank 2 at least.
+
+    Args:
+        inputs: The features, as TensorFlow's columns of either version read them.
+        key: The name of the feature.
+    """
+    if isinstance(inputs, fc_v2.FeatureTransformationCache):
+        return inputs.get(key, None)
+    return inputs.get(key)
 
 
 def own_rows_column_in(column: Any) -> Any:

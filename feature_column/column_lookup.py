@@ -104,6 +104,11 @@ class EmbeddingRows:
         (own,) = look_up([routed.asked], self.table.name)
         return routed.joined(own)
 
+    def read_static(self, rows: tf.Tensor) -> tf.Tensor:
+        """Reads static rows by their numbers, `[n]`. The gradient has distinct indices."""
+        distinct, places = tf.unique(rows)
+        return tf.gather(tf.gather(self.static, distinct), places)
+
     def buckets_of(self, keys: tf.Tensor, buckets: tf.Tensor | None) -> tf.Tensor:
         """Returns the static row of each key, int64 `[n]`: as given, or by the hash of the key."""
         if buckets is None:

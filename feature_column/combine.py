@@ -15,7 +15,7 @@ class Positions(NamedTuple):
         weights: The weights of the same places, or `None`.
         keys: int64 `[n]`.
         buckets: int64 `[n]`, or `None`.
-        mask: int32 `[n]`.
+        mask: int32 `[n]`, or `None` where there are no own rows.
         safe: True for the behaviour of `tf.nn.safe_embedding_lookup_sparse`, which returns zeros
             where there are no ids.
     """
@@ -24,8 +24,19 @@ class Positions(NamedTuple):
     weights: tf.SparseTensor | None
     keys: tf.Tensor
     buckets: tf.Tensor | None
-    mask: tf.Tensor
+    mask: tf.Tensor | None
     safe: bool
+
+
+def static_positions(
+    ids: tf.SparseTensor, weights: tf.SparseTensor | None, safe: bool
+) -> Positions:
+    """Returns the positions of ids that are numbers of static rows; safe ones are not negative."""
+    if safe:
+        kept = ids.values >= 0
+        ids = tf.sparse.retain(ids, kept)
+        weights = None if weights is None else tf.sparse.retain(weights, kept)
+    return Positions(ids, weights, ids.values, None, None, safe)
 
 
 def with_weight(column: Any, positions: Positions) -> Positions:

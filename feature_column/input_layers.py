@@ -10,6 +10,7 @@ from tensorflow.python.feature_column import feature_column as fc_v1
 from tensorflow.python.feature_column import feature_column_v2 as fc_v2
 from tensorflow.python.feature_column import sequence_feature_column
 
+from sok_embed.feature_column.fused_columns import InputLayer
 from sok_embed.feature_column.masks import with_masks
 
 
@@ -49,8 +50,12 @@ def input_layer(
             values other than 0 and 1.
     """
     columns = list(feature_columns) if isinstance(feature_columns, Iterator) else feature_columns
+    of_columns = _as_list(columns)
     return fc_v1._internal_input_layer(
-        with_masks(features, _as_list(columns), adaptive_mask_tensors),
+        {
+            **with_masks(features, of_columns, adaptive_mask_tensors),
+            InputLayer: InputLayer(of_columns, {}),
+        },
         columns,
         weight_collections=weight_collections,
         trainable=trainable,
@@ -89,7 +94,7 @@ def sequence_input_layer(
     together = with_masks(features, columns, adaptive_mask_tensors)
     scope = tf.compat.v1.variable_scope
     with scope(None, default_name="sequence_input_layer", values=list(features.values())):
-        builder = fc_v1._LazyBuilder(together)
+        builder = fc_v1._LazyBuilder({**together, InputLayer: InputLayer(columns, {})})
         outputs = {}
         for column in sorted(columns, key=lambda column: column.name):
             with scope(None, default_name=column._var_scope_name):

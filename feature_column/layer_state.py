@@ -7,7 +7,7 @@ import copy
 import functools
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.feature_column import feature_column_v2 as fc_v2
@@ -15,8 +15,7 @@ from tensorflow.python.feature_column import feature_column_v2 as fc_v2
 from sok_embed import communicators, tf_ops
 from sok_embed.feature_column.categorical import own_rows_column_in
 from sok_embed.feature_column.column_lookup import EmbeddingRows, check_same_rows
-from sok_embed.feature_column.combine import Positions
-from sok_embed.feature_column.fused_columns import Wanted, rows_of_columns
+from sok_embed.feature_column.fused_columns import Found, found_rows
 from sok_embed.feature_column.initializers import for_keras
 from sok_embed.feature_column.own_table import OwnRows
 from sok_embed.keras_bridge import callers
@@ -89,20 +88,6 @@ class LayerEmbedding(EmbeddingRows):
         return [tf_ops.bind_slots(self.table.resource_handle, handles, device)]
 
 
-class Found(NamedTuple):
-    """The rows that have been looked up for a column and are not combined yet.
-
-    Attributes:
-        ids: All ids of the column in the batch.
-        positions: The positions that were looked up.
-        rows: The rows of these positions, float32 `[n, dim]`.
-    """
-
-    ids: tf.SparseTensor
-    positions: Positions
-    rows: tf.Tensor
-
-
 class LayerState(fc_v2.StateManager):
     """The state of the columns of a layer, with the methods that TensorFlow's columns call.
 
@@ -143,29 +128,19 @@ class LayerState(fc_v2.StateManager):
         return state
 
     def look_up(self, columns: Iterable[Any], cache: Any, sequences: bool) -> None:
-        """Finds the rows of adaptive columns in one exchange, if there are several workers.
+        """Finds the rows of the columns that look them up themselves, in one exchange.
 
         Args:
             columns: `RowsColumn`s of the layer, before they are asked for their tensors.
             cache: The features of the call.
             sequences: True if they are columns of sequences.
         """
-        if communicators.size() == 1:
-            return
-        ids, wanted = {}, {}
+        asked = []
         for column in columns:
-            rows = self.embedding(column)
-            if rows.table is None:
-                continue
             column.expect_sequence(sequences)
-            pair = column.categorical_column.get_sparse_tensors(cache, self)
-            ids[column.name] = pair.id_tensor
-            wanted[column.name] = Wanted(rows, column.positions(pair, cache))
-        found = rows_of_columns(list(wanted.values()), self.training, self._layer.name)
-        self.found = {
-            name: Found(ids[name], one.positions, rows)
-            for (name, one), rows in zip(wanted.items(), found, strict=True)
-        }
+            ids = column.categorical_column.get_sparse_tensors(cache, self)
+            asked.append((column, self.embedding(column), ids))
+        self.found = found_rows(asked, cache, self.training, self._layer.name)
 
     def create_variable(
         self,

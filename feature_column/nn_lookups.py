@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from sok_embed.arguments import shown
 from sok_embed.feature_column.embedding_variable import EmbeddingVariable
+from sok_embed.lookups.input_forms import values_beside
 
 # A list has the parts of a partitioned variable.
 _Variables = Union[EmbeddingVariable, List[EmbeddingVariable]]  # noqa: UP006, UP007
@@ -134,6 +135,8 @@ def _sparse(ids: Any, weights: Any) -> tuple[tf.SparseTensor, tf.SparseTensor | 
     for what, tensor in (("ids", ids), ("weights", weights)):
         if not isinstance(tensor, tf.SparseTensor) and not (what == "weights" and tensor is None):
             raise TypeError(f"Expected {what} to be a SparseTensor. Received: {shown(tensor)}.")
+    if weights is not None:
+        weights = ids.with_values(values_beside("weights", weights, ids))
     return ids, weights
 
 

@@ -12,13 +12,19 @@ from tensorflow.python.feature_column import serialization, utils
 
 from sok_embed.feature_column import graph_state
 from sok_embed.feature_column.categorical import own_rows_column_in
-from sok_embed.feature_column.column_lookup import EmbeddingRows
-from sok_embed.feature_column.combine import Positions, combine, with_weight
+from sok_embed.feature_column.combine import (
+    Positions,
+    combine,
+    static_positions,
+    with_weight,
+)
+from sok_embed.feature_column.fused_columns import Found, InputLayer, found_rows
 from sok_embed.feature_column.initializers import (
     deserialize_initializer,
     serialize_initializer,
 )
 from sok_embed.feature_column.masks import aligned_mask
+from sok_embed.feature_column.weights import aligned_weights
 
 _SEQUENCES = (fc_v2.SequenceCategoricalColumn, fc_v1._SequenceCategoricalColumn)
 
@@ -120,34 +126,24 @@ class RowsColumn(
     def get_dense_tensor(self, transformation_cache: Any, state_manager: Any) -> tf.Tensor:
         """Returns embeddings `[batch, dimension]`."""
         self.expect_sequence(False)
-        return self._in_layer(transformation_cache, state_manager)[0]
+        return self._combined(state_manager.found[self.name])
 
     def _get_dense_tensor(
         self, inputs: Any, weight_collections: Any = None, trainable: Any = None
     ) -> tf.Tensor:
         self.expect_sequence(False)
-        rows = graph_state.embedding(self, weight_collections, trainable)
-        ids = self.categorical_column._get_sparse_tensors(inputs, weight_collections, trainable)
-        return self._embed(ids, inputs, rows, graph_state.trains(self, trainable))
+        return self._combined(self._in_graph(inputs, weight_collections, trainable))
 
     def get_sequence_dense_tensor(self, transformation_cache: Any, state_manager: Any) -> Any:
         """Returns embeddings `[batch, longest, dimension]` and lengths `[batch]`."""
         self.expect_sequence(True)
-        embeddings, ids = self._in_layer(transformation_cache, state_manager)
-        return self.TensorSequenceLengthPair(
-            embeddings, utils.sequence_length_from_sparse_tensor(ids)
-        )
+        return self._sequences(state_manager.found[self.name])
 
     def _get_sequence_dense_tensor(
         self, inputs: Any, weight_collections: Any = None, trainable: Any = None
     ) -> Any:
         self.expect_sequence(True)
-        rows = graph_state.embedding(self, weight_collections, trainable)
-        ids = self.categorical_column._get_sparse_tensors(inputs)
-        return self.TensorSequenceLengthPair(
-            self._embed(ids, inputs, rows, graph_state.trains(self, trainable)),
-            utils.sequence_length_from_sparse_tensor(ids.id_tensor),
-        )
+        return self._sequences(self._in_graph(inputs, weight_collections, trainable))
 
     def expect_sequence(self, sequence: bool) -> None:
         """Raises ValueError unless the ids are sequences if `sequence`, or not if it is false."""
@@ -165,37 +161,52 @@ class RowsColumn(
         )
 
     def positions(self, ids: Any, inputs: Any) -> Positions:
-        """Returns the positions to look up for an adaptive column.
+        """Returns the positions to look up.
 
         Args:
             ids: The categorical column's ids and weights.
             inputs: The features, and transformed features of columns.
         """
+        safe = self.use_safe_embedding_lookup or ids.id_tensor.shape.rank != 2
         adaptive = own_rows_column_in(self)
+        if adaptive is None:
+            return static_positions(ids.id_tensor, ids.weight_tensor, safe)
         raw = adaptive.raw_ids(inputs)
         mask = aligned_mask(adaptive, inputs._features, raw)
         keys = adaptive.keys_of(raw.values)
         buckets = adaptive.lookup_buckets(raw.values, ids.id_tensor.values)
-        safe = self.use_safe_embedding_lookup or ids.id_tensor.shape.rank != 2
-        positions = Positions(ids.id_tensor, ids.weight_tensor, keys, buckets, mask, safe)
+        weights = aligned_weights(self.categorical_column, adaptive, inputs, raw)
+        if weights is not None:
+            weights = ids.id_tensor.with_values(weights)
+        positions = Positions(ids.id_tensor, weights, keys, buckets, mask, safe)
         return with_weight(self, positions)
 
-    def _in_layer(self, cache: Any, state: Any) -> tuple[tf.Tensor, tf.SparseTensor]:
-        """Returns the embeddings and their ids."""
-        found = state.found.get(self.name)
-        if found is not None:
-            return combine(self, found.positions, found.rows), found.ids
-        ids = self.categorical_column.get_sparse_tensors(cache, state)
-        return self._embed(ids, cache, state.embedding(self), state.training), ids.id_tensor
+    def _in_graph(self, inputs: Any, weight_collections: Any, trainable: Any) -> Found:
+        """Looks up the rows of this column, with those of the columns that share them."""
+        call = inputs._features.get(InputLayer, InputLayer([self], {}))
+        if self.name not in call.found:
+            # In the variable scope of this column, which makes rows that are shared.
+            rows = graph_state.embedding(self, weight_collections, trainable)
+            asked = [(self, rows, self.categorical_column._get_sparse_tensors(inputs))]
+            for other in filter(self._shares_rows_with, call.columns):
+                rows = graph_state.embedding(other, weight_collections, trainable)
+                asked.append((other, rows, other.categorical_column._get_sparse_tensors(inputs)))
+            training = graph_state.trains(self, trainable)
+            call.found.update(found_rows(asked, inputs, training, self.state_name))
+        return call.found[self.name]
 
-    def _embed(self, ids: Any, inputs: Any, rows: EmbeddingRows, training: bool) -> tf.Tensor:
-        if own_rows_column_in(self) is None:
-            lookup = tf.compat.v1.nn.safe_embedding_lookup_sparse
-            if not self.use_safe_embedding_lookup and ids.id_tensor.shape.rank == 2:
-                lookup = tf.nn.embedding_lookup_sparse
-            return lookup(rows.static, *ids, combiner=self.combiner, max_norm=self.max_norm)
-        at = self.positions(ids, inputs)
-        return combine(self, at, rows.lookup(at.keys, at.buckets, at.mask, training))
+    def _shares_rows_with(self, column: Any) -> bool:
+        """Returns whether another column of an input layer is looked up with this one."""
+        if self.shared_name is None or not isinstance(column, RowsColumn) or column is self:
+            return False
+        return column.shared_name == self.shared_name and column.trainable == self.trainable
+
+    def _combined(self, found: Found) -> tf.Tensor:
+        return combine(self, found.positions, found.rows)
+
+    def _sequences(self, found: Found) -> Any:
+        lengths = utils.sequence_length_from_sparse_tensor(found.ids)
+        return self.TensorSequenceLengthPair(self._combined(found), lengths)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the fields, as JSON can hold them."""

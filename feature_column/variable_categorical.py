@@ -68,7 +68,7 @@ class EmbeddingCategoricalColumn(OwnRowsCategorical, _Fields):
         return self.buckets_of(transformed)
 
     def _transform_feature(self, inputs: Any, state_manager: Any = None) -> tf.SparseTensor:
-        ids = self.raw_ids(inputs, state_manager)
+        ids = self.raw_ids(inputs)
         return tf.SparseTensor(ids.indices, self.keys_of(ids.values), ids.dense_shape)
 
 

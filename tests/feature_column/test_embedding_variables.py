@@ -112,6 +112,18 @@ def test_safe_embedding_lookup_sparse(combiner, weights, default_id, nn):
     compare(look_up, tolerance=1e-5)
 
 
+@pytest.mark.parametrize("lookup", ["embedding_lookup_sparse", "safe_embedding_lookup_sparse"])
+def test_weights_at_other_places_than_ids_are_refused(lookup):
+    with tf.Graph().as_default(), v1.Session() as session:
+        ids = tf.SparseTensor([[0, 0], [1, 0]], tf.constant([3, 4], tf.int64), [2, 2])
+        places = v1.placeholder(tf.int64, [2, 2])
+        output = getattr(tf.nn, lookup)(ours(), ids, tf.SparseTensor(places, [1.0, 2.0], [2, 2]))
+        session.run(v1.global_variables_initializer())
+        session.run(output, {places: [[0, 0], [1, 0]]})
+        with pytest.raises(tf.errors.InvalidArgumentError, match="weights with the indices of"):
+            session.run(output, {places: [[0, 0], [0, 1]]})
+
+
 def test_a_safe_lookup_leaves_negative_ids_out():
     def look_up(table):
         ids = tf.SparseTensor([[0, 0], [0, 1], [2, 0]], tf.constant([3, -1, -5], tf.int64), [3, 2])
