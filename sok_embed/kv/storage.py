@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import threading
@@ -13,6 +14,7 @@ from typing import Any, Literal
 
 from sok_embed.arguments import check_flag, check_integer, is_among
 from sok_embed.binding import _core
+from sok_embed.binding._core import StorageLockedError
 from sok_embed.kv.arguments import (
     UINT32,
     UINT64,
@@ -76,7 +78,7 @@ class Storage:
 
     Raises:
         StorageLockedError: If this or another process has the folder open; the message names the
-            lock.
+            process. A storage of this process that only models without a name have is closed.
         CorruptionError: For damaged files.
         FileNotFoundError, PermissionError, StorageError: From the file system.
         ValueError: For arguments out of their range, or a folder with other things in it.
@@ -109,7 +111,7 @@ class Storage:
         self._is_copy = False
         self._process = os.getpid()
         with _open_lock:
-            self._native = _core.Storage(
+            self._native = self._open(
                 # The process may change its working directory while the storage is open.
                 self.path and os.path.join(os.getcwd(), self.path),
                 None if ttl is None else check_integer("ttl", ttl, 0, UINT32),
@@ -122,6 +124,31 @@ class Storage:
             )
             _open_storages[os.path.realpath(self.path)] = self
         self._finalizer = weakref.finalize(self, _finish, self._native, self._process)
+
+    def _open(self, *arguments: Any, **options: Any) -> _core.Storage:
+        """Opens the folder; models of this process that nothing refers to any more let it go."""
+        try:
+            return _core.Storage(*arguments, **options)
+        except StorageLockedError:
+            if not self._is_open_here():
+                raise
+        gc.collect()  # a model is kept by cycles of references alone
+        try:
+            return _core.Storage(*arguments, **options)
+        except StorageLockedError:
+            if not self._is_open_here():
+                raise
+        raise StorageLockedError(
+            f"Expected a storage that this process has not open. Received: '{self.path}', which it "
+            "opened before, perhaps in another run of a notebook's cell. Close that first: "
+            "storage.close(), or layer.storage.close() if a layer opened it, such as "
+            "model.layers[0].storage.close(). Or use that storage again."
+        )
+
+    def _is_open_here(self) -> bool:
+        """Returns whether this process has the folder open in another storage."""
+        other = _open_storages.get(os.path.realpath(self.path))
+        return other is not None and not other.closed
 
     @property
     def id(self) -> str:

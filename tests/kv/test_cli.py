@@ -310,7 +310,7 @@ def test_help_imports_nothing_heavy():
 def test_a_storage_in_use_is_refused(storage):
     sgd(storage)
     result = run("inspect", storage.path, code=1)
-    assert f"{storage.path}/LOCK" in result.stderr
+    assert f"'{storage.path}'" in result.stderr and "this process" in result.stderr
 
 
 @pytest.mark.parametrize("module", ["sok_embed", "sok_embed.cli"])

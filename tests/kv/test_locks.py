@@ -1,8 +1,10 @@
 """One process writes to a folder. Others are told so; readers change nothing."""
 
+import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from kv_rows import ENVIRONMENT, keys, ones, peek, run_python, sgd
 from limits import HANG_S
@@ -30,17 +32,28 @@ def test_another_process_is_told_of_the_lock(tmp_path, storage):
     result = run_python(OPEN, storage.path)
     lines = [line for line in result.stdout.splitlines() if line.startswith("locked:")]
     assert len(lines) == 2, result.stderr
-    assert all(f"{storage.path}/LOCK" in line for line in lines)
+    assert all(storage.path in line and f"held by process {os.getpid()}" in line for line in lines)
+    assert not any("LOCK" in line for line in lines)
     sgd(storage).apply_gradients(keys(1), ones(1))
     storage.flush()
 
 
 def test_a_folder_is_opened_once_in_a_process(storage):
-    with pytest.raises(kv.StorageLockedError, match="LOCK"):
-        kv.Storage(storage.path)
+    for read_only in (False, True):
+        with pytest.raises(kv.StorageLockedError, match=r"layer\.storage\.close\(\)"):
+            kv.Storage(storage.path, read_only=read_only)
     assert issubclass(kv.StorageLockedError, kv.StorageError)
     assert issubclass(kv.CorruptionError, kv.StorageError)
     assert issubclass(kv.StorageError, OSError)
+
+
+def test_a_storage_that_only_cycles_keep_is_closed_for_the_next_one(tmp_path):
+    holder = [kv.Storage(tmp_path / "rows")]
+    sgd(holder[0]).apply_gradients(keys(1), ones(1))
+    holder.append(holder)
+    del holder
+    with kv.Storage(tmp_path / "rows") as storage:
+        np.testing.assert_array_equal(sgd(storage).lookup(keys(1)), [[-1, -1]])
 
 
 def test_a_reader_changes_nothing(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -33,6 +34,27 @@ def test_a_layer_that_could_not_be_made_leaves_its_group_to_others(storage):
     with pytest.raises(ValueError):
         all2all(name="one", storage=storage, use_hashtable=False)
     dynamic(name="two", storage=storage)
+
+
+def test_a_model_over_a_storage_without_a_name_is_made_again(tmp_path):
+    """A cell of a notebook that opens the storage within the layer runs three times."""
+
+    def cell() -> keras.Model:
+        rows = DynamicEmbedding(DIM, seed=1, storage=kv.Storage(tmp_path / "rows"))
+        model = keras.Sequential([rows, keras.layers.Flatten(), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        train(model)
+        return model
+
+    model = cell()
+    rows = model.layers[0].table.size()
+    with pytest.raises(kv.StorageLockedError, match=r"model\.layers\[0\]\.storage\.close\(\)"):
+        cell()
+    model.layers[0].storage.close()
+    model = cell()
+    assert model.layers[0].table.size() == rows
+    del model
+    assert cell().layers[0].table.size() == rows
 
 
 def test_a_layer_that_is_gone_leaves_its_group_to_others(storage):

@@ -55,8 +55,8 @@ bool IsSaved(rocksdb::DB* db, rocksdb::ColumnFamilyHandle* family) {
 
 Status InUse(const std::string& path, const std::string& holder) {
   return Status(Code::kUnavailable,
-                "the storage '" + path + "' is in use: its lock '" + path + "/LOCK' is taken" +
-                    holder + "; close the storage there, or give this one a folder of its own");
+                "the storage '" + path + "' is in use" + holder +
+                    "; close the storage there, or give this one a folder of its own");
 }
 
 Status TakeLock(const std::string& path, FolderClaim* claim) {
@@ -199,8 +199,7 @@ Result<std::unique_ptr<Database>> RowDatabase::Open(const Options& options) {
     if (claim == nullptr) return InUse(path, OpenFolders::Holder(path));
   } else if (const std::string holder = OpenFolders::Holder(path); !holder.empty()) {
     return Status(Code::kUnavailable,
-                  "expected that nobody writes to '" + path + "', got its lock '" + path +
-                      "/LOCK'" + holder +
+                  "expected that nobody writes to '" + path + "', got its lock" + holder +
                       "; close it there, or make a checkpoint and open that read-only");
   }
   // RocksDB moves its log files before it checks its own lock, so the claim comes first. In a
