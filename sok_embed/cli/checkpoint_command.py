@@ -16,11 +16,12 @@ import click
 from sok_embed.cli.terminal import (
     as_json_option,
     bar,
-    key_of,
+    given_keys,
     numbers,
     print_json,
     print_result,
     printable,
+    string_option,
     table,
 )
 
@@ -80,30 +81,18 @@ def _time_of(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")
 
 
-class _Keys(click.ParamType):  # type: ignore[type-arg]  # older ones of click are not generic
-    """Keys with commas between them."""
-
-    name = "keys"
-
-    def convert(self, value: Any, parameter: Any, context: Any) -> list[int]:
-        """Returns them as int64."""
-        if isinstance(value, list):
-            return value
-        keys = [key_of(each.strip()) for each in value.split(",")]
-        return [key - 2**64 if key >= 2**63 else key for key in keys]
-
-
 @checkpoint.command()
 @click.argument("path", type=_MountedPath())
 @click.option("--table", "name", metavar="TABLE", help="Show only the table of this path or name.")
 @click.option(
     "--keys",
     "--key",
-    type=_Keys(),
+    metavar="KEYS",
     help="Show the rows of these keys, such as 1,-2,0xff. Needs --table.",
 )
+@string_option
 @as_json_option
-def show(path: str, name: str | None, keys: list[int] | None, as_json: bool) -> None:
+def show(path: str, name: str | None, keys: str | None, strings: bool, as_json: bool) -> None:
     """Show what is in the checkpoint PATH, or rows of one of its tables."""
     from sok_embed.checkpoint.tools.saved import open_saved
     from sok_embed.checkpoint.tools.survey import rows_of_keys, surveyed
@@ -112,7 +101,9 @@ def show(path: str, name: str | None, keys: list[int] | None, as_json: bool) -> 
     if keys is not None:
         if name is None:
             raise click.UsageError("Expected --table with --keys. Received: --keys alone.")
-        _show_rows(rows_of_keys(saved, saved.one(name), keys), as_json)
+        texts = (text.strip() for text in keys.split(","))
+        wanted = [key - 2**64 if key >= 2**63 else key for key in given_keys(texts, strings)]
+        _show_rows(rows_of_keys(saved, saved.one(name), wanted), as_json)
         return
     report = surveyed(saved, [] if name is None else [name])
     if as_json:

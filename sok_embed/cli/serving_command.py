@@ -7,10 +7,16 @@ from typing import Any
 
 import click
 
-from sok_embed.cli.terminal import as_json_option, bar, key_of, numbers, print_json, print_result
+from sok_embed.cli.terminal import (
+    as_json_option,
+    bar,
+    given_keys,
+    numbers,
+    print_json,
+    print_result,
+    string_option,
+)
 from sok_embed.cli.terminal import table as columns
-
-_UINT64 = 2**64
 
 
 @click.command()
@@ -107,18 +113,20 @@ def export(
 @click.option(
     "--key",
     "keys",
-    type=key_of,
     metavar="KEY",
     multiple=True,
     help="Show the row of this key. May be repeated.",
 )
 @click.option("--verify", is_flag=True, help="Read all of FILE, and fail if it is damaged.")
+@string_option
 @as_json_option
-def rows(file: str, keys: tuple[int, ...], verify: bool, as_json: bool) -> None:
+def rows(file: str, keys: tuple[str, ...], verify: bool, strings: bool, as_json: bool) -> None:
     """Show the header of FILE, a file of rows that an export has written, and the rows of keys.
 
-    KEY is decimal, signed or unsigned, or hexadecimal with 0x in front.
+    KEY is decimal, signed or unsigned, or hexadecimal with 0x in front; with --string, a string id,
+    whose key is its sok_embed.fingerprint.
     """
+    given = given_keys(keys, strings)
     import numpy as np
 
     from sok_embed.serving import rows as rows_files
@@ -126,11 +134,11 @@ def rows(file: str, keys: tuple[int, ...], verify: bool, as_json: bool) -> None:
     with rows_files.open(file) as opened:
         if verify:
             opened.verify()
-        asked = np.array([key % _UINT64 for key in keys], np.uint64)
+        asked = np.array(list(given), np.uint64)
         found = [
             {"key": key, "exists": bool(exists), "embedding": [float(each) for each in row]}
             for key, exists, row in zip(
-                keys, opened.contains(asked), opened.lookup(asked), strict=True
+                given.values(), opened.contains(asked), opened.lookup(asked), strict=True
             )
         ]
         report: dict[str, Any] = {

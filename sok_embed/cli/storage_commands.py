@@ -14,11 +14,12 @@ import click
 from sok_embed.cli.terminal import (
     as_json_option,
     bar,
-    key_of,
+    given_keys,
     numbers,
     print_json,
     print_result,
     printable,
+    string_option,
     table,
 )
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from sok_embed import kv
 
 _GROUPS = 256  # as kv.GROUPS says
-_UINT64 = 2**64
 
 
 def _time(text: str) -> int:
@@ -88,25 +88,28 @@ def inspect(path: str, group: int | None, as_json: bool) -> None:
 @click.command(context_settings={"ignore_unknown_options": True})
 @_folder
 @click.argument("group", type=_group_number)
-@click.argument("key", type=key_of)
+@click.argument("key")
 @click.option(
     "--slots", is_flag=True, help="Show the slots that the optimizer keeps for the row, too."
 )
+@string_option
 @as_json_option
-def get(path: str, group: int, key: int, slots: bool, as_json: bool) -> None:
+def get(path: str, group: int, key: str, slots: bool, strings: bool, as_json: bool) -> None:
     """Show the row of KEY in GROUP of PATH.
 
-    KEY is decimal, signed or unsigned, or hexadecimal with 0x in front.
+    KEY is decimal, signed or unsigned, or hexadecimal with 0x in front; with --string, a string id,
+    whose key is its sok_embed.fingerprint.
     """
+    ((wanted, given),) = given_keys([key], strings).items()
     with _opened(path) as storage:
         known = storage.table(group).description()
-        row = storage.ready().get(group, key % _UINT64)
+        row = storage.ready().get(group, wanted)
     if row is None:
-        raise FileNotFoundError(f"there is no row of key {key} in group {group} of '{path}'")
+        raise FileNotFoundError(f"there is no row of key {given} in group {group} of '{path}'")
     floats = [float(number) for number in row["floats"]]
     shown: dict[str, Any] = {
         "group": group,
-        "key": key,
+        "key": given,
         "update_count": row["update_num"],
         "last_update": row["update_time"],
         "embedding": floats[: known.dimension],
@@ -202,53 +205,55 @@ def load(path: str, file: str, damo: bool, ttl: int | None, as_json: bool) -> No
 @click.command(context_settings={"ignore_unknown_options": True})
 @_folder
 @click.argument("group", type=_group_number)
-@click.argument("keys", type=key_of, nargs=-1, metavar="[KEY]...")
+@click.argument("keys", nargs=-1, metavar="[KEY]...")
 @click.option(
     "--keys-from",
     type=click.File(),
     metavar="FILE",
-    help="Remove the keys in FILE too, separated by blanks or line ends; -: stdin.",
+    help="Remove the keys in FILE too, separated by blanks or line ends, strings by line ends; -: "
+    "stdin.",
 )
+@string_option
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
 @click.option("--yes", is_flag=True, help="Remove without asking.")
 @as_json_option
 def remove(
     path: str,
     group: int,
-    keys: tuple[int, ...],
+    keys: tuple[str, ...],
     keys_from: IO[str] | None,
+    strings: bool,
     dry_run: bool,
     yes: bool,
     as_json: bool,
 ) -> None:
     """Remove the rows of KEYs in GROUP of PATH, with the slots and counts of these keys.
 
-    KEY is decimal, signed or unsigned, or hexadecimal with 0x in front. It asks before it removes
-    rows, unless --yes is given. The bytes of the rows stay in the files until compact rewrites
-    them.
+    KEY is decimal, signed or unsigned, or hexadecimal with 0x in front; with --string, a string id,
+    whose key is its sok_embed.fingerprint. It asks before it removes rows, unless --yes is given.
+    The bytes of the rows stay in the files until compact rewrites them.
     """
-    read = [] if keys_from is None else [key_of(text) for text in keys_from.read().split()]
-    given = list({key % _UINT64: key for key in (*keys, *read)}.values())
+    text = "" if keys_from is None else keys_from.read()
+    given = given_keys((*keys, *(text.splitlines() if strings else text.split())), strings)
     if not given:
         raise click.UsageError("Expected keys, as KEY or in --keys-from. Received: none.")
-    from sok_embed.kv.stored_table import keys_of
 
     with _opened(path) as storage:  # this does not make the folder
-        there = storage.table(group).contains(keys_of(given))
-    missing = [key for key, exists in zip(given, there.tolist(), strict=True) if not exists]
+        there = storage.table(group).contains(list(given))
+    missing = [key for key, exists in zip(given.values(), there, strict=True) if not exists]
     removed = len(given) - len(missing)
     if not dry_run:
         _confirm(yes, f"Remove {removed:,} rows of group {group} of '{path}' for good?")
         from sok_embed import kv
 
         with kv.Storage(path) as storage:
-            removed = storage.remove(group, given)
-    text = f"{removed:,} rows {'would go' if dry_run else 'removed'}"
+            removed = storage.remove(group, list(given))
+    said = f"{removed:,} rows {'would go' if dry_run else 'removed'}"
     if missing:
-        text += f"; {len(missing):,} keys have none, such as {missing[0]}"
+        said += f"; {len(missing):,} keys have none, such as {missing[0]}"
     elif not dry_run:
-        text += f"; run sok-embed compact {path} to have their bytes go, too"
-    print_result(as_json, text, dry_run=dry_run, removed=removed, missing=missing)
+        said += f"; run sok-embed compact {path} to have their bytes go, too"
+    print_result(as_json, said, dry_run=dry_run, removed=removed, missing=missing)
 
 
 def can_ask() -> bool:

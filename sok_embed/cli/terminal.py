@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,9 @@ import click
 
 _UINT64 = 2**64
 
+string_option = click.option(
+    "--string", "strings", is_flag=True, help="Take KEY as a string id, not as an integer."
+)
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
@@ -48,10 +51,31 @@ def key_of(text: str) -> int:
     try:
         key = int(text, 16 if text.lower().startswith("0x") else 10)
     except ValueError:
-        raise click.BadParameter(f"{text!r} is not an integer, in decimal or after 0x.") from None
+        raise click.BadParameter(
+            f"{text!r} is not an integer, in decimal or after 0x. For a string id pass --string."
+        ) from None
     if not -_UINT64 // 2 <= key < _UINT64:
         raise click.BadParameter(f"{text} does not fit into 64 bits.")
     return key
+
+
+def given_keys(texts: Iterable[str], strings: bool) -> dict[int, int | str]:
+    """Returns distinct keys, in [0, 2^64), each with the integer or the string that was given.
+
+    Args:
+        texts: The keys, as for `key_of`, or strings.
+        strings: True for strings, whose keys are their `sok_embed.fingerprint`s.
+
+    Raises:
+        click.BadParameter: As `key_of`.
+    """
+    if not strings:
+        return {key % _UINT64: key for key in map(key_of, texts)}
+    from sok_embed.fingerprints import fingerprint
+
+    given = list(texts)
+    keys = fingerprint(given).tolist() if given else []
+    return {key % _UINT64: text for key, text in zip(keys, given, strict=True)}
 
 
 @contextmanager

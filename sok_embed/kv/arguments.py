@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sok_embed.arguments import check_integer
+
 MOST_DIMENSION = 2**20
 UINT32 = 2**32
 # The text of messages about floats that were given as ids.
@@ -18,13 +20,44 @@ FLOATS_ROUND = (
     "as integers; where all are small, pass x.astype('int64')"
 )
 UINT64 = 2**64
+_OF_STRINGS = "Keys of strings are their fingerprints: sok_embed.fingerprint(keys)"
+
+
+def keys_of(keys: Any) -> npt.NDArray[Any]:
+    """Returns keys as an array: an integer, a sequence of integers, or an array as it is.
+
+    Raises:
+        TypeError: For strings.
+        ValueError: For other objects, True and False among them, and for integers that 64 bits do
+            not hold.
+    """
+    if isinstance(keys, np.ndarray):
+        return keys
+    if are_strings(keys):
+        raise TypeError(f"Expected integer keys. Received: {keys!r}. {_OF_STRINGS}.")
+    given = keys if isinstance(keys, list | tuple | range | set | frozenset) else [keys]
+    whole = [check_integer("a key", key, -(2**63), UINT64) % UINT64 for key in given]
+    return np.array(whole, np.uint64)
+
+
+def are_strings(keys: Any) -> bool:
+    """Returns whether keys are strings or bytes, or have one of them first."""
+    if isinstance(keys, np.ndarray):
+        first = keys.ravel()[:1].tolist()
+        return keys.dtype.kind in "USO" and any(isinstance(each, str | bytes) for each in first)
+    several = isinstance(keys, list | tuple | set | frozenset)
+    return isinstance(next(iter(keys), None) if several else keys, str | bytes)
 
 
 def check_keys(keys: Any) -> npt.NDArray[np.uint64]:
     """Returns the keys, of any shape, as uint64 [n]."""
     if not isinstance(keys, np.ndarray) or keys.dtype not in (np.uint64, np.int64):
         floats = isinstance(keys, np.ndarray) and np.issubdtype(keys.dtype, np.floating)
-        remedy = f". {FLOATS_ROUND}." if floats else ". Convert them: np.asarray(keys, np.uint64)."
+        if are_strings(keys):
+            remedy = f". {_OF_STRINGS}."
+        else:
+            convert = "Convert them: np.asarray(keys, np.uint64)"
+            remedy = f". {FLOATS_ROUND if floats else convert}."
         raise TypeError(
             "Expected keys to be a NumPy array of uint64 or int64. "
             f"Received: {described(keys)}{remedy}"

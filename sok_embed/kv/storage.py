@@ -24,7 +24,7 @@ from sok_embed.kv.arguments import (
 from sok_embed.kv.consent import check_consent
 from sok_embed.kv.dump import read_dump
 from sok_embed.kv.group import GROUPS, Group, group_of
-from sok_embed.kv.stored_table import StoredTable, keys_of
+from sok_embed.kv.stored_table import StoredTable
 from sok_embed.kv.worker_folder import copy_owners_note, worker_folder
 
 _DURABILITIES = ("checkpoint", "update", "sync")
@@ -408,7 +408,7 @@ class Storage:
             TypeError, ValueError: For other keys.
             PermissionError: If the storage is read-only.
         """
-        return self.table(group).remove(keys_of(keys))
+        return self.table(group).remove(keys)
 
     def ready(self) -> _core.Storage:
         """Returns the core's storage, with its clock set; for embeddings, layers and tools.

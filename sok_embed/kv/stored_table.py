@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sok_embed.arguments import check_flag, check_integer, check_positive
-from sok_embed.kv.arguments import UINT32, check_keys
+from sok_embed.kv.arguments import UINT32, check_keys, keys_of
 from sok_embed.kv.group import GROUPS, Group, group_of
-from sok_embed.kv.metadata import Keys, Metadata, read_metadata
+from sok_embed.kv.metadata import Metadata, read_metadata
 
 if TYPE_CHECKING:
     from sok_embed.kv.storage import Storage
@@ -55,21 +55,22 @@ class StoredTable:
 
     @overload
     def lookup(
-        self, keys: Keys, *, return_exists: Literal[False] = False
+        self, keys: Any, *, return_exists: Literal[False] = False
     ) -> npt.NDArray[np.float32]: ...
 
     @overload
     def lookup(
-        self, keys: Keys, *, return_exists: Literal[True]
+        self, keys: Any, *, return_exists: Literal[True]
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]: ...
 
     def lookup(
-        self, keys: Keys, *, return_exists: bool = False
+        self, keys: Any, *, return_exists: bool = False
     ) -> npt.NDArray[np.float32] | tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
         """Reads vectors. No row is made, and no admission counts.
 
         Args:
-            keys: uint64 or int64 of any shape.
+            keys: An array of uint64 or int64 of any shape; an integer or a list counts as an array
+                `[n]`.
             return_exists: True to return also which keys have a row.
 
         Returns:
@@ -78,9 +79,10 @@ class StoredTable:
             `return_exists`, a tuple of the vectors and bool `keys.shape`.
 
         Raises:
-            TypeError: If `keys` is not an array of these dtypes.
-            ValueError: For an array that is not contiguous.
+            TypeError: For arrays of other dtypes, and for strings.
+            ValueError: For an array that is not contiguous, and for other objects.
         """
+        keys = keys_of(keys)
         wanted = check_keys(keys)
         vectors = np.empty((*keys.shape, self.dimension), np.float32)
         exists = np.empty(wanted.size, np.uint8)
@@ -89,26 +91,26 @@ class StoredTable:
             return vectors, exists.view(np.bool_).reshape(keys.shape)
         return vectors
 
-    def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
+    def contains(self, keys: Any) -> npt.NDArray[np.bool_]:
         """Returns which keys have a row: bool `keys.shape`. Errors are those of `lookup`."""
         return self.metadata(keys).exists
 
-    def metadata(self, keys: Keys) -> Metadata:
+    def metadata(self, keys: Any) -> Metadata:
         """Returns how often and when rows were updated: `Metadata` of three arrays `keys.shape`.
 
         Errors are those of `lookup`.
         """
         native = self.storage.ready()
-        return read_metadata(keys, functools.partial(native.read_row_meta, self.group))
+        return read_metadata(keys_of(keys), functools.partial(native.read_row_meta, self.group))
 
-    def remove(self, keys: Keys) -> int:
+    def remove(self, keys: Any) -> int:
         """Removes rows with the optimizer's state of them, and the counts of an admission.
 
         The removal is durable when the storage has been flushed, or at once if nobody has opened
         the group for training. The bytes of the rows stay in files until `Storage.compact`.
 
         Args:
-            keys: uint64 or int64 of any shape. Those without a row are ignored.
+            keys: The keys, as for `lookup`. Those without a row are ignored.
 
         Returns:
             The number of rows that were removed.
@@ -117,7 +119,7 @@ class StoredTable:
             TypeError, ValueError: As `lookup`.
             PermissionError: If the storage is read-only.
         """
-        return self.storage.ready().remove_rows(self.group, check_keys(keys))
+        return self.storage.ready().remove_rows(self.group, check_keys(keys_of(keys)))
 
     def batches(self, n: int) -> Iterator[tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32]]]:
         """Yields all rows, `n` at a time, ascending by key as uint64.
@@ -165,17 +167,3 @@ class StoredTable:
 
     def __repr__(self) -> str:
         return f"<StoredTable of {self.dimension}, group {self.group} of '{self.storage.path}'>"
-
-
-def keys_of(keys: Any) -> Keys:
-    """Returns keys as an array: an integer, a sequence of integers, or an array as it is.
-
-    Raises:
-        TypeError: For other objects, True and False among them.
-        ValueError: For integers that 64 bits do not hold.
-    """
-    if isinstance(keys, np.ndarray):
-        return keys
-    given = keys if isinstance(keys, list | tuple | range | set | frozenset) else [keys]
-    whole = [check_integer("a key", key, -(2**63), 2**64) % 2**64 for key in given]
-    return np.array(whole, np.uint64)

@@ -23,6 +23,7 @@ from checkpoint_files import (
 from click.testing import CliRunner
 from limits import HANG_S
 
+import sok_embed
 from sok_embed.checkpoint import Checkpoint
 from sok_embed.checkpoint.files import partitions
 from sok_embed.cli import main
@@ -134,6 +135,10 @@ def test_show_prints_rows_of_keys(saved):
     result = run("show", saved, "--table", "model/users", "--keys", "3,77", code=1)
     assert re.search(r"^key +3$", result.output, re.MULTILINE)
     assert "no rows of keys 77 in table 'model/users'" in result.output
+    ids = ("--keys", "alice,bob", "--string")
+    unknown = run("show", saved, "--table", "items", *ids, code=1).output
+    wanted = ", ".join(map(str, sok_embed.fingerprint(["alice", "bob"])))
+    assert f"no rows of keys {wanted} in table" in unknown
     assert "which no table has" in run("show", saved, "--table", "item", code=1).output
     assert "Expected one table" in run("show", saved, "--table", "mixed", "--key", 1, code=1).output
     run("show", saved, "--keys", "3", code=2)

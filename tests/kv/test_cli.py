@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from kv_rows import ENVIRONMENT, adam, damo_file, keys, ones, row, run_python, sgd
 from limits import HANG_S
 
+import sok_embed
 from sok_embed import __version__, kv
 from sok_embed.cli import main
 
@@ -149,6 +150,22 @@ def test_remove_takes_keys_as_arguments_and_from_a_file(path, tmp_path):
         "0 rows removed; 1 keys have none, such as -7\n"
     )
     assert "sok-embed compact" in run("remove", path, 0, 4, "--yes").output
+
+
+def test_a_string_id_is_got_and_removed(tmp_path):
+    ids = ["alice", "bob smith", "-7", "zoe"]
+    with kv.Storage(tmp_path / "rows") as storage:
+        sgd(storage).apply_gradients(sok_embed.fingerprint(ids), ones(4))
+    path = tmp_path / "rows"
+    assert run_json("get", path, 0, "alice", "--string")["key"] == "alice"
+    assert "pass --string" in run("get", path, 0, "alice", code=2).stderr
+    gone = run("get", path, 0, "carol", "--string", code=1)
+    assert "no row of key carol" in gone.stderr
+    (tmp_path / "users").write_text("bob smith\ncarol\n")
+    arguments = ("remove", path, 0, "alice", "-7", "--string", "--keys-from", tmp_path / "users")
+    found = run_json(*arguments, "--yes")
+    assert found == {"dry_run": False, "removed": 3, "missing": ["carol"]}
+    assert run_json("inspect", path)["groups"][0]["rows"] == 1
 
 
 def test_remove_asks_and_takes_no_for_an_answer(path, monkeypatch):

@@ -133,13 +133,42 @@ def test_keys_of_a_removal_may_be_plain_integers(tmp_path, given, expected):
         assert not storage.table(0).contains(np.array(expected, np.uint64)).any()
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"), [(7, [7]), ([7, -1], [7, 2**64 - 1]), (range(2), [0, 1]), ((), [])]
+)
+def test_every_call_of_a_stored_table_takes_plain_integers(tmp_path, given, expected):
+    with kv.Storage(tmp_path / "rows") as storage:
+        sgd(storage).apply_gradients(keys(0, 1, 7, -1), ones(4))
+        table, array = storage.table(0), np.array(expected, np.uint64)
+        np.testing.assert_array_equal(table.lookup(given), table.lookup(array))
+        assert table.contains(given).tolist() == [True] * len(expected)
+        assert table.metadata(given).update_nums.tolist() == [1] * len(expected)
+        assert table.remove(given) == len(expected)
+        assert not table.contains(array).any()
+
+
 @pytest.mark.parametrize("given", [True, [False], [1.0], "7", [2**64], np.array([True])])
 def test_other_keys_are_refused(tmp_path, given):
     with kv.Storage(tmp_path / "rows") as storage:
         sgd(storage).apply_gradients(keys(0, 1), ones(2))
-        with pytest.raises((TypeError, ValueError), match="Expected"):
-            storage.remove(0, given)
-        assert len(storage.table(0)) == 2
+        table = storage.table(0)
+        for call in (lambda keys: storage.remove(0, keys), table.lookup, table.contains):
+            with pytest.raises((TypeError, ValueError), match="Expected"):
+                call(given)
+        assert len(table) == 2
+
+
+@pytest.mark.parametrize(
+    "given", ["alice", ["alice"], [b"alice"], np.array(["alice"]), np.array(["alice"], object)]
+)
+def test_errors_of_strings_name_the_function_that_makes_keys_of_them(tmp_path, given):
+    with kv.Storage(tmp_path / "rows") as storage:
+        embedding = sgd(storage)
+        table = storage.table(0)
+        calls = (table.lookup, table.contains, table.metadata, table.remove, embedding.lookup)
+        for call in (*calls, embedding.remove, lambda keys: storage.remove(0, keys)):
+            with pytest.raises(TypeError, match=r"sok_embed\.fingerprint"):
+                call(given)
 
 
 @pytest.mark.parametrize("is_open", [False, True])

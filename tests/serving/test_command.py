@@ -50,6 +50,7 @@ def test_a_file_is_exported_and_its_rows_are_shown(saved, tmp_path):
     text = run("rows", file)
     assert f"rows        {table.size()}" in text and "verified    False" in text
     assert "-9  not in the file; unknown keys have  1 1 1 1" in run("rows", file, "--key", -9)
+    assert "alice  not in the file" in run("rows", file, "--key", "alice", "--string")
 
 
 def test_options_are_those_of_export(saved, tmp_path):
