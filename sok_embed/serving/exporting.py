@@ -26,7 +26,9 @@ def export_model(
     tensors, as TensorFlow Serving takes them: for a dense input its `name`; for a ragged one
     `name_values` and `name_row_lengths`, with several ragged dimensions `name_row_lengths_0` and so
     on, the outermost first; for a sparse one `name_indices`, `name_values` and `name_dense_shape`.
-    Ragged and sparse outputs have the same form.
+    Ragged and sparse outputs have the same form. Nested outputs have the names of their places:
+    `{"scores": [a, b]}` has `scores_0` and `scores_1`, and `[[a, b], c]` has `output_0_0`,
+    `output_0_1` and `output_1`.
 
     Example:
     >>> import numpy as np
@@ -82,12 +84,7 @@ def serving_function(
         )
     ]
     parts = [part for each in inputs for part in each.parts]
-    names = [part.name for part in parts]
-    if len(set(names)) < len(names):
-        raise ValueError(
-            f"Expected tensors of different names. Received: {', '.join(names)}. Name the inputs "
-            "otherwise."
-        )
+    _check_different([part.name for part in parts], "inputs")
 
     def serve(given: dict[str, tf.Tensor]) -> Any:
         tensors = [each.tensor(given) for each in inputs]
@@ -171,23 +168,45 @@ def _place(path: tuple[Any, ...], default: str) -> str:
 
 
 def _dense_parts(outputs: Any) -> Any:
-    """Returns outputs as they are or, if some are ragged or sparse, the dense parts of all."""
-    composite = (tf.RaggedTensor, tf.SparseTensor)
-    if not any(isinstance(each, composite) for each in tree.flatten(outputs)):
+    """Returns outputs as they are or, if they are nested, ragged or sparse, the dense parts of all.
+
+    Parts are named by the place of their output: `{"scores": [a, b]}` has `scores_0`, `scores_1`.
+    """
+    flat = outputs.values() if isinstance(outputs, dict) else outputs
+    if not isinstance(outputs, (dict, list, tuple)):
+        flat = [outputs]
+    if all(tf.is_tensor(each) and not _is_composite(each) for each in flat):
         return outputs
-    parts: dict[str, tf.Tensor] = {}
-    for path, each in tree.flatten_with_path(outputs):
-        name = _place(path, "output")
-        if isinstance(each, tf.RaggedTensor):
-            parts[f"{name}_values"] = each.flat_values
-            lengths = _lengths(name, each.ragged_rank)
-            parts.update(zip(lengths, each.nested_row_lengths(), strict=True))
-        elif isinstance(each, tf.SparseTensor):
-            parts[f"{name}_indices"], parts[f"{name}_values"] = each.indices, each.values
-            parts[f"{name}_dense_shape"] = each.dense_shape
-        else:
-            parts[name] = each
-    return parts
+    parts = [
+        part
+        for path, each in tree.flatten_with_path(outputs)
+        for part in _parts_of(_place(path, "output"), each)
+    ]
+    _check_different([name for name, _ in parts], "outputs")
+    return dict(parts)
+
+
+def _is_composite(tensor: Any) -> bool:
+    return isinstance(tensor, (tf.RaggedTensor, tf.SparseTensor))
+
+
+def _parts_of(name: str, output: Any) -> list[tuple[str, tf.Tensor]]:
+    """Returns the names and the dense parts of an output."""
+    if isinstance(output, tf.RaggedTensor):
+        lengths = zip(_lengths(name, output.ragged_rank), output.nested_row_lengths(), strict=True)
+        return [(f"{name}_values", output.flat_values), *lengths]
+    if isinstance(output, tf.SparseTensor):
+        kinds = ("indices", "values", "dense_shape")
+        return [(f"{name}_{kind}", getattr(output, kind)) for kind in kinds]
+    return [(name, output)]
+
+
+def _check_different(names: list[str], of: str) -> None:
+    if len(set(names)) < len(names):
+        raise ValueError(
+            f"Expected tensors of different names. Received: {', '.join(names)}. Name the {of} "
+            "otherwise."
+        )
 
 
 def _spec_of(tensor: Any) -> tf.TypeSpec:

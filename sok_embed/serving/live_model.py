@@ -18,6 +18,7 @@ from sok_embed.kv.arguments import check_number
 from sok_embed.serving.delta_files import check_there, read_current
 from sok_embed.serving.layers import first_state, next_state
 from sok_embed.serving.loaded_export import LoadedExport, Snapshot, Version
+from sok_embed.serving.skipped_paths import SkippedPaths, signature_of
 from sok_embed.serving.versions import export_folder, export_numbers
 
 _log = logging.getLogger("sok_embed.serving")
@@ -67,7 +68,8 @@ class LiveModel:
     Each call answers from one version: all its rows and dense weights are of the same step. With
     `follow=True` a thread reads published deltas, and then replaces the served version by one
     assignment, so that no call waits. Deltas that are damaged or missing, or do not follow the
-    served version, are skipped, with one line in the log `sok_embed.serving`.
+    served version, are skipped, with one line in the log `sok_embed.serving`, and are looked at
+    again when their files change, and at least once a minute: a full disk is an error that passes.
 
     Example:
     >>> import keras
@@ -93,7 +95,7 @@ class LiveModel:
         if self._poll_seconds <= 0:
             raise ValueError(f"Expected positive poll_seconds. Received: {shown(poll_seconds)}.")
         self._scratch = ScratchFolder(_SCRATCH)
-        self._logged: dict[str, Any] = {}
+        self._skipped = SkippedPaths(self._poll_seconds)
         self._following = follow
         self._lock = threading.Lock()  # held while the version changes
         self._stopped = threading.Event()
@@ -157,7 +159,7 @@ class LiveModel:
         ends the rolling back, but the model does not follow afterwards.
         """
         with self._lock:
-            self._update()
+            self._update(waits=False)
         return self.version
 
     def roll_back(self, version: tuple[int, int]) -> None:
@@ -216,20 +218,25 @@ class LiveModel:
             if self._following:
                 self._update()
 
-    def _update(self) -> None:
+    def _update(self, waits: bool = True) -> None:
+        """Serves what has been published.
+
+        Args:
+            waits: False if what could not be taken up is tried again at once.
+        """
         try:
             newest = export_numbers(self._root)[-1]
         except OSError as error:
-            self._leave(f"'{self._root}'", error, str(error), self.version)
+            self._skipped.skip(f"'{self._root}'", error, str(error), self.version)
             return
         if newest > self._export.number:
-            self._take_export(newest)
-        self._take_deltas()
+            self._take_export(newest, waits)
+        self._take_deltas(waits)
 
-    def _take_export(self, number: int) -> None:
+    def _take_export(self, number: int, waits: bool) -> None:
         folder = export_folder(self._root, number)
-        signature = _signature_of(folder)
-        if self._logged.get(folder, ()) == signature:
+        signature = signature_of(folder)
+        if waits and self._skipped.is_waiting(folder, signature):
             return
         try:
             export = LoadedExport(folder)
@@ -240,47 +247,54 @@ class LiveModel:
                 )
             snapshot = export.snapshot(first_state(export.base))
         except Exception as error:
-            self._leave(folder, error, signature, self.version)
+            self._skipped.skip(folder, error, signature, self.version)
             return
-        snapshot, _ = self._newer_of(export, snapshot)
+        self._skipped.taken(folder)
+        snapshot, _ = self._newer_of(export, snapshot, waits)
         self._export, self._snapshot = export, snapshot
 
-    def _take_deltas(self) -> None:
+    def _take_deltas(self, waits: bool = True) -> None:
         while True:
             before = self._snapshot
-            self._snapshot, is_behind = self._newer_of(self._export, before)
+            self._snapshot, is_behind = self._newer_of(self._export, before, waits)
             if not is_behind:
                 return
 
-    def _newer_of(self, export: LoadedExport, snapshot: Snapshot) -> tuple[Snapshot, bool]:
+    def _newer_of(
+        self, export: LoadedExport, snapshot: Snapshot, waits: bool
+    ) -> tuple[Snapshot, bool]:
         """Reads deltas of an export for a while.
 
         Returns:
             The newest version so far, and whether there are more.
         """
         base, state = export.base, snapshot.state
-        if not (os.path.isdir(self._scratch.path) and state.has_files()):
-            # Something has removed the folder of temporary files.
-            self._scratch = ScratchFolder(_SCRATCH)
-            state = first_state(base)
+        path = f"{base.deltas}/CURRENT.json"
         try:
+            if not (os.path.isdir(self._scratch.path) and state.has_files()):
+                # Something has removed the folder of temporary files.
+                path = "a folder for temporary files"
+                self._scratch = ScratchFolder(_SCRATCH)
+                state = first_state(base)
             current = read_current(base)
         except Exception as error:
-            self._leave(f"{base.deltas}/CURRENT.json", error, str(error), snapshot.version)
+            self._skipped.skip(path, error, str(error), snapshot.version)
             return snapshot, False
         end = time.monotonic() + _SECONDS_A_STEP
         while state.number < current:
             if time.monotonic() > end and state.number > snapshot.state.number:
                 return export.snapshot(state, snapshot), True
             folder = base.delta(state.number + 1)
-            signature = _signature_of(folder)
-            if folder in self._logged and self._logged[folder] == signature:
+            signature = signature_of(folder)
+            if waits and self._skipped.is_waiting(folder, signature):
                 break
             try:
                 state = next_state(base, state, self._scratch.path)
             except Exception as error:
-                self._leave(folder, error, signature, Version(export.number, state.number))
+                version = Version(export.number, state.number)
+                self._skipped.skip(folder, error, signature, version)
                 break
+            self._skipped.taken(folder)
         if state.number <= snapshot.state.number:
             return snapshot, False
         return export.snapshot(state, snapshot), False
@@ -293,21 +307,6 @@ class LiveModel:
         while state.number < delta:
             state = next_state(base, state, self._scratch.path)
         return self._export.snapshot(state)
-
-    def _leave(self, what: str, error: Exception, signature: Any, version: Version) -> None:
-        """Logs once that a path is skipped, until it changes.
-
-        Args:
-            what: The path.
-            error: The reason.
-            signature: A value that changes when the path may have become valid.
-            version: The version that is served meanwhile.
-        """
-        if what in self._logged and self._logged[what] == signature:
-            return
-        self._logged[what] = signature
-        text = " ".join(str(error).split())
-        _log.warning("%s is left alone, version %s goes on: %s", what, tuple(version), text)
 
 
 def _follow(model: weakref.ref[LiveModel], stopped: threading.Event, poll_seconds: float) -> None:
@@ -337,16 +336,3 @@ def _checked(version: Any) -> tuple[int, int]:
             f"export and of a delta. Received: {shown(version)}."
         )
     return version
-
-
-def _signature_of(folder: str) -> Any:
-    """Returns a value that changes when files of a folder are replaced or written to."""
-    try:
-        with os.scandir(folder) as entries:
-            found = []
-            for each in entries:
-                status = each.stat(follow_symlinks=False)
-                found.append((each.name, status.st_ino, status.st_size, status.st_mtime_ns))
-        return sorted(found)
-    except OSError:
-        return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_embed.serving import rows as rows_files
+from sok_embed.serving.adapted_layers import Adapted
 from sok_embed.serving.delta_files import Base, BaseTable
 from sok_embed.serving.dense_files import WeightSpec
 from sok_embed.serving.layers import State, TableState
@@ -110,13 +112,11 @@ class LoadedExport:
                 "Received: an export with other ops, to which deltas cannot be applied. Export "
                 "the model with ops='native'."
             )
-        self.weights = {each.name.removesuffix(":0"): each for each in variables}
-        if len(self.weights) < len(variables):
-            raise ValueError(
-                f"Expected dense weights of different names in '{folder}'. Received: "
-                f"{', '.join(sorted(each.name for each in variables))}. Name the layers otherwise, "
-                "and export the model again."
-            )
+        self.weights = _named(variables, folder)
+        # Exports of earlier versions of this library do not say what layers had learned.
+        self.adapted: list[Adapted] | None = None
+        if hasattr(self._loaded, "adapted"):
+            self.adapted = [Adapted(*each) for each in json.loads(self._loaded.adapted().numpy())]
         self.tables = [found[name] for name in sorted(found)]
         self.base = Base(
             folder,
@@ -132,7 +132,7 @@ class LoadedExport:
         )
         (_, self.inputs) = function.structured_input_signature
         self.outputs = function.structured_outputs
-        self._run = _runner(function, len(self.captures))
+        self._run = _runner(function, self.captures)
 
     def run(self, inputs: Mapping[str, Any], captures: list[tf.Tensor]) -> dict[str, tf.Tensor]:
         """Runs the signature with the given captures instead of its own.
@@ -208,14 +208,32 @@ def _tensor(name: str, value: Any, dtype: tf.DType) -> tf.Tensor:
     )
 
 
+def _named(variables: Any, folder: str) -> dict[str, tf.Variable]:
+    """Returns the dense weights of an export by their names."""
+    if isinstance(variables, Mapping):
+        return dict(variables)
+    # An earlier version of this library has written a list.
+    named = {each.name.removesuffix(":0"): each for each in variables}
+    if len(named) < len(variables):
+        raise ValueError(
+            f"Expected dense weights of different names in '{folder}'. Received: "
+            f"{', '.join(sorted(each.name for each in variables))}, in an export of an earlier "
+            "version of sok-embed. Export the model again."
+        )
+    return named
+
+
 def _identity(folder: str) -> str:
     """Returns the identity of an export: a random number that TensorFlow writes into it."""
     with open(os.path.join(folder, "fingerprint.pb"), "rb") as file:
         return hashlib.sha256(file.read()).hexdigest()
 
 
-def _runner(function: Any, captures: int) -> Any:
-    """Returns a function of inputs by name and of captures, which is traced once."""
+def _runner(function: Any, captures: list[tf.Tensor]) -> Any:
+    """Returns a function of inputs by name and of captures, which is traced once.
+
+    Captures are resources, and the constants of the model.
+    """
     definition = function.graph.as_graph_def()
     _, specs = function.structured_input_signature
     placeholders = [each.name for each in function.inputs]
@@ -231,5 +249,5 @@ def _runner(function: Any, captures: int) -> Any:
     # A concrete function takes a third of the time of a function that checks its arguments first.
     return function_of.get_concrete_function(
         {name: tf.TensorSpec(spec.shape, spec.dtype) for name, spec in specs.items()},
-        [tf.TensorSpec([], tf.resource)] * captures,
+        [tf.TensorSpec(each.shape, each.dtype) for each in captures],
     )

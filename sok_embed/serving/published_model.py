@@ -8,10 +8,12 @@ import keras
 import tensorflow as tf
 
 from sok_embed.serving import rows as rows_files
+from sok_embed.serving.adapted_layers import adapted_layers
 from sok_embed.serving.delta_files import BaseTable
 from sok_embed.serving.held_rows import HeldRows
 from sok_embed.serving.loaded_export import LoadedExport
 from sok_embed.serving.table_files import start_of
+from sok_embed.serving.weight_names import names_of
 from sok_embed.tables.adaptive_table import AdaptiveTable
 from sok_embed.tables.base_table import Part
 from sok_embed.tables.table import Table
@@ -25,23 +27,41 @@ class LivePart(HeldRows):
         self.rows_of = part
 
 
+def check_adapted(model: keras.Model, export: LoadedExport) -> None:
+    """Raises ValueError if layers have adapted to other data since an export.
+
+    The export has the vocabularies of lookup layers, and means and variances of `Normalization`, as
+    constants, which no delta can change.
+    """
+    if export.adapted is None:
+        return
+    found = adapted_layers(model)
+    if len(found) != len(export.adapted):
+        raise _other_model(
+            export, f"{len(export.adapted)} layers that have a method adapt", f"{len(found)}"
+        )
+    for mine, exported in zip(found, export.adapted, strict=True):
+        if mine.digest != exported.digest:
+            raise _other_model(
+                export,
+                f"what layer '{mine.name}' had learned by adapt",
+                "a layer that has adapted to other data since; deltas do not change it",
+            )
+
+
 def matched_weights(model: keras.Model, export: LoadedExport) -> dict[str, tf.Variable]:
     """Returns the variable of the model for each dense weight of an export."""
-    found: dict[str, list[tf.Variable]] = {}
-    for each in model.weights:
-        found.setdefault(each.value.name.removesuffix(":0"), []).append(each.value)
+    found = names_of(model)
     matched = {}
     for name, spec in export.base.weights.items():
-        like = found.get(name, [])
-        kinds = [(each.dtype.name, tuple(each.shape)) for each in like]
-        if kinds != [tuple(spec)] or not spec.is_known:
-            shown = ", ".join(f"{dtype} {list(shape)}" for dtype, shape in kinds) or "none"
+        like = found.get(name)
+        if like is None or (like.dtype.name, tuple(like.shape)) != tuple(spec) or not spec.is_known:
             raise _other_model(
                 export,
                 f"a weight '{name}', {spec.dtype} {list(spec.shape)}, as the export has it",
-                shown,
+                "none" if like is None else f"{like.dtype.name} {list(like.shape)}",
             )
-        matched[name] = like[0]
+        matched[name] = like
     return matched
 
 

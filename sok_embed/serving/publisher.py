@@ -26,7 +26,8 @@ from sok_embed.serving import rows as rows_files
 from sok_embed.serving.delta_files import STAGED, DeltaWriter, write_current
 from sok_embed.serving.layers import State, TableState, first_state, next_state
 from sok_embed.serving.loaded_export import LoadedExport
-from sok_embed.serving.published_model import matched_parts, matched_weights
+from sok_embed.serving.moments import Moment
+from sok_embed.serving.published_model import check_adapted, matched_parts, matched_weights
 from sok_embed.serving.versions import export_folder, export_numbers
 from sok_embed.serving.worker_parts import PartWriter, WorkerParts
 from sok_embed.tables.base_table import Part
@@ -96,6 +97,7 @@ class Publisher:
         export = LoadedExport(export_folder(self._root, number))
         self._export = export.number
         self._base = export.base
+        check_adapted(self._model, export)
         self._variables = matched_weights(self._model, export)
         self._parts = matched_parts(self._model, export, self._scratch.path)
         os.makedirs(self._base.deltas, exist_ok=True)
@@ -133,7 +135,8 @@ class Publisher:
             OSError: From the file system. Nothing is lost: the next delta has the changes too.
             ValueError: For rows that are not finite, or that the dtype of the export cannot hold,
                 and for workers at different steps.
-            RuntimeError: After `close`, and if another worker has failed.
+            RuntimeError: After `close`, if another thread changes the model meanwhile, and if
+                another worker has failed.
         """
         if not self._unlock.alive:
             raise RuntimeError("Expected a publisher that is open. Received: a closed publisher.")
@@ -146,12 +149,14 @@ class Publisher:
         wait_for_writers()
         captures: list[tuple[int, _core.Capture]] = []
         marks = [secrets.randbits(62) | 1 for _ in self._parts]
+        moment = agreement.together("look at the model", lambda: Moment(self._model, False))
         with contextlib.ExitStack() as stack:
             writer = self._writer(stack)
 
             def write_own() -> list[int]:
                 for i, mark in enumerate(marks):
                     self._write_table(writer, i, mark, captures, stack)
+                moment.check()
                 return [_step_of(self._model), *writer.counts]
 
             _, told = agreement.gather_together("write what has changed", write_own, _itself)
@@ -159,7 +164,7 @@ class Publisher:
             check_same("step", steps, "Publish after the same step on all of them.")
             agreement.first_alone(
                 "write the delta",
-                lambda: self._finish(writer, [each[1:] for each in told], stack, steps[0]),
+                lambda: self._finish(writer, [each[1:] for each in told], stack, moment, steps[0]),
             )
             self._marks = [0] * len(self._parts)
             for i, capture in captures:
@@ -204,6 +209,7 @@ class Publisher:
         writer: DeltaWriter | PartWriter,
         told: list[list[int]],
         stack: contextlib.ExitStack,
+        moment: Moment,
         step: int,
     ) -> None:
         """Completes the delta with the changes of all workers, if there are any."""
@@ -217,6 +223,7 @@ class Publisher:
                     keys = [keys for keys, _ in self._files.batches(f"gone-{i}", gone)]
                     writer.put_gone(i, np.concatenate(keys).view(np.uint64))
         weights = {name: each.numpy() for name, each in self._variables.items()}
+        moment.check()
         values = {name: each.tobytes() for name, each in weights.items()}
         if writer.is_empty and values == self._published:
             return
@@ -332,7 +339,7 @@ class Publisher:
             number = self._state.number + 1
             try:
                 self._state = next_state(self._base, self._state, self._scratch.path)
-            except (OSError, ValueError, CorruptionError) as error:
+            except (FileNotFoundError, ValueError, CorruptionError) as error:
                 raise CorruptionError(
                     f"{error} No delta can follow delta {number} of '{self._base.folder}', which "
                     "cannot be read. Call sok_embed.serving.export(model, path), which begins a "

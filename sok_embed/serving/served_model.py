@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -15,13 +16,16 @@ from sok_embed import communicators
 from sok_embed.arguments import check_integer, is_among, shown
 from sok_embed.communicators.agreement import Agreement
 from sok_embed.keras_bridge.private_state import takes_training
+from sok_embed.serving.adapted_layers import adapted_layers
 from sok_embed.serving.adaptive_rows import AdaptiveRows
 from sok_embed.serving.exporting import serving_function
 from sok_embed.serving.held_rows import HeldRows
+from sok_embed.serving.moments import Moment
 from sok_embed.serving.saved_rows import Checkpointed
 from sok_embed.serving.stock_rows import DenseRows, stock_rows
 from sok_embed.serving.table_files import TableFiles
 from sok_embed.serving.versions import root_of, write_version
+from sok_embed.serving.weight_names import names_of
 from sok_embed.serving.worker_parts import WrittenTables
 from sok_embed.serving.workers_export import export_of_workers, written_by_first
 from sok_embed.tables.adaptive_table import AdaptiveTable
@@ -118,7 +122,8 @@ def export(
         FileNotFoundError: If `source` has no complete checkpoint.
         OSError: If nothing can be written to `path`.
         sok_embed.kv.CorruptionError: For a checkpoint with files that are not as they were written.
-        RuntimeError: If another worker has failed.
+        RuntimeError: If another thread changes the model meanwhile, and if another worker has
+            failed.
     """
     if not is_among(dtype, _DTYPES):
         raise ValueError(
@@ -137,7 +142,7 @@ def export(
     compiled = source is not None
     built = agreement.together("load the model", lambda: _model(model, compiled))
 
-    def written(rows: Checkpointed | WrittenTables | None) -> str:
+    def written(rows: Checkpointed | WrittenTables | None, moment: Moment) -> str:
         def write(folder: str) -> None:
             work = os.path.join(folder, "rows")
             os.mkdir(work)
@@ -146,6 +151,7 @@ def export(
                 served = _served(built, input_signature, tables)
                 with tables.files.set_aside(os.path.join(folder, "assets")):
                     tf.saved_model.save(served, folder, signatures=served.serve)
+            moment.check()
             shutil.rmtree(work)
 
         return write_version(path, write)
@@ -154,10 +160,10 @@ def export(
         assert source is not None
         checkpoint = Checkpointed(built, source)
         with contextlib.closing(checkpoint), checkpoint.dense_weights():
-            return written(checkpoint)
+            return written(checkpoint, Moment(built))
 
     if agreement.size == 1:
-        return written(None) if source is None else of_checkpoint()
+        return of_checkpoint() if source is not None else written(None, Moment(built))
     if source is not None:
         return written_by_first(agreement, root_of(path), of_checkpoint)
     arguments = repr((dtype, min_count, missing, ops))
@@ -280,8 +286,12 @@ def _served(model: keras.Model, input_signature: Any, tables: _Tables) -> Any:
     )
     graph = served.serve.get_concrete_function().graph
     # These are all variables of the graph: it has no anchors, slots or tables.
-    served.weights = list(graph.variables)
+    read = {id(each) for each in graph.variables}
+    named = names_of(model, graph.variables)
+    served.weights = {name: each for name, each in named.items() if id(each) in read}
     served.tables = tables.made
+    adapted = json.dumps(adapted_layers(model))
+    served.adapted = tf.function(lambda: tf.constant(adapted), input_signature=[])
     handles = {id(handle) for handle, _ in graph.captures}
     served.resources = [
         each

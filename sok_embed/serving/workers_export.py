@@ -14,6 +14,7 @@ import tensorflow as tf
 from sok_embed.checkpoint.state.tables import Host, find, steps_of
 from sok_embed.communicators.agreement import Agreement, check_same, number_of_text
 from sok_embed.files.scratch import locked_folder, remove_leftovers, work_folder
+from sok_embed.serving.moments import Moment
 from sok_embed.serving.versions import made_root, root_of
 from sok_embed.serving.worker_parts import WorkerParts, WrittenTables, write_own_rows
 
@@ -26,7 +27,7 @@ def export_of_workers(
     path: str | os.PathLike[str],
     options: str,
     min_count: int,
-    write: Callable[[WrittenTables], str],
+    write: Callable[[WrittenTables, Moment], str],
 ) -> str:
     """Exports the rows of all workers. Collective: an error of one worker is an error of all.
 
@@ -36,8 +37,8 @@ def export_of_workers(
         path: The folder of all versions, which all workers share.
         options: A text of the other arguments, which must be equal on all workers.
         min_count: The least number of updates; other rows are left out.
-        write: A function that writes the model with these rows, on worker 0, and returns the path
-            of the version.
+        write: A function that writes the model with these rows, as it is at a moment, on worker 0,
+            and returns the path of the version.
 
     Returns:
         The path of the version, on all workers.
@@ -72,13 +73,18 @@ def export_of_workers(
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
 
         agreement.together("make a folder for their rows", make_folder)
+        moment = agreement.together("look at the model", lambda: Moment(model))
+
+        def write_own() -> list[int]:
+            numbers = write_own_rows(files, parts, agreement.rank, min_count)
+            moment.check()
+            return numbers
+
         _, written = agreement.gather_together(
-            "write their rows",
-            lambda: write_own_rows(files, parts, agreement.rank, min_count),
-            lambda numbers: numbers,
+            "write their rows", write_own, lambda numbers: numbers
         )
         tables = WrittenTables(files, parts, written)
-        return written_by_first(agreement, root, lambda: write(tables))
+        return written_by_first(agreement, root, lambda: write(tables, moment))
 
 
 def written_by_first(agreement: Agreement, root: str, write: Callable[[], str]) -> str:

@@ -394,3 +394,79 @@ def test_a_delta_that_nobody_was_told_of_is_told_by_the_next_call(published, mon
     publisher.close()
     with pytest.raises(RuntimeError, match="closed"):
         publisher.publish()
+
+
+def full(monkeypatch):
+    """Makes the folder of temporary files full. Returns what ends that."""
+    patched = monkeypatch.context()
+    patched.__enter__().setattr(delta_files, "read_recorded", fails)
+    return lambda: patched.__exit__(None, None, None)
+
+
+def wait_for(condition, seconds=20):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_model_goes_on_to_follow_after_a_full_temporary_folder(published, monkeypatch, caplog):
+    path, versions = published
+    make_room = full(monkeypatch)
+    with caplog.at_level(logging.WARNING, "sok_embed.serving"):
+        with load(path, follow=True, poll_seconds=0.01) as live:
+            assert live.version == (1, 0)
+            time.sleep(0.1)  # several looks
+            assert live.version == (1, 0) and len(lines(caplog)) == 1
+            assert "No space left on device" in lines(caplog)[0].getMessage()
+            make_room()
+            wait_for(lambda: live.version == (1, 3))
+            assert version_served(live, versions) == 3
+        assert len(lines(caplog)) == 1
+
+
+def test_update_tries_at_once_what_has_failed(published, monkeypatch):
+    path, _ = published
+    make_room = full(monkeypatch)
+    live = load(path, poll_seconds=1000)
+    assert live.update() == (1, 0)
+    make_room()
+    assert live.update() == (1, 3)
+
+
+def test_a_version_that_was_seen_half_copied_is_taken_up_once_it_is_whole(published, caplog):
+    path, versions = published
+    shutil.copytree(path / "1", path / "whole", ignore=shutil.ignore_patterns("deltas"))
+    with caplog.at_level(logging.WARNING, "sok_embed.serving"):
+        # So long are the pauses that only files that have changed are looked at again.
+        with load(path, version=(1, 0)) as first:
+            expected = first(ids=IDS)["output_0"].numpy()
+        live = load(path, follow=True, poll_seconds=1000)
+        os.rename(path / "whole", path / "2")
+        names = sorted(each for each in (path / "2").glob("*/*") if each.stat().st_size)
+        contents = {name: name.read_bytes() for name in names}
+        for name in names:
+            name.write_bytes(contents[name][:10])
+        for number, name in enumerate(names):
+            live._look()
+            live._look()
+            assert live.version == (1, 3) and len(lines(caplog)) == number + 1
+            time.sleep(0.02)  # the time of a file may be coarse
+            name.write_bytes(contents[name])
+        live._look()
+    assert live.version == (2, 0)
+    np.testing.assert_array_equal(live(ids=IDS)["output_0"], expected)
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), MemoryError()])
+def test_a_passing_error_of_a_publisher_is_not_called_damage(error, published, monkeypatch):
+    def fail(*arguments):
+        raise error
+
+    path, _ = published
+    model = live_tests.telling()
+    with monkeypatch.context() as patched, pytest.raises(type(error)) as raised:
+        patched.setattr(delta_files, "read_recorded", fail)
+        Publisher(model, path)
+    assert raised.value is error
+    Publisher(model, path).close()

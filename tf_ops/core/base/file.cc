@@ -122,8 +122,7 @@ Status SystemError(int error, const std::string& verb, const std::string& path) 
       code = Code::kInvalidArgument;
       remedy = " Choose another path.";
       break;
-    case EIO:
-      code = Code::kDataLoss;
+    case EIO:  // no damage: what the file holds is not known
       remedy = " The device failed: look into the system's log.";
       break;
   }

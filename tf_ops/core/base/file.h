@@ -13,8 +13,9 @@ namespace sok {
 
 // Returns the Status of a failed system call: "Cannot <verb> <path>: <the system's words>. <what to
 // do>." Its code is kNotFound, kPermissionDenied, kResourceExhausted (disk, quota, file size limit,
-// descriptors, memory), kInvalidArgument (a folder, a name that is too long), kDataLoss (the device
-// failed), or kInternal.
+// descriptors, memory), kInvalidArgument (a folder, a name that is too long), or kInternal, as
+// where the device failed. It is never kDataLoss, which says that what a file holds was read and is
+// damaged.
 Status SystemError(int error, const std::string& verb, const std::string& path);
 
 // Flushes the contents of a file to the device.

@@ -107,7 +107,7 @@ TEST_CASE("system errors have the code that tells a caller what to do") {
   CHECK(code(EDQUOT) == Code::kResourceExhausted);
   CHECK(code(EMFILE) == Code::kResourceExhausted);
   CHECK(code(ENOENT) == Code::kNotFound);
-  CHECK(code(EIO) == Code::kDataLoss);
+  CHECK(code(EIO) == Code::kInternal);
   CHECK(code(EINVAL) == Code::kInternal);
 }
 

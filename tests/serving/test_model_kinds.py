@@ -1,0 +1,97 @@
+"""Models of all kinds export, load and follow a training, with the bits of `predict`."""
+
+from __future__ import annotations
+
+import keras
+import model_kinds as kinds
+import numpy as np
+import pytest
+import tensorflow as tf
+from seeds import seed_of_test
+from served_models import assert_same_bits
+from tiers import few_or_many
+
+import sok_embed as sok
+from sok_embed.serving import Publisher, export, load
+
+
+@pytest.mark.parametrize("make", kinds.KINDS)
+@pytest.mark.parametrize("rounds", few_or_many(2, 30))
+def test_a_model_that_follows_answers_as_predict(make, rounds, tmp_path):
+    random = np.random.default_rng(seed_of_test())
+    for number in range(rounds):
+        model, fed = make(random)
+        kinds.train(model, fed)
+        path = tmp_path / str(number)
+        export(model, path, input_signature=kinds.signature(model, fed))
+        live = load(path)
+        assert_same_bits(kinds.answered(live(**fed)), kinds.predicted(model, fed))
+        publisher = Publisher(model, path)
+        for delta in (1, 2):
+            kinds.train(model, fed)
+            assert publisher.publish() == delta
+            assert live.update() == (1, delta)
+            assert_same_bits(kinds.answered(live(**fed)), kinds.predicted(model, fed))
+        publisher.close()
+        # A new export is followed from the deltas of the old one.
+        export(model, path, input_signature=kinds.signature(model, fed))
+        assert live.update() == (2, 0)
+        assert_same_bits(kinds.answered(live(**fed)), kinds.predicted(model, fed))
+        keras.utils.clear_session()
+
+
+def test_weights_of_a_subclassed_model_that_is_made_anew_are_found(tmp_path):
+    random = np.random.default_rng(1)
+    model, fed = kinds.subclassed(random)
+    kinds.train(model, fed)
+    export(model, tmp_path, input_signature=kinds.signature(model, fed))
+    keras.utils.clear_session()
+    again, _ = kinds.subclassed(random)
+    kinds.train(again, fed)
+    publisher = Publisher(again, tmp_path)
+    publisher.publish()
+    assert_same_bits(kinds.answered(load(tmp_path)(**fed)), kinds.predicted(again, fed))
+
+
+@pytest.mark.parametrize("kind", ["Normalization", "StringLookup", "Discretization", "tf_idf"])
+def test_a_model_whose_layers_have_adapted_since_is_refused(kind, tmp_path):
+    def made(data):
+        words = keras.Input((1,), dtype="string", name="words")
+        numbers = keras.Input((1,), name="numbers")
+        if kind == "StringLookup":
+            layer = keras.layers.StringLookup()
+            layer.adapt(tf.constant([f"word {each}" for each in data]))
+            parts = [sok.DynamicEmbedding(2, "ones", combiner="sum", name="rows")(layer(words))]
+        elif kind == "tf_idf":
+            layer = keras.layers.TextVectorization(output_mode="tf_idf", name="text")
+            layer.adapt(tf.constant([f"a b {'c' * (each % 2)}" for each in data]))
+            parts = [keras.layers.Flatten()(layer(words))]
+        else:
+            options = {"num_bins": 4} if kind == "Discretization" else {}
+            layer = getattr(keras.layers, kind)(**options)
+            layer.adapt(np.array(data, np.float32).reshape(-1, 1))
+            parts = [keras.ops.cast(layer(numbers), "float32")]
+        joined = keras.layers.Concatenate()([*parts, numbers])
+        return keras.Model([words, numbers], keras.layers.Dense(1, name="head")(joined))
+
+    export(made(range(9)), tmp_path)
+    Publisher(made(range(9)), tmp_path).close()
+    with pytest.raises(ValueError, match=r"had learned by adapt. Received: .* adapted to other"):
+        Publisher(made(range(5, 15)), tmp_path)
+
+
+def test_nested_outputs_of_one_name_are_refused(tmp_path):
+    ids = keras.Input((2,), dtype="int64", name="ids")
+    vectors = sok.DynamicEmbedding(2, "ones", combiner="sum")(ids)
+    model = keras.Model(ids, {"a_0": vectors, "a": [vectors]})
+    with pytest.raises(ValueError, match="different names. Received: a_0, a_0. Name the outputs"):
+        export(model, tmp_path)
+
+
+def test_ragged_outputs_do_not_hide_others(tmp_path):
+    ids = keras.Input((None,), dtype="int64", name="ids", ragged=True)
+    vectors = sok.DynamicEmbedding(2, "ones")(ids)
+    pooled = sok.DynamicEmbedding(2, "ones", combiner="sum")(ids)
+    model = keras.Model(ids, {"a": vectors, "a_values": pooled})
+    with pytest.raises(ValueError, match="different names.*Name the outputs"):
+        sok.export_model(model, tmp_path / "served")
