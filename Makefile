@@ -95,7 +95,7 @@ demo: native  ## train the example model; DATA=, WORKERS= and ARGS= are passed o
 	$(BIN)/python examples/train_ctr.py $(if $(DATA),--data "$(DATA)") \
 	  $(if $(WORKERS),--workers $(WORKERS)) $(ARGS)
 
-wheel: native  ## one wheel for all Pythons and TensorFlows, in dist/; ARGS=--bullseye: for old systems
+wheel: $(STAMPS)/requirements  ## one wheel for all Pythons and TensorFlows, in dist/; ARGS=--bullseye: for old systems
 	@$(BIN)/python -m pip install --quiet auditwheel==6.8.2
 	$(BIN)/python scripts/build_wheel.py $(ARGS)
 

@@ -151,7 +151,8 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    hidden = {"Any", "TYPE_CHECKING", "annotations"}  # of this file alone
+    return sorted({*globals(), *__all__} - hidden)
 
 
 def _import_all() -> None:

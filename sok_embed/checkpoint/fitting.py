@@ -48,9 +48,10 @@ def fit(
 
     A checkpoint is saved before the first batch, after every `save_freq` batches of an epoch, and
     at the end of each epoch; if the optimizer has accumulated gradients, after the batch that
-    applies them. Checkpoints stay when training has ended: the same call then restores the last one
-    and trains nothing, and a call with more epochs trains these, unless a callback has stopped the
-    run.
+    applies them. Its folder has the number of updates that the optimizer has made so far, its
+    `iterations`, in its name. Checkpoints stay when training has ended: the same call then restores
+    the last one and trains nothing, and a call with more epochs trains these, unless a callback has
+    stopped the run.
 
     Collective: all workers call it with the same arguments, each with its own dataset of equally
     many batches. If a callback stops training at the end of an epoch on one worker, it ends on all.

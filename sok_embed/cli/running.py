@@ -46,8 +46,16 @@ def as_program(command: Sequence[str]) -> list[str]:
     if first.endswith(".py") and os.path.isfile(first):
         return [sys.executable, *command]
     if shutil.which(first) is None:
-        found = os.path.isfile(first)
-        why = "a file that may not be executed" if found else "which is not a program on the PATH"
+        if os.path.isfile(first):
+            why = "a file that may not be executed"
+        elif os.path.isdir(first):
+            why = "which is a folder"
+        elif first.endswith(".py"):
+            why = f"a script that is not in {os.getcwd()}"
+            if os.path.dirname(first):
+                why = "a script that is not there"
+        else:
+            why = "which is not a program on the PATH"
         raise FileNotFoundError(f"Expected a program to run. Received: {first!r}, {why}.")
     return list(command)
 

@@ -29,3 +29,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(_importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    hidden = {"Any", "TYPE_CHECKING", "annotations"}  # of this file alone
+    return sorted({*globals(), *__all__} - hidden)

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from limits import HANG_S
 
+from sok_embed.cli.running import as_program
+
 PLACE = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
 RUN = [sys.executable, "-m", "sok_embed", "run"]
 # Python looks for modules where it is started: it shall find the installed ones.
@@ -355,7 +357,7 @@ def test_the_timeout_is_for_all_restarts_together() -> None:
         (["-np", "2", "--timeout", "0", "true"], "0 is not in the range x>0"),
         (["-np", "2", "--min-workers", "3", "true"], "--min-workers of at most the 2 of -np"),
         (["-np", "2", "no-such-program"], "a program to run. Received: 'no-such-program', which"),
-        (["-np", "2", "no_such_script.py"], "a program to run. Received: 'no_such_script.py', wh"),
+        (["-np", "2", "no_such_script.py"], "a program to run. Received: 'no_such_script.py', a script that is not"),
         (["-np", "2", __file__ + "/.."], "a program to run. Received: "),
     ],
 )
@@ -373,3 +375,18 @@ def test_a_file_that_may_not_be_executed_is_told_from_one_that_there_is_not(tmp_
 def test_the_number_of_workers_has_a_short_name():
     done = run("-n", 2, "--", sys.executable, "-c", HEAD + "print(rank)")
     assert done.returncode == 0 and "1" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("nosuch.py", f"'nosuch.py', a script that is not in {os.getcwd()}."),
+        ("/nosuch/at.py", "'/nosuch/at.py', a script that is not there."),
+        ("nosuch", "'nosuch', which is not a program on the PATH."),
+        (ELSEWHERE, "which is a folder."),
+    ],
+)
+def test_a_program_that_is_not_there_is_named_with_the_reason(program: str, message: str) -> None:
+    with pytest.raises(FileNotFoundError) as error:
+        as_program([program])
+    assert str(error.value).endswith(message)

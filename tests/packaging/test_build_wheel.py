@@ -1,10 +1,15 @@
 """The sources that a wheel is compiled from are those of the tree, and builds see what changed."""
 
 import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
 import build_wheel  # noqa: E402
 from build_wheel import update_copy  # noqa: E402
 
@@ -44,3 +49,11 @@ def test_the_compiler_in_debian_11_is_its_own(tmp_path, monkeypatch):
     assert command[:4] == ("chroot", tmp_path, "/usr/bin/env", "-i")
     assert "https_proxy=http://proxy:1" in command
     assert not [word for word in command if "ccache" in str(word)]
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_wheel_compiles_once(tmp_path):
+    command = ["make", "--dry-run", "wheel", f"VENV={tmp_path}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "scripts/build_wheel.py" in done.stdout
+    assert "--editable" not in done.stdout and "cmake --build" not in done.stdout

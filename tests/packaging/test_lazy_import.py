@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 from limits import HANG_S
@@ -98,7 +99,11 @@ for attempt in (lambda: sok_embed.Table, lambda: sok_embed.Table):
 
 
 def test_every_public_name_is_listed_and_there():
-    assert set(sok_embed.__all__) <= set(dir(sok_embed))
+    for package in (sok_embed, sok_embed.checkpoint, sok_embed.serving):
+        shown = {name for name in dir(package) if not name.startswith("_")}
+        assert set(package.__all__) <= shown
+        others = shown - set(package.__all__)
+        assert all(isinstance(getattr(package, name), ModuleType) for name in others), others
     for name in sok_embed.__all__:
         assert getattr(sok_embed, name) is not None
     assert sok_embed.tables.table.Table is sok_embed.Table
