@@ -231,8 +231,24 @@ def _adaptive_mask_gather_gradient(op: Any, upstream: tf.Tensor, *_: Any) -> lis
     return [None, slices, None, None, None, owned, *[None] * len(counts)]
 
 
+@tf.RegisterGradient("SokEmbed>AdaptiveStaticGradient")
+@tf.RegisterGradient("SokEmbed>AdaptiveStaticGradientOnGpu")
+def _static_gradient_gradient(op: Any, upstream: tf.Tensor, _: Any) -> list[Any]:
+    own, buckets, gradients, *token = op.inputs
+    rows = op.outputs[1]
+    # The rows are distinct, and come first, so that they keep their numbers; a bucket that own rows
+    # alone have is not among them.
+    _, places = tf.unique(tf.concat([rows, tf.reshape(buckets, [-1])], 0))
+    places, count = places[tf.size(rows) :], tf.size(rows)
+    upstream = tf.pad(tf.convert_to_tensor(upstream), [[0, 1], [0, 0]])
+    found = tf.reshape(tf.gather(upstream, tf.minimum(places, count)), tf.shape(gradients))
+    of_gradients = tf.where(own[..., tf.newaxis], tf.zeros_like(found), found)
+    return [None, None, tf.cast(of_gradients, gradients.dtype), *[None] * len(token)]
+
+
 def _shape_of(static: tf.Tensor, dim: int) -> tf.Tensor:
-    shape = tf.raw_ops.VariableShape(input=static, out_type=tf.int64)
+    # int32, as in the slices that TensorFlow makes for the other branch of a tf.cond.
+    shape = tf.raw_ops.VariableShape(input=static, out_type=tf.int32)
     shape.set_shape([2])
     return shape
 
