@@ -123,7 +123,7 @@ def averaged_logs(
             number_of_text(repr(list(scalars))),
             number_of_text(repr([each.layout for each in states])),
             *(int(name in metrics) for name in scalars),
-            *bits_of(np.concatenate(parts)),
+            *bits_of(np.concatenate(parts).tolist()),
         ],
         "logs",
     )

@@ -28,6 +28,7 @@ from sok_embed.checkpoint.transfer.saves import (
     wait_for_writers,
 )
 from sok_embed.communicators.agreement import LARGEST, Agreement
+from sok_embed.files.forks import check_process
 
 # After so many batches of training, workers ask each other whether they have written a save.
 POLL_EVERY = 16
@@ -369,6 +370,7 @@ class _Pending:
         self._alone = save.agreement.size == 1
         self._error: Exception | None = None
         self._thread: threading.Thread | None = None
+        self._process = os.getpid()
         try:
             if save.options.goes_on:
                 _unfinished.add(self)
@@ -400,6 +402,7 @@ class _Pending:
 
     def finish(self) -> None:
         """Waits for the thread, and completes the save; collective."""
+        check_process(self._process, "a save in the background", "Wait for it there.")
         _unfinished.discard(self)
         if self._thread is not None:
             self._thread.join()
@@ -410,6 +413,8 @@ class _Pending:
 
     def end_with_process(self) -> None:
         """Waits for the thread, and logs if the save was not completed."""
+        if self._process != os.getpid():
+            return  # it goes on in the process from which this one was forked
         if self._thread is not None:
             self._thread.join()
         if self._error is not None or not self._alone:

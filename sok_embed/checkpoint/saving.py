@@ -257,4 +257,4 @@ def replacing(path: str | os.PathLike[str], number: int | None = None) -> Iterat
         sync(folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-        os.close(lock)
+        lock.close()

@@ -10,6 +10,8 @@ import shutil
 import tempfile
 import weakref
 
+from sok_embed.files.forks import HeldFile
+
 _SUFFIX = ".saving"
 
 
@@ -18,7 +20,7 @@ def work_folder(folder: str, name: str, number: int) -> str:
     return os.path.join(folder, f".{name}.{number:016x}{_SUFFIX}")
 
 
-def locked_folder(folder: str, name: str, number: int | None = None) -> tuple[str, int]:
+def locked_folder(folder: str, name: str, number: int | None = None) -> tuple[str, HeldFile]:
     """Makes a folder that is locked while this process lives.
 
     Args:
@@ -27,7 +29,7 @@ def locked_folder(folder: str, name: str, number: int | None = None) -> tuple[st
         number: The number in its name, which belongs to no other work; `None`: any.
 
     Returns:
-        The path of the folder, and the descriptor that holds the lock.
+        The path of the folder, and the open folder that holds the lock.
     """
     while True:
         work = work_folder(folder, name, secrets.randbits(62) if number is None else number)
@@ -37,7 +39,7 @@ def locked_folder(folder: str, name: str, number: int | None = None) -> tuple[st
             lock = os.open(work, os.O_RDONLY | os.O_DIRECTORY)
             # On a file system without locks leftovers are not removed either.
             if _try_lock(lock) is not False and os.path.exists(work):
-                return work, lock
+                return work, HeldFile(lock)
             os.close(lock)
             os.rmdir(work)
 
@@ -102,7 +104,7 @@ class ScratchFolder:
         self._end()
 
 
-def _remove(path: str, lock: int, process: int) -> None:
+def _remove(path: str, lock: HeldFile, process: int) -> None:
     if os.getpid() == process:  # a forked child leaves the folder to its parent
         shutil.rmtree(path, ignore_errors=True)
-    os.close(lock)
+    lock.close()

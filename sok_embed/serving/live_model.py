@@ -91,6 +91,7 @@ class LiveModel:
         poll_seconds: float,
     ) -> None:
         self._root = os.fsdecode(path)
+        self._process = os.getpid()
         self._poll_seconds = check_number("poll_seconds", poll_seconds)
         if self._poll_seconds <= 0:
             raise ValueError(f"Expected positive poll_seconds. Received: {shown(poll_seconds)}.")
@@ -149,6 +150,8 @@ class LiveModel:
 
         Raises:
             TypeError: For inputs of other names, and for values that their dtypes do not hold.
+            RuntimeError: In a process that was forked after the model was loaded, in which
+                TensorFlow does not run. `update`, `roll_back` and `follow` raise it too.
         """
         return self._snapshot(**inputs)
 
@@ -158,7 +161,7 @@ class LiveModel:
         This works for a model that was loaded without `follow=True` or was rolled back, too. It
         ends the rolling back, but the model does not follow afterwards.
         """
-        with self._lock:
+        with self._changing():
             self._update(waits=False)
         return self.version
 
@@ -173,7 +176,7 @@ class LiveModel:
             sok_embed.kv.CorruptionError: If one of them is damaged. The version stays as it was.
         """
         export, delta = _checked(version)
-        with self._lock:
+        with self._changing():
             before = self._export
             if export != before.number:
                 self._export = LoadedExport(export_folder(self._root, export))
@@ -186,6 +189,7 @@ class LiveModel:
 
     def follow(self) -> None:
         """Follows published deltas again after `roll_back`, in a model that was made to follow."""
+        self._export.check_process()
         if not hasattr(self, "_thread"):
             raise RuntimeError(
                 "Expected a model that was loaded with follow=True. Received: a model that was "
@@ -198,6 +202,8 @@ class LiveModel:
     def close(self) -> None:
         """Stops following: the version stays, and calls answer as before."""
         self._stopped.set()
+        if self._process != os.getpid():
+            return  # a thread that does not run in this forked child may have the lock
         with self._lock:
             self._following = False
 
@@ -211,6 +217,12 @@ class LiveModel:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _changing(self) -> threading.Lock:
+        """Returns the lock to hold while the version changes."""
+        # A thread that does not run in a forked child may have had the lock.
+        self._export.check_process()
+        return self._lock
 
     def _look(self) -> None:
         """Serves what has been published, if the model follows."""

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from sok_embed.files.forks import check_process
 from sok_embed.serving import rows as rows_files
 from sok_embed.serving.adapted_layers import Adapted
 from sok_embed.serving.delta_files import Base, BaseTable
@@ -90,6 +91,7 @@ class LoadedExport:
 
         self._layered = served_table.LayeredRows
         self.folder = folder
+        self._process = os.getpid()
         self.number = int(os.path.basename(folder))
         self._loaded = tf.saved_model.load(folder)
         signatures = getattr(self._loaded, "signatures", {})
@@ -134,12 +136,23 @@ class LoadedExport:
         self.outputs = function.structured_outputs
         self._run = _runner(function, self.captures)
 
+    def check_process(self) -> None:
+        """Raises RuntimeError in a process that was forked after the export was loaded."""
+        check_process(
+            self._process,
+            "a served model",
+            "Load the model in each process: under gunicorn without preload_app, or in a function "
+            "post_fork; with multiprocessing use the start method 'spawn'.",
+        )
+
     def run(self, inputs: Mapping[str, Any], captures: list[tf.Tensor]) -> dict[str, tf.Tensor]:
         """Runs the signature with the given captures instead of its own.
 
         Raises:
             TypeError: For inputs of other names, and for values that their dtypes do not hold.
+            RuntimeError: In a process that was forked after the model was loaded.
         """
+        self.check_process()
         if set(inputs) != set(self.inputs):
             raise TypeError(
                 f"Expected the inputs {', '.join(sorted(self.inputs))}. Received: "

@@ -20,6 +20,7 @@ from sok_embed.binding import _core
 from sok_embed.checkpoint.state.tables import begin_capture, steps_of
 from sok_embed.checkpoint.transfer.saves import is_writing, wait_for_writers
 from sok_embed.communicators.agreement import Agreement, check_same
+from sok_embed.files.forks import HeldFile, check_process
 from sok_embed.files.scratch import ScratchFolder, locked_folder, remove_leftovers, work_folder
 from sok_embed.kv import CorruptionError
 from sok_embed.serving import rows as rows_files
@@ -74,6 +75,7 @@ class Publisher:
         self._agreement = Agreement(communicators.current())
         self._model = model
         self._root = os.fsdecode(path)
+        self._process = os.getpid()
         self._scratch = ScratchFolder(_SCRATCH)
         self._open()
 
@@ -102,7 +104,7 @@ class Publisher:
         self._parts = matched_parts(self._model, export, self._scratch.path)
         os.makedirs(self._base.deltas, exist_ok=True)
         if self._agreement.rank == 0:
-            self._unlock = weakref.finalize(self, os.close, _locked(self._base.deltas))
+            self._unlock = weakref.finalize(self, _locked(self._base.deltas).close)
         try:
             if self._agreement.rank == 0:
                 remove_leftovers(self._base.deltas, STAGED)
@@ -135,9 +137,10 @@ class Publisher:
             OSError: From the file system. Nothing is lost: the next delta has the changes too.
             ValueError: For rows that are not finite, or that the dtype of the export cannot hold,
                 and for workers at different steps.
-            RuntimeError: After `close`, if another thread changes the model meanwhile, and if
-                another worker has failed.
+            RuntimeError: After `close`, in a process that was forked, if another thread changes
+                the model meanwhile, and if another worker has failed.
         """
+        check_process(self._process, "a publisher", "Publish in the process that trains.")
         if not self._unlock.alive:
             raise RuntimeError("Expected a publisher that is open. Received: a closed publisher.")
         agreement, ahead = self._agreement, self._of_first("look for the export", self._ahead)
@@ -201,7 +204,7 @@ class Publisher:
         """Makes a folder for files, which goes with the stack unless it gets another name."""
         folder, lock = locked_folder(self._base.deltas, STAGED, number)
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        stack.callback(os.close, lock)
+        stack.callback(lock.close)
         return folder
 
     def _finish(
@@ -371,7 +374,7 @@ def _step_of(model: keras.Model) -> int:
     return 0 if optimizer is None else steps_of(optimizer)
 
 
-def _locked(folder: str) -> int:
+def _locked(folder: str) -> HeldFile:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -381,4 +384,4 @@ def _locked(folder: str) -> int:
             f"Expected '{folder}' to be free. Received: a folder that another process, or another "
             "callback of this one, publishes to. End that one first."
         ) from None
-    return descriptor
+    return HeldFile(descriptor)

@@ -69,7 +69,7 @@ def export_of_workers(
             made_root(root)
             remove_leftovers(root, _NAME)
             folder, lock = locked_folder(root, _NAME, number)
-            stack.callback(os.close, lock)
+            stack.callback(lock.close)
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
 
         agreement.together("make a folder for their rows", make_folder)

@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from sok_embed import communicators, kv
+from sok_embed.files.forks import HeldFile
 from sok_embed.files.whole_files import sync
 from sok_embed.keras_bridge import callers
 from sok_embed.kv.storage import open_copy
@@ -143,14 +144,14 @@ def open_beside_file(name: CopyName, config: Mapping[str, Any] | None = None) ->
     folder = os.path.join(save, name.id)
     if lock is None or not os.path.isdir(folder):
         if lock is not None:
-            os.close(lock)
+            lock.close()
         raise FileNotFoundError(
             f"Expected the rows of '{file}' beside it, in '{folder}'. Received: no such folder. "
             f"Bring '{os.path.basename(file)}{_ENDING}' along wherever the file goes; where a "
             "training replaces the file just now, load it again."
         )
     storage = open_copy(folder, config or {})
-    weakref.finalize(storage, os.close, lock)
+    weakref.finalize(storage, lock.close)
     return storage
 
 
@@ -167,7 +168,7 @@ def _identity(file: str) -> tuple[int, int] | None:
     return found.st_ino, found.st_mtime_ns
 
 
-def _shared_lock(folder: str) -> int | None:
+def _shared_lock(folder: str) -> HeldFile | None:
     """Locks a folder that is read, so that it is not removed; `None` if it does not exist."""
     try:
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -175,7 +176,7 @@ def _shared_lock(folder: str) -> int | None:
         return None
     with contextlib.suppress(OSError):  # some network file systems have no locks
         fcntl.flock(lock, fcntl.LOCK_SH)
-    return lock
+    return HeldFile(lock)
 
 
 def _remove_others(folder: str, kept: str) -> None:

@@ -54,7 +54,9 @@ def run(fault: str, folder: Path) -> list[dict[str, Any] | None]:
     return [json.loads(file.read_text()) if file.exists() else None for file in files]
 
 
-@pytest.mark.parametrize("fault", ["killed", long("raises"), long("ends"), long("paused")])
+@pytest.mark.parametrize(
+    "fault", ["killed with a child", long("killed"), long("raises"), long("ends"), long("paused")]
+)
 def test_the_others_name_a_worker_that_is_lost(fault: str, tmp_path: Path) -> None:
     told = run(fault, tmp_path)
     assert told[1] is None
@@ -63,6 +65,8 @@ def test_the_others_name_a_worker_that_is_lost(fault: str, tmp_path: Path) -> No
         assert worker is not None
         assert worker["steps"] == FAULT_AT
         assert "worker 1" in worker["error"] and "sok_embed." in worker["error"]
+        # The connection has ended, which a child of the worker does not keep open.
+        assert ("the connection has ended" in worker["error"]) == (fault != "paused")
         # A worker that is paused is missed after the timeout. With a second for the machine, this
         # is a bound against waiting for ever and no measurement.
         assert worker["seconds"] < TIMEOUT_S + 20

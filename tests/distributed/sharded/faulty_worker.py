@@ -22,9 +22,17 @@ TIMEOUT_S = 4.0
 FAULT_AT, STEPS = 3, 6
 
 
-def happen(fault: str) -> None:
+def happen(fault: str, folder: Path) -> None:
     """What befalls worker 1."""
-    if fault == "killed":
+    if fault == "killed with a child":
+        if os.fork() == 0:  # as a loader of data does
+            end = time.monotonic() + 20 * TIMEOUT_S
+            while time.monotonic() < end and not all(
+                (folder / f"{rank}.json").exists() for rank in (0, 2)
+            ):
+                time.sleep(0.05)
+            os._exit(0)
+    if fault.startswith("killed"):
         os.kill(os.getpid(), signal.SIGKILL)
     elif fault == "paused":
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -62,7 +70,7 @@ def main() -> None:
     try:
         for number in range(STEPS):
             if number == FAULT_AT and rank == 1:
-                happen(fault)
+                happen(fault, folder)
             begin = time.monotonic()
             step(ids)
             told["steps"] = number + 1

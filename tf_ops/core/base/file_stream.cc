@@ -62,13 +62,13 @@ Status FileStream::Finish() {
 
 Status FileStream::WriteBuffer() {
   SOK_RETURN_IF_ERROR(WaitForThread());
-  if (!thread_.joinable()) {
+  if (!thread_.is_started()) {
 #ifdef O_DIRECT
     const int flags = fcntl(fd_, F_GETFL);
     direct_ = flags >= 0 && fcntl(fd_, F_SETFL, flags | O_DIRECT) == 0;
 #endif
     try {
-      thread_ = std::thread([this] { Run(); });
+      thread_.Start([this] { Run(); });
     } catch (const std::system_error&) {
       // The system cannot start another thread, so the thread of the caller writes.
       filled_ = 0;
@@ -106,13 +106,13 @@ void FileStream::Run() {
 }
 
 void FileStream::StopThread() {
-  if (!thread_.joinable()) return;
+  if (!thread_.is_started() || thread_.is_elsewhere()) return;
   {
     std::lock_guard<std::mutex> guard(mu_);
     is_ended_ = true;
   }
   changed_.notify_all();
-  thread_.join();
+  thread_.Join();
 }
 
 Status FileStream::WriteOut(const char* bytes, size_t size) {

@@ -7,9 +7,9 @@
 #include <cstdint>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <utility>
 
+#include "core/base/forked_child.h"
 #include "core/base/page_memory.h"
 #include "core/base/status.h"
 
@@ -63,7 +63,7 @@ class FileStream {
   uint64_t written_ = 0;
   uint64_t pushed_ = 0;  // bytes that the system was told to bring to the device
 
-  std::thread thread_;
+  ThreadOfProcess thread_;
   std::mutex mu_;
   std::condition_variable changed_;
   bool is_passed_ = false;  // passed_ is full and not written yet

@@ -6,9 +6,25 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <vector>
 
 namespace sok {
 namespace {
+
+// Never freed: other threads may work while the process exits.
+std::vector<void (*)()>& Functions() {
+  static auto* functions = new std::vector<void (*)()>;
+  return *functions;
+}
+
+void BeforeFork() { ForkMutex().lock(); }
+
+void InParent() { ForkMutex().unlock(); }
+
+void InChild() {
+  for (void (*function)() : Functions()) function();
+  ForkMutex().unlock();
+}
 
 std::atomic<bool> started{false};
 std::atomic<bool> forked{false};
@@ -26,9 +42,32 @@ void MarkChild() {
   on_exit(LeaveAtOnce, nullptr);
 }
 
-[[maybe_unused]] const int kRegistered = pthread_atfork(nullptr, nullptr, MarkChild);
+[[maybe_unused]] const int kRegistered = pthread_atfork(BeforeFork, InParent, InChild);
+[[maybe_unused]] const int kMarked = CallInChild(MarkChild);
 
 }  // namespace
+
+std::mutex& ForkMutex() {
+  static auto* mu = new std::mutex;
+  return *mu;
+}
+
+int CallInChild(void (*function)()) {
+  const std::lock_guard<std::mutex> guard(ForkMutex());
+  Functions().push_back(function);
+  return 0;
+}
+
+int ThreadOfProcess::ThisProcess() { return getpid(); }
+
+void ThreadOfProcess::Join() {
+  if (!is_started()) return;
+  if (is_elsewhere()) {
+    new std::thread(std::move(thread_));  // nothing can be done with it here, not even detach
+  } else {
+    thread_.join();
+  }
+}
 
 bool ForkedFromBackgroundThreads() { return forked.load(std::memory_order_relaxed); }
 

@@ -2,31 +2,25 @@
 
 #include <system_error>
 
-#include "core/base/forked_child.h"
-
 namespace sok {
 
 RepeatedJob::~RepeatedJob() {
-  if (ForkedFromBackgroundThreads()) {
-    // The thread exists only in the parent process, so there is nothing to wait for here.
-    new std::thread(std::move(thread_));
-    return;
-  }
+  if (thread_.is_elsewhere()) return;
   {
     const std::lock_guard<std::mutex> lock(mu_);
     asked_ = false;
     ends_ = true;
   }
   changed_.notify_all();
-  if (thread_.joinable()) thread_.join();
+  thread_.Join();
 }
 
 bool RepeatedJob::Ask() {
   {
     const std::lock_guard<std::mutex> lock(mu_);
-    if (!thread_.joinable()) {
+    if (!thread_.is_started()) {
       try {
-        thread_ = std::thread([this] { Run(); });
+        thread_.Start([this] { Run(); });
       } catch (const std::system_error&) {
         return false;
       } catch (const std::bad_alloc&) {

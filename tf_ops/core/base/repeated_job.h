@@ -4,7 +4,8 @@
 #include <condition_variable>
 #include <functional>
 #include <mutex>
-#include <thread>
+
+#include "core/base/forked_child.h"
 
 namespace sok {
 
@@ -36,7 +37,7 @@ class RepeatedJob {
   bool asked_ = false;
   bool running_ = false;
   bool ends_ = false;
-  std::thread thread_;
+  ThreadOfProcess thread_;
 };
 
 }  // namespace sok

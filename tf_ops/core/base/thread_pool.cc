@@ -1,12 +1,12 @@
 #include "core/base/thread_pool.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <atomic>
 #include <exception>
 #include <memory>
 #include <system_error>
+
+#include "core/base/forked_child.h"
 
 namespace sok {
 namespace {
@@ -20,7 +20,7 @@ std::atomic<ThreadPool*> process_pool{nullptr};
 // the child neither uses nor frees the pool.
 void ForgetPool() { process_pool.store(nullptr, std::memory_order_relaxed); }
 
-[[maybe_unused]] const int kRegistered = pthread_atfork(nullptr, nullptr, ForgetPool);
+[[maybe_unused]] const int kRegistered = CallInChild(ForgetPool);
 
 // The pool is made without a lock, since a fork could leave the lock locked in the child.
 ThreadPool& PoolOfProcess() {

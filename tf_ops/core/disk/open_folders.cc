@@ -1,7 +1,6 @@
 #include "core/disk/open_folders.h"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -34,10 +33,9 @@ int TryLock(int file) {
 }
 
 void Unlock(int file) {
-  // A process that was forked may have the open file, too.
+  // A program that another thread starts just now may have the open file, too.
   struct flock lock = WholeFile(F_UNLCK);
   if (fcntl(file, F_OFD_SETLK, &lock) != 0) flock(file, LOCK_UN);
-  close(file);
 }
 
 // Returns "process 123 of host" as the file says it, or "another process".
@@ -93,7 +91,7 @@ FolderIdentity IdentityOf(const std::string& path) {
 }
 
 bool OpenFolders::Add(FolderClaim* claim) {
-  std::lock_guard<std::mutex> guard(Mutex());
+  std::lock_guard<std::mutex> guard(ForkMutex());
   const auto& claims = Claims();
   if (std::any_of(claims.begin(), claims.end(),
                   [claim](const FolderClaim* other) { return other->folder_ == claim->folder_; })) {
@@ -103,13 +101,13 @@ bool OpenFolders::Add(FolderClaim* claim) {
 }
 
 void OpenFolders::Remove(FolderClaim* claim) {
-  std::lock_guard<std::mutex> guard(Mutex());
+  std::lock_guard<std::mutex> guard(ForkMutex());
   Claims().erase(claim);
 }
 
 std::string OpenFolders::Holder(const std::string& path) {
   // No other thread of this process takes a lock while the descriptors are open.
-  std::lock_guard<std::mutex> guard(Mutex());
+  std::lock_guard<std::mutex> guard(ForkMutex());
   const FolderIdentity folder = IdentityOf(path);
   for (const FolderClaim* claim : Claims()) {
     if (claim->folder_ == folder) return ", held by this process";
@@ -119,27 +117,6 @@ std::string OpenFolders::Holder(const std::string& path) {
 }
 
 std::string OpenFolders::OtherHolder(const std::string& path) { return HolderOfDatabase(path); }
-
-// A forked child shares the locks of open files. After the parent's end they would stay locked for
-// as long as the child lives.
-struct LocksAfterFork {
-  static void Before() { OpenFolders::Mutex().lock(); }
-  static void InParent() { OpenFolders::Mutex().unlock(); }
-  static void InChild() {
-    for (FolderClaim* claim : OpenFolders::Claims()) {
-      if (claim->file_ >= 0) close(claim->file_);
-      claim->file_ = -1;
-    }
-    OpenFolders::Mutex().unlock();
-  }
-};
-
-namespace {
-
-[[maybe_unused]] const int kRegistered =
-    pthread_atfork(LocksAfterFork::Before, LocksAfterFork::InParent, LocksAfterFork::InChild);
-
-}  // namespace
 
 std::unique_ptr<FolderClaim> FolderClaim::Take(const std::string& path) {
   std::unique_ptr<FolderClaim> claim(new FolderClaim(path, IdentityOf(path)));
@@ -152,8 +129,8 @@ FolderClaim::~FolderClaim() { Release(); }
 void FolderClaim::Release() {
   OpenFolders::Remove(this);
   std::lock_guard<std::mutex> guard(mu_);
-  if (file_ >= 0) Unlock(file_);
-  file_ = -1;
+  if (file_.valid()) Unlock(file_.get());
+  file_.Close();
   released_ = true;
 }
 
@@ -167,7 +144,7 @@ Status FolderClaim::LockFile() {
 Status FolderClaim::Lock() {
   const std::string path = FileOf(path_);
   // A child that is forked meanwhile would have the file open, and nothing would close it.
-  std::lock_guard<std::mutex> no_fork(OpenFolders::Mutex());
+  std::lock_guard<std::mutex> no_fork(ForkMutex());
   for (;;) {
     const int file = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (file < 0) return SystemError(errno, "open", path);
@@ -194,8 +171,8 @@ Status FolderClaim::Lock() {
     // replaces it.
     if (IdentityOf(path) == locked) {
       WriteHolder(file);
-      if (file_ >= 0) Unlock(file_);
-      file_ = file;
+      if (file_.valid()) Unlock(file_.get());
+      file_.Take(file, no_fork);
       locked_ = locked;
       return Status();
     }
@@ -211,7 +188,7 @@ Status FolderClaim::Check() {
   }
   std::lock_guard<std::mutex> guard(mu_);
   if (released_) return Status(Code::kUnavailable, "the storage '" + path_ + "' is closed");
-  if (file_ < 0 || IdentityOf(FileOf(path_)) == locked_) return Status();
+  if (!file_.valid() || IdentityOf(FileOf(path_)) == locked_) return Status();
   Status status = Lock();
   if (status.ok()) return status;
   return status.Within(

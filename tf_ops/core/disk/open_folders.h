@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "core/base/descriptor.h"
 #include "core/base/status.h"
 
 namespace sok {
@@ -39,12 +40,7 @@ class OpenFolders {
 
  private:
   friend class FolderClaim;
-  friend struct LocksAfterFork;
 
-  static std::mutex& Mutex() {
-    static auto* mu = new std::mutex;
-    return *mu;
-  }
   static std::set<FolderClaim*>& Claims() {
     static auto* claims = new std::set<FolderClaim*>;
     return *claims;
@@ -84,7 +80,6 @@ class FolderClaim {
 
  private:
   friend class OpenFolders;
-  friend struct LocksAfterFork;
 
   FolderClaim(std::string path, FolderIdentity folder) : path_(std::move(path)), folder_(folder) {}
   // The part of LockFile called with mu_ held.
@@ -92,8 +87,8 @@ class FolderClaim {
 
   const std::string path_;
   const FolderIdentity folder_;
-  std::mutex mu_;  // guards the three below
-  int file_ = -1;
+  std::mutex mu_;          // guards the three below
+  Descriptor file_;        // locked while it is open
   FolderIdentity locked_;  // the identity of the file that is locked
   bool released_ = false;
 };

@@ -78,9 +78,8 @@ Status Mesh::Work::Connect(const std::vector<std::string>& addresses) {
     });
     peers_.back() = std::move(peer);
   }
-  process_ = getpid();
   try {
-    thread_ = std::thread([this] { Run(); });
+    thread_.Start([this] { Run(); });
   } catch (const std::system_error& error) {
     return Status(Code::kInternal, std::string("no thread for exchanges: ") + error.what());
   }
@@ -89,30 +88,29 @@ Status Mesh::Work::Connect(const std::vector<std::string>& addresses) {
 }
 
 Mesh::Work::~Work() {
-  if (!thread_.joinable()) return;
-  if (is_child()) {  // the thread runs in the parent process alone
-    thread_.detach();
-    return;
-  }
+  if (!thread_.is_started() || is_child()) return;
   {
     std::lock_guard<std::mutex> guard(mu_);
     ending_ = true;
   }
   BreakSoon(Status(Code::kUnavailable, "the mesh of worker " + std::to_string(options_.rank) +
                                            " was closed while an exchange was under way"));
-  thread_.join();
+  thread_.Join();
 }
 
 // --- exchanges ----------------------------------------------------------------------------------
 
 Status Mesh::Work::CheckRequest(const ExchangeRequest& request) const {
-  if (!connected_) {
-    return Status(Code::kFailedPrecondition, "expected Connect before an exchange");
-  }
   if (is_child()) {
     return Status(Code::kFailedPrecondition,
-                  "expected an exchange in the process that has connected, got one in a child that "
-                  "it has forked; call sok_embed.init() in workers alone");
+                  "expected an exchange in the process that has connected, process " +
+                      std::to_string(process_) + ", got one in process " +
+                      std::to_string(getpid()) +
+                      ", forked from it; start processes with multiprocessing's 'spawn', or look "
+                      "nothing up in a process that only loads data");
+  }
+  if (!connected_) {
+    return Status(Code::kFailedPrecondition, "expected Connect before an exchange");
   }
   if (request.parts.size() == static_cast<size_t>(options_.size)) return Status();
   return InvalidArgument("expected rows for " + std::to_string(options_.size) +
@@ -276,6 +274,7 @@ void Mesh::Work::BreakSoon(const Status& status) {
 }
 
 MeshStats Mesh::Work::Stats() const {
+  if (is_child()) return {};
   std::lock_guard<std::mutex> guard(mu_);
   return stats_;
 }

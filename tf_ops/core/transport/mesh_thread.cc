@@ -209,8 +209,9 @@ Status Mesh::Work::ErrorOfLost(const std::string& exchange) const {
   }
   return Status(Code::kUnavailable,
                 "expected worker " + lost + " to take part in the exchange '" + exchange +
-                    "', but the connection has ended: the process died, or ended early; look at "
-                    "its output");
+                    "', but the connection has ended: the process died, or ended early, as it does "
+                    "where its data has fewer batches; look at its output, and give each worker "
+                    "as many batches, by sok_embed.data.join for one");
 }
 
 void Mesh::Work::CheckTimes() {

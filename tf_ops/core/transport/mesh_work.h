@@ -17,11 +17,11 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "core/base/forked_child.h"
 #include "core/base/status.h"
 #include "core/transport/frame.h"
 #include "core/transport/handshake.h"
@@ -75,6 +75,7 @@ class Mesh::Work {
   void Exchange(ExchangeRequest request);
   MeshStats Stats() const;
   bool is_broken() const {
+    if (is_child()) return true;
     std::lock_guard<std::mutex> guard(mu_);
     return !broken_.ok();
   }
@@ -133,13 +134,13 @@ class Mesh::Work {
   const std::string address_;
   std::vector<std::unique_ptr<Peer>> peers_;  // (size) null for this worker
   Descriptor epoll_, wake_;
-  std::thread thread_;
+  ThreadOfProcess thread_;
   int64_t lost_since_ = 0;  // when a worker was lost whose exchanges the thread must end; 0: none
 
   mutable std::mutex mu_;
   Status broken_, break_soon_;
   bool ending_ = false, connected_ = false;
-  int process_ = 0;  // the process that has connected; its children have no mesh thread
+  const int process_ = getpid();  // its children have neither connections nor the mesh's thread
   struct Name {
     std::string text;
     uint64_t turns = 0;

@@ -116,11 +116,6 @@ Status MoveAll(int fd, size_t n, short events, int64_t milliseconds, const Move&
 
 }  // namespace
 
-void Descriptor::Close() {
-  if (fd_ >= 0) close(fd_);
-  fd_ = -1;
-}
-
 std::string WorkerAddress::ToText() const {
   return host + " " + std::to_string(port) + " " + token + " " + (system.empty() ? "-" : system);
 }

@@ -5,37 +5,10 @@
 #include <cstdint>
 #include <string>
 
+#include "core/base/descriptor.h"
 #include "core/base/status.h"
 
 namespace sok {
-
-// Owns a file descriptor.
-class Descriptor {
- public:
-  Descriptor() = default;
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() { Close(); }
-  Descriptor(Descriptor&& other) noexcept : fd_(other.Release()) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    Close();
-    fd_ = other.Release();
-    return *this;
-  }
-  Descriptor(const Descriptor&) = delete;
-
-  int get() const { return fd_; }
-  bool valid() const { return fd_ >= 0; }
-  void Close();
-
- private:
-  int Release() {
-    const int fd = fd_;
-    fd_ = -1;
-    return fd;
-  }
-
-  int fd_ = -1;
-};
 
 // The address at which a worker listens, and a token that a caller must know, besides the secret of
 // the job if there is one. Workers exchange addresses as text before they connect.
