@@ -6,7 +6,7 @@ sockets between workers, threads. What Python code holds is handled here alone:
 - Descriptors with locks, of publishers, work folders and scratch folders: children close them.
   Otherwise a lock would last after the end of this process, for as long as a child lives.
 - Threads, of models that follow a training and of saves in the background, and TensorFlow's own:
-  they do not run in a child, where a call would wait for ever. So it raises.
+  they do not run in a child, where a call would wait without end. So it raises.
 - Mapped files stay as they are.
 """
 

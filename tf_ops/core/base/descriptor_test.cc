@@ -1,12 +1,11 @@
 #include "core/base/descriptor.h"
 
+#include <doctest/doctest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <utility>
-
-#include <doctest/doctest.h>
 
 namespace sok {
 namespace {
@@ -32,7 +31,7 @@ TEST_CASE("a forked child keeps no descriptor open, and none that was closed or 
   closed.Close();
   Descriptor moved(std::move(pipe.to));
   Pipe other;
-  other.to = Descriptor();  // its reading end stays open, and is no Descriptor
+  other.to = Descriptor();  // its reading end is not a Descriptor, and stays open
   const pid_t child = fork();
   REQUIRE(child >= 0);
   if (child == 0) {
