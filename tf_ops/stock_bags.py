@@ -93,7 +93,7 @@ def pool(
         scale = tf.where(tf.equal(divisor, 0.0), 0.0, reciprocal(divisor))
         sums *= scale[:, tf.newaxis]
     if weights is not None:
-        return sums
+        return kept_apart(sums)
     # The vector of a bag with one key is that key's row, in which a zero may have a sign.
     begins = tf.cumsum(lengths, exclusive=True)
     padded = tf.pad(rows, [[0, 1], [0, 0]])  # the last bags may be empty, and begin at the end
@@ -136,10 +136,20 @@ def pool_rows(rows: tf.Tensor, length: int, combiner: str) -> tf.Tensor:
     else:
         bags = tf.shape(rows, tf.int64)[0] // length
         sums = tf.math.unsorted_segment_sum(rows, tf.repeat(tf.range(bags), length), bags)
-    if combiner == "sum":
-        return sums
-    divisor = np.float32(length) if combiner == "mean" else np.sqrt(np.float32(length))
-    return sums * (np.float32(1) / divisor)
+    if combiner != "sum":
+        divisor = np.float32(length) if combiner == "mean" else np.sqrt(np.float32(length))
+        sums *= np.float32(1) / divisor
+    return kept_apart(sums)
+
+
+def kept_apart(values: tf.Tensor) -> tf.Tensor:
+    """Returns the same values, which TensorFlow computes before what follows them.
+
+    It would reorder a product of three factors, or a sum, that goes on in the layers of a model,
+    such as those of `BatchNormalization`, and so change the last bits. It leaves `EnsureShape`, an
+    op without a cost, where it is.
+    """
+    return tf.raw_ops.EnsureShape(input=values, shape=values.shape)
 
 
 def row_splits(rows: tf.Tensor, num_rows: tf.Tensor) -> tf.Tensor:
