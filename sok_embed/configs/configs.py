@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -303,6 +304,7 @@ class _Made(NamedTuple):
     config: TableConfig
 
 
+_notices: set[str] = set()  # those that this process has given
 _made: dict[int, _Made] = {}  # by `id()`, since a table of keras-rs may not be hashable
 
 
@@ -324,10 +326,26 @@ def _table_config(table: Any) -> TableConfig:
     made = _made.get(id(table))
     if made is not None and made.source() is table and made.arguments == arguments:
         return made.config
+    _notice_own_optimizer(table)
     number = id(table)
     source = weakref.ref(table, lambda gone: _forget(number, gone))
     _made[number] = _Made(source, arguments, TableConfig(*arguments))
     return _made[number].config
+
+
+def _notice_own_optimizer(table: Any) -> None:
+    """Warns, once, that the optimizer of a table of keras-rs trains here, unlike there on a CPU."""
+    if table.optimizer is None or "optimizer" in _notices:
+        return
+    _notices.add("optimizer")
+    optimizer = row_rules.get(table.optimizer)
+    warnings.warn(
+        f"TableConfig '{table.name}' of keras-rs: its own optimizer, {type(optimizer).__name__}, "
+        "trains its rows, as on TPUs. On CPUs and GPUs keras-rs leaves the optimizers of tables "
+        "unused and trains by that of the model, as a sok_embed.TableConfig with optimizer=None "
+        "does. 'adam' is the default of keras-rs. There is one notice for all tables.",
+        stacklevel=5,
+    )
 
 
 def _forget(number: int, gone: weakref.ref[Any]) -> None:

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import sys
 import types
+import warnings
 from typing import Any
 
 import keras
@@ -31,6 +32,7 @@ from collection_cases import (
 from keras import optimizers as ko
 
 from sok_embed import DistributedEmbedding, FeatureConfig, tf_ops
+from sok_embed.configs import configs
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, tf.function], ids=["eager", "function"])
@@ -208,6 +210,7 @@ def keras_rs(monkeypatch):
         monkeypatch.setattr(cls, "__module__", "keras_rs.src.layers.embedding.config")
     module.TableConfig, module.FeatureConfig = KerasRsTableConfig, KerasRsFeatureConfig
     monkeypatch.setitem(sys.modules, "keras_rs", module)
+    monkeypatch.setattr(configs, "_notices", {"optimizer"})
     return module
 
 
@@ -228,6 +231,23 @@ def test_configs_of_keras_rs_are_taken_as_they_are(keras_rs):
     assert list(layer.tables) == ["t"]
     again = DistributedEmbedding.from_config(layer.get_config())
     assert again.get_config() == layer.get_config()
+
+
+def test_an_own_optimizer_of_keras_rs_is_noticed_once(keras_rs, monkeypatch):
+    monkeypatch.setattr(configs, "_notices", set())
+
+    def layer_of(*tables):
+        features = [keras_rs.FeatureConfig(t.name, t, (None,), (None, 3)) for t in tables]
+        return DistributedEmbedding(features)
+
+    makes = keras_rs.TableConfig
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layer_of(makes("none", 50, 3, "ones", None))
+    with pytest.warns(UserWarning, match="'a' of keras-rs: its own optimizer, Adagrad") as found:
+        layer_of(makes("a", 50, 3, "ones", "adagrad"), makes("b", 50, 3, "ones", "adam"))
+        layer_of(makes("c", 50, 3, "ones", "adam"))
+    assert len(found) == 1
 
 
 def test_a_table_of_keras_rs_in_two_layers_of_a_model_is_refused(keras_rs):
