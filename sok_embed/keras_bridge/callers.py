@@ -132,6 +132,14 @@ def computing_shapes() -> bool:
     return bool(in_symbolic_scope())
 
 
+def layers_of_traced_calls() -> Iterator[keras.layers.Layer]:
+    """Yields the layers and models that are running whose `call` is a `tf.function`."""
+    for frame in _running("__call__", _LAYER):
+        layer = frame.f_locals["self"]
+        if isinstance(layer.call, tf.types.experimental.PolymorphicFunction):
+            yield layer
+
+
 def building_from_file() -> bool:
     """Returns whether Keras is building a model from the shapes that it finds in a file.
 

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from sok_embed import communicators, tf_ops
 from sok_embed.communicators import Communicator
+from sok_embed.keras_bridge.traced_calls import refuse_call_without_values
 from sok_embed.lookups.bags import Bags
 from sok_embed.lookups.exchange import Asked, OnGpu, SharedTable, look_up, plan_of
 from sok_embed.tf_ops.served import ServedRows, is_serving
@@ -79,8 +80,10 @@ class AnchoredLookup:
 
         Raises:
             ValueError: If the strategy in scope sums gradients over workers, and the anchor was
-                made outside of it.
+                made outside of it; for a model whose `call` is a `tf.function` that Keras traces
+                to build its layers.
         """
+        refuse_call_without_values(self._host)
         if is_serving() or not (trainable and self.anchor.trainable):
             return Call(None, False)
         parts, workers = parts_of(self.anchor), strategies.workers_summed()

@@ -357,7 +357,7 @@ def test_the_timeout_is_for_all_restarts_together() -> None:
         (["-np", "2", "--timeout", "0", "true"], "0 is not in the range x>0"),
         (["-np", "2", "--min-workers", "3", "true"], "--min-workers of at most the 2 of -np"),
         (["-np", "2", "no-such-program"], "a program to run. Received: 'no-such-program', which"),
-        (["-np", "2", "no_such_script.py"], "a program to run. Received: 'no_such_script.py', a script that is not"),
+        (["-np", "2", "no_such_script.py"], "'no_such_script.py', a script that is not in"),
         (["-np", "2", __file__ + "/.."], "a program to run. Received: "),
     ],
 )

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import sok_embed
 from sok_embed import tfra
 
 layers = tfra.dynamic_embedding.keras.layers
@@ -93,3 +94,65 @@ def test_a_model_trains_and_comes_back_from_a_file(tmp_path):
     model.save(tmp_path / "model.keras")
     again = keras.saving.load_model(tmp_path / "model.keras")
     np.testing.assert_allclose(again(IDS), model(IDS), rtol=1e-6)
+
+
+class Model(keras.Model):
+    """A model after TFRA's demo, whose layers may be called in either order."""
+
+    def __init__(self, rows, dense_first=False):
+        super().__init__()
+        self.rows, self.on_rows = rows, keras.layers.Dense(1)
+        self.dense = keras.layers.Dense(4) if dense_first else None
+
+    def compute(self, ids):
+        if self.dense is not None:
+            return self.on_rows(self.dense(tf.cast(ids, tf.float32)) * self.rows(ids))
+        return self.on_rows(self.rows(ids))
+
+    call = compute
+
+
+class Traced(Model):
+    call = tf.function(Model.compute)
+
+
+def rows_of(kind):
+    if kind == "tfra":
+        return layers.SquashedEmbedding(4, name="rows")
+    if kind == "table":
+        layer = sok_embed.DynamicEmbedding(4, combiner="sum", name="rows")
+        layer.build((None, 3))  # otherwise it has no variable, and Keras finds no gradients
+        return layer
+    table = sok_embed.TableConfig("rows", None, 4, combiner="sum")
+    layer = sok_embed.DistributedEmbedding(sok_embed.FeatureConfig("rows", table), name="rows")
+    layer(IDS)
+    return layer
+
+
+@pytest.mark.cover("values")
+@pytest.mark.parametrize("run_eagerly", [False, True])
+@pytest.mark.parametrize("dense_first", [False, True])
+@pytest.mark.parametrize("kind", ["tfra", "table", "collection"])
+def test_a_call_that_is_a_function_is_refused_until_the_model_is_built(
+    kind, dense_first, run_eagerly
+):
+    model = Traced(rows_of(kind), dense_first)
+    model.compile("adam", "mse", run_eagerly=run_eagerly)
+    with pytest.raises(ValueError, match="Take @tf.function off"):
+        model.fit(IDS, np.ones([2, 1]), verbose=0)
+    with pytest.raises(ValueError, match="Take @tf.function off"):
+        model(IDS)
+
+
+@pytest.mark.parametrize("kind", ["tfra", "table"])
+def test_other_functions_and_built_models_train_dense_weights(kind):
+    traced = Traced(rows_of(kind))
+    traced.on_rows.build((None, 4))
+    inner = Model(rows_of(kind))
+    inner.rows = tf.function(inner.rows)
+    for model in (traced, inner, Model(rows_of(kind))):
+        model.compile("sgd", "mse")
+        model.fit(IDS, np.ones([2, 1]), verbose=0)
+        before = model.on_rows.kernel.numpy().copy()
+        model.fit(IDS, np.ones([2, 1]), verbose=0)
+        assert np.abs(model.on_rows.kernel.numpy() - before).max() > 0
