@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import re
+import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -62,6 +63,7 @@ class LayerEmbedding(EmbeddingRows):
             )
         if table is None:
             return
+        table.host = weakref.ref(layer)
         make = functools.partial(add_weight, layer, f"{name}_anchor", trainable=column.trainable)
         self.add_table(table, f"Layer '{layer.name}'", make, self._weight)
 

@@ -7,12 +7,17 @@ from typing import Any
 import keras
 
 from sok_embed import communicators
+from sok_embed.training.same_model import check_same_rate, check_same_start
 
 
 class BroadcastVariables(keras.callbacks.Callback):
     """Gives every worker the dense weights and optimizer state of one of them, before training.
 
     Rows of tables need no broadcast: the start of a row is a function of its key.
+
+    Workers give each other variables in their order, so their models must be the same. At the
+    beginning of each epoch the learning rates of all workers are compared, since a callback of one
+    worker may have changed its own.
 
     Example:
     >>> callback = BroadcastVariables(root_rank=0)
@@ -21,7 +26,8 @@ class BroadcastVariables(keras.callbacks.Callback):
         root_rank: The worker whose values all other workers take.
 
     Raises:
-        ValueError: For a rank that no worker has.
+        ValueError: For a rank that no worker has; from `fit`, on all workers, if their models have
+            other variables, layers or options, or their optimizers other learning rates.
     """
 
     def __init__(self, root_rank: int = 0) -> None:
@@ -39,6 +45,7 @@ class BroadcastVariables(keras.callbacks.Callback):
         communicator = communicators.current()
         if communicator.size == 1:
             return
+        check_same_start(self.model)
         optimizer = self.model.optimizer
         variables = [*self.model.variables, *(optimizer.variables if optimizer else [])]
         for i, variable in enumerate(variables):
@@ -48,3 +55,8 @@ class BroadcastVariables(keras.callbacks.Callback):
                 variable.value, self.root_rank, f"sok_embed.broadcast.{i}"
             )
             variable.assign(value)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Compares the learning rates of the workers."""
+        if communicators.size() > 1 and self.model.optimizer is not None:
+            check_same_rate(self.model.optimizer)

@@ -1,4 +1,4 @@
-"""Agreement of workers that write or read one checkpoint, on numbers and on errors."""
+"""Agreement of workers on numbers and on errors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Agreement:
         """
         if self.size == 1:
             return [list(numbers)]
-        name = f"sok_embed.checkpoint.{purpose.replace(' ', '_')}"
+        name = f"sok_embed.agreement.{purpose.replace(' ', '_')}"
         of_all, counts = self._communicator.all_gather(tf.constant(numbers, tf.int64), name)
         ends = np.cumsum(counts.numpy())[:-1]
         return [each.tolist() for each in np.split(of_all.numpy(), ends)]

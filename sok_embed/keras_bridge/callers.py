@@ -308,13 +308,19 @@ def making_input_of_sequential() -> bool:
     return code.co_name == "build" and code.co_filename.endswith(_SEQUENTIAL)
 
 
-def fitting_optimizer() -> keras.optimizers.Optimizer | None:
-    """Returns the optimizer of the model whose `train_step` is running or traced, or `None`."""
+def fitting_model() -> keras.Model | None:
+    """Returns the model whose `train_step` is running or traced, or `None`."""
     for frame in _running("train_step"):
         model = frame.f_locals.get("self")
         if isinstance(model, keras.Model):
-            return model.optimizer
+            return model
     return None
+
+
+def fitting_optimizer() -> keras.optimizers.Optimizer | None:
+    """Returns the optimizer of the model whose `train_step` is running or traced, or `None`."""
+    model = fitting_model()
+    return None if model is None else model.optimizer
 
 
 def applying_keras_optimizer() -> keras.optimizers.Optimizer | None:

@@ -19,6 +19,12 @@ def all_layers(model: keras.Model) -> Iterator[keras.layers.Layer]:
     yield from model._flatten_layers(include_self=False)
 
 
+def losses_of(model: keras.Model) -> dict[str, Any]:
+    """Returns the losses that a model was compiled with, and their weights."""
+    compiled = getattr(getattr(model, "_compile_config", None), "config", {})
+    return {name: compiled.get(name) for name in ("loss", "loss_weights")}
+
+
 def seed_of(initializer: keras.initializers.Initializer) -> Any:
     """Returns the seed that a random initializer was given or, without one, has drawn."""
     return initializer._init_seed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import keras
@@ -232,6 +233,7 @@ class AdaptiveEmbedding(KeyLayer):
             name=self.name,
         )
         self.table.constraint = self.embeddings_constraint
+        self.table.host = weakref.ref(self)
         self._table_lookup = AdaptiveLookup(self.table, f"Layer '{self.name}'")
 
     def _route(self, mask: Any, inputs: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -41,6 +42,7 @@ from sok_embed.planning import Plan
 from sok_embed.planning.tables import EXCHANGED
 from sok_embed.tables.table import Table
 from sok_embed.tables.tensors import as_keys
+from sok_embed.training.descriptions import plain
 from sok_embed.training.strategies import check_strategy
 
 _OUTPUTS = ("structure", "concat", "stack")
@@ -157,6 +159,7 @@ class DistributedEmbedding(LayerWithAnchor):
         distinct_tables(self._features)  # this checks them
         self._check_output()
         self._collection = TableCollection(self.name, self._features, exchange_dtype)
+        self._collection.host = weakref.ref(self)
         for number, table in enumerate(self._collection.values()):
             self._track_trackable(table, f"table_{number}")
         for number, config in enumerate(self._collection.configs):
@@ -373,6 +376,26 @@ class DistributedEmbedding(LayerWithAnchor):
 
     def _tables(self) -> list[Table]:
         return list(self._collection.values()) if "_collection" in vars(self) else []
+
+    def _training_facts(self) -> dict[str, Any]:
+        """Returns all that decides how the tables train, with their seeds and their places."""
+        features = {
+            feature.name: {
+                "table": feature.table.name,
+                "combiner": feature.own_combiner,
+                "max_length": feature.max_length,
+                "padding": feature.padding,
+            }
+            for feature in self._features
+        }
+        return {
+            **super()._training_facts(),
+            "output": self.output_form,
+            "order": [feature.name for feature in self._features],
+            "features": features,
+            "tables": plain(self._collection.seeded),
+            "places": plain(self._collection.placements),
+        }
 
     def _follows_model(self) -> bool:
         configs = self._collection.configs

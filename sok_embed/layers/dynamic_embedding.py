@@ -20,6 +20,7 @@ from sok_embed.lookups.input_forms import Form
 from sok_embed.lookups.lookup import read_rows
 from sok_embed.lookups.padding import is_key, padding_keys
 from sok_embed.tf_ops.collections import COMBINERS
+from sok_embed.training.descriptions import plain
 from sok_embed.training.strategies import check_strategy
 
 
@@ -228,6 +229,9 @@ class DynamicEmbedding(TableLayer):
         self.max_bytes = max_bytes
         self.combiner = combiner
         self._given_rows = given_rows
+        self._started_from = None
+        if given_rows is not None and self.table.owners > 1:
+            self._started_from = plain([given_rows.keys, given_rows.embeddings])
         if given_rows is not None:
             given_rows.check_fits(self.table, max_rows)
 
@@ -240,6 +244,10 @@ class DynamicEmbedding(TableLayer):
                 self._given_rows.put_into(self.table, self.max_rows)
             self._given_rows = None
         super().build(input_shape)
+
+    def _training_facts(self) -> dict[str, Any]:
+        """Returns all that decides how the rows train, with digests of those they start from."""
+        return {**super()._training_facts(), "weights": self._started_from}
 
     def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
         """Looks the keys up; with `training`, makes rows for those that have none."""

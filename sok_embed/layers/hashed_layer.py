@@ -25,6 +25,8 @@ from sok_embed.kv.arguments import FLOATS_ROUND
 from sok_embed.layers.arguments import attributes_of
 from sok_embed.layers.sparse_steps import sparse_below
 from sok_embed.layers.weight_users import WeightUsers
+from sok_embed.training.descriptions import of_arguments, plain
+from sok_embed.training.same_model import USERS
 
 _LIMIT = 2**63
 _MAX_DIM = 2**24
@@ -229,6 +231,7 @@ class HashedLayer(LayerOfIds):
             self._own_weight = self.add_weight(
                 name="weight", shape=(self.size,), initializer=initializer, autocast=False
             )
+            setattr(self._own_weight, USERS, self._users.living)
         self.built = True
 
     def _lookup(
@@ -294,6 +297,12 @@ class HashedLayer(LayerOfIds):
         if dtype not in (tf.int32, tf.int64):
             remedy = FLOATS_ROUND if dtype.is_floating else "Cast them"
             raise self._error("ids of int32 or int64", f"{dtype.name}. {remedy}")
+
+    def _training_facts(self) -> dict[str, Any]:
+        """Returns all that decides how the layer trains, for the comparison of workers."""
+        owner = self.weight_layer
+        weight = self._initializer if owner is None else owner.name
+        return {**of_arguments(self), "weight": plain(weight)}
 
     def _error(self, expected: str, received: str) -> ValueError:
         return ValueError(f"Layer '{self.name}': expected {expected}. Received: {received}.")

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from sok_embed.keras_bridge.dense_alone import LayerWithRows
 from sok_embed.keras_bridge.rebuilding import check_rebuilt
 from sok_embed.keras_bridge.row_count import RowCount
+from sok_embed.training.descriptions import of_arguments
 from sok_embed.training.strategies import check_strategy
 
 
@@ -32,6 +33,10 @@ class RowsLayer(LayerWithRows):
 
     Keras builds a layer with rows in its `build`, and finds its anchor as its only weight.
     """
+
+    def _training_facts(self) -> dict[str, Any]:
+        """Returns all that decides how the rows train, for the comparison of workers."""
+        return of_arguments(self)
 
     def _saved_rows(self) -> Sequence[SavedEntries]:
         """Returns the layer's entries in a Keras file beside its variables."""

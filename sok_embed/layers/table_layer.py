@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -105,6 +106,7 @@ class TableLayer(KeyLayer):
             name=self.name,
         )
         self.table.constraint = self.embeddings_constraint
+        self.table.host = weakref.ref(self)
         self._table_lookup = TableLookup(
             self.table, f"Layer '{self.name}'", key_limit=self.table.key_limit
         )

@@ -30,6 +30,12 @@ class WeightUsers:
         self.layers.add(layer)
         self._seeds.append(layer.seed)
 
+    def living(self) -> list[Any]:
+        """Returns the layers that have not been deleted, in the order of their seeds."""
+        if len(self._seeds) > 1:
+            gc.collect()  # one may be kept only by cycles of references, on one of several workers
+        return sorted(self.layers, key=lambda layer: (layer.seed, layer.name))
+
     def next_seed(self) -> int:
         """Returns the smallest seed that no layer has had."""
         return next(seed for seed in range(len(self._seeds) + 1) if seed not in self._seeds)

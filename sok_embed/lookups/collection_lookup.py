@@ -91,6 +91,7 @@ class CollectionLookup(AnchoredLookup):
             return pooled_rows(
                 self._plan,
                 batch,
+                [self._tables],
                 on_gpu,
                 self._name,
                 trains=call.anchor is not None,
@@ -188,6 +189,7 @@ class CollectionLookup(AnchoredLookup):
         return pooled_rows(
             plan,
             batch,
+            [self._tables],
             serve,
             self._name,
             trains=call.anchor is not None,
@@ -199,6 +201,8 @@ class CollectionLookup(AnchoredLookup):
 
 class CollectedTables(Protocol):
     """One worker's part of the tables of a collection."""
+
+    host: Callable[[], Any]
 
     @property
     def trainable(self) -> Sequence[bool]:

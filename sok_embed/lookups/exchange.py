@@ -17,6 +17,7 @@ from sok_embed import communicators, tf_ops
 from sok_embed.lookups.served_bags import served_bags
 from sok_embed.tf_ops.served import is_serving
 from sok_embed.training.commit import TrainedTable
+from sok_embed.training.same_model import Hosted, check_same_hosts, fingerprint_of
 
 
 class PooledBatch(NamedTuple):
@@ -70,6 +71,7 @@ _BETWEEN_GPUS = 1
 def pooled_rows(
     plan: tf_ops.CollectionPlan,
     batch: PooledBatch,
+    tables: Sequence[Hosted],
     serve: Serve | OnGpu,
     name: str,
     *,
@@ -83,6 +85,7 @@ def pooled_rows(
     Args:
         plan: The plan of the tables and features.
         batch: The keys of all features.
+        tables: The tables, or collections of tables, that the keys are looked up in.
         serve: A function that reads rows on this worker, or the tables on its GPU. Workers may give
             different kinds unless `communicator.exchanges_on_gpu`.
         name: A name that tells the exchange from others; the same on every worker.
@@ -96,8 +99,15 @@ def pooled_rows(
 
     Raises:
         tf.errors.InternalError: If a worker has failed, with its number and its error.
+        ValueError: In eager calls, if the layer of the tables differs on a worker.
+        tf.errors.FailedPreconditionError: In functions, likewise.
     """
     communicator = communicators.current()
+    if communicator.size > 1:
+        if tf.executing_eagerly():
+            check_same_hosts(tables)
+        fingerprint = plan.fingerprint ^ fingerprint_of(tables)
+        plan = dataclasses.replace(plan, fingerprint=fingerprint)
     if isinstance(serve, OnGpu) and communicator.exchanges_on_gpu:
         # A worker whose rows lie on the host would wait for another exchange.
         plan = dataclasses.replace(plan, fingerprint=plan.fingerprint ^ _BETWEEN_GPUS)
@@ -249,7 +259,8 @@ def look_up(
         found = [one.read(of_table) for one, of_table in zip(asked, of_tables, strict=True)]
         return tf_ops.collection_answer(found, sizes)
 
-    return pooled_rows(plan, batch, on_gpu or serve, name, dtype=dtype)
+    tables = [one.table for one in asked]
+    return pooled_rows(plan, batch, tables, on_gpu or serve, name, dtype=dtype)
 
 
 def plan_of(asked: Sequence[Asked]) -> tf_ops.CollectionPlan:

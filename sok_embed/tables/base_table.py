@@ -69,6 +69,8 @@ class BaseTable(OwnedResource):
         kind: The kind of table, as text for manifests.
         fixed: The names of further attributes that must be equal in a checkpoint and a table.
         storage: The folder that rows live in; `None`: they live in memory.
+        host: A function that returns the layer of the table, which describes how it trains; or
+            `None`, without one.
         constraint: A function of rows `[n, dim]`, float32, whose result replaces the rows that a
             commit has changed; `None`: there is none.
     """
@@ -76,6 +78,7 @@ class BaseTable(OwnedResource):
     kind: ClassVar[str]
     fixed: ClassVar[tuple[str, ...]] = ()
     storage: kv.Storage | None = None
+    host: Callable[[], Any] = staticmethod(lambda: None)  # a weak reference, for layers
     constraint: Constraint | None = None
     _attributes: dict[str, Any]
     # The advice of errors: the way to export a model, and the way to copy a table.

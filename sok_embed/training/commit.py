@@ -16,7 +16,7 @@ import itertools
 import math
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import keras
@@ -34,12 +34,14 @@ from sok_embed.tables.changed_rows import DeferredStep
 from sok_embed.training import strategies
 from sok_embed.training.anchor_parts import own_part, parts_of, summed_alike
 from sok_embed.training.distributed_optimizer import averages_gradients
+from sok_embed.training.same_model import check_same_step
 
 
 class TrainedTable(Protocol):
     """The interface of all kinds of tables, and collections, by which gradients are applied."""
 
     name: str
+    host: Callable[[], Any]
 
     def commit(
         self, anchor: tf.Tensor, steps: tf_ops.RuleSteps, redemption: tf_ops.Redemption
@@ -154,6 +156,11 @@ class Commit(AnchorConstraint):
         tf_ops.note_update(committed, update.change, slots)
 
     @property
+    def host(self) -> Any:
+        """The layer that has the table, or `None`."""
+        return self._table.host()
+
+    @property
     def clips_by_norm(self) -> bool:
         """True if an optimizer of the table's own clips its gradients by their norm."""
         own: Any = self._optimizer
@@ -206,6 +213,7 @@ class Commit(AnchorConstraint):
         self, applying: Any, anchor: Any, redeemed: tf.Tensor | None, rate: Any = None
     ) -> tf.Tensor:
         """Commits a step of `applying`; `rate` is the learning rate of a Keras optimizer's step."""
+        self._check_same(applying)
         steps = self._rule_steps(applying, anchor, rate)
         self._warn_once(applying)
         own: Any = self._optimizer
@@ -226,6 +234,13 @@ class Commit(AnchorConstraint):
             clipped_to=_clip_value([applying], self._table.name) or 0.0,
         )
         return self._table.commit(tf.convert_to_tensor(anchor), steps, redemption)
+
+    def _check_same(self, applying: Any) -> None:
+        """Raises on all workers if the step would train otherwise on one of them."""
+        if applying is None or averages_gradients(applying):  # that has been checked before
+            return
+        variables = applying._trainable_variables if _is_keras(applying) else []
+        check_same_step(applying, variables, averages=strategies.workers_summed() > 1)
 
     def _rule_steps(self, applying: Any, anchor: Any, rate: Any) -> tf_ops.RuleSteps:
         """Returns the step of each table; `None` for a table that is not trained."""

@@ -10,7 +10,9 @@ import tensorflow as tf
 
 from sok_embed import communicators, tf_ops
 from sok_embed.keras_bridge.anchor_updates import is_anchor
+from sok_embed.optimizers.configs import config_of
 from sok_embed.training import strategies
+from sok_embed.training.same_model import check_same_step
 from sok_embed.training.sparse_gradients import average_slices
 
 # The most bytes of gradients that are sent in one message.
@@ -76,25 +78,12 @@ def DistributedOptimizer(optimizer: Any) -> keras.optimizers.Optimizer:  # noqa:
             "_updates_its_own_way": base.__module__.partition(".")[0] not in ("keras", "sok_embed"),
         },
     )
-    made = averaging.from_config(_config(optimizer))
+    made = averaging.from_config(config_of(optimizer))
     # No config has the variables of `exclude_from_weight_decay`.
     for name in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
         if hasattr(optimizer, name):
             setattr(made, name, getattr(optimizer, name))
     return made
-
-
-def _config(optimizer: Any) -> dict[str, Any]:
-    """Returns the config of an optimizer; a learning rate that is a function stays one."""
-    rate = optimizer._learning_rate
-    schedules = keras.optimizers.schedules
-    if not callable(rate) or isinstance(rate, schedules.LearningRateSchedule):
-        return dict(optimizer.get_config())
-    optimizer._learning_rate = None
-    try:
-        return {**optimizer.get_config(), "learning_rate": rate}
-    finally:
-        optimizer._learning_rate = rate
 
 
 class _AveragesGradients:
@@ -105,6 +94,7 @@ class _AveragesGradients:
     """
 
     def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> None:
+        check_same_step(self, trainable_variables, averages=True)
         token = _applied_to.set(trainable_variables)
         try:
             super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
@@ -124,6 +114,7 @@ class _AveragesScaledGradients:
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         variables = trainable_variables or self._trainable_variables  # type: ignore[attr-defined]
+        check_same_step(self, variables, averages=True)
         super().apply(average_gradients(grads, variables), trainable_variables)  # type: ignore[misc]
 
 

@@ -67,7 +67,7 @@ def test_worker_0_gives_signs_while_the_others_wait_for_it(monkeypatch):
     assert Agreement(communicator).first_alone("write", lambda: three_signs.wait(HANG_S))
     signs = [number for name, number in told if "sign" in name]
     assert signs == [1] * (len(signs) - 1) + [0]
-    assert told[-1] == ("sok_embed.checkpoint.write", 0)
+    assert told[-1] == ("sok_embed.agreement.write", 0)
 
 
 def test_a_worker_that_is_lost_while_worker_0_works_is_an_error_of_worker_0(monkeypatch):
@@ -101,7 +101,7 @@ def test_numbers_of_all_workers_come_with_what_they_did():
     communicator = FirstOfTwo(0)
     result, numbers = Agreement(communicator).gather_together("write", lambda: "abc", lambda _: [7])
     assert (result, numbers) == ("abc", [[7], [0]])
-    assert communicator.names == ["sok_embed.checkpoint.write"]
+    assert communicator.names == ["sok_embed.agreement.write"]
 
 
 def test_a_worker_whose_numbers_fail_has_failed():
@@ -134,7 +134,7 @@ def saved(folder, incremental=False, on_background=False):
     keys, rows = table.export()
     expected = [[7.0 if key == rank else rank] * 2 for key in keys]
     np.testing.assert_array_equal(rows, expected)
-    return [name.removeprefix("sok_embed.checkpoint.") for name in communicator.names[:before]]
+    return [name.removeprefix("sok_embed.agreement.") for name in communicator.names[:before]]
 
 
 ASKED = ["be_ready_for_a_save", "find_room_for_a_checkpoint"]

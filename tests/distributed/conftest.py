@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from sharded.launch import launch, require_horovod
 from sharded.meeting import SECRET, free_port
 from sharded.results import Results
+from thread_workers import on_workers  # noqa: F401
 
 SHARDED = Path(__file__).parent / "sharded"
 WORKER = SHARDED / "worker.py"

@@ -109,8 +109,11 @@ def test_a_bad_key_on_one_worker_raises_the_same_error_on_all_and_the_next_step_
 
 def test_another_configuration_on_one_worker_raises_on_all(one: Results, many: Results) -> None:
     (alone,) = one.of("collection_of_another_configuration")
-    assert alone["type"] == "nothing"
+    assert alone["type"] == alone["eager.type"] == "nothing"
     for worker in many.of("collection_of_another_configuration"):
+        assert worker["eager.type"] == "ValueError"
+        assert "features.f.combiner of layer 'fields' is" in str(worker["eager.text"])
+        assert f'"mean" on worker {many.workers - 1}.' in str(worker["eager.text"])
         assert worker["type"] == "FailedPreconditionError"
         assert "expected the same tables and features on all workers" in str(worker["text"])
         assert f"on worker {many.workers - 1} that differ from those of worker 0" in str(

@@ -4,8 +4,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from sok_embed.keras_bridge.model_graph import inputs_of_layers
 from sok_embed.keras_bridge.private_state import (
     all_layers,
+    losses_of,
     mask_of,
     print_line,
     seed_of,
@@ -33,6 +35,29 @@ def test_state_of_objects_of_keras(capsys):
         pass
 
     assert symbolic_inputs(Subclass()) is None
+    assert losses_of(model) == {"loss": None, "loss_weights": None}
+    model.compile("sgd", "mse", loss_weights=[2.0])
+    assert losses_of(model) == {"loss": "mse", "loss_weights": [2.0]}
     assert takes_training(model) and not takes_training(Subclass())
     print_line("a line")
     assert capsys.readouterr().out == "a line\n"
+
+
+def test_the_graph_of_a_model_has_the_inputs_of_each_call():
+    first, second = keras.Input((2,), name="first"), keras.Input((2,), name="second")
+    shared = keras.layers.Dense(2, name="shared")
+    joined = keras.layers.Add(name="joined")([shared(second), shared(first)])
+    model = keras.Model([first, second], joined)
+    assert inputs_of_layers(model) == {
+        "first": [[]],
+        "second": [[]],
+        "shared": [["second"], ["first"]],
+        "joined": [["shared", "shared"]],
+    }
+    ahead = keras.Sequential([keras.Input((2,), name="ids"), keras.layers.Dense(1, name="only")])
+    assert inputs_of_layers(ahead) == {"ids": [[]], "only": [["ids"]]}
+
+    class Subclass(keras.Model):
+        pass
+
+    assert inputs_of_layers(Subclass()) == {}

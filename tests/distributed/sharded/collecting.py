@@ -361,11 +361,14 @@ def collection_bad_key(here: Here) -> dict[str, Any]:
 
 @scenario
 def collection_of_another_configuration(here: Here) -> dict[str, Any]:
-    """The last worker has another combiner, of which messages say nothing but a fingerprint."""
+    """The last worker has another combiner. Messages of functions have a fingerprint of it."""
     combiner = "mean" if here.rank == here.size - 1 and here.size > 1 else "sum"
     table = _table("t", None, 2, combiner=combiner)
     layer = DistributedEmbedding(FeatureConfig("f", table), name="fields")
-    return _raised(lambda: layer(np.arange(6)))
+    eager = _raised(lambda: layer(np.arange(6)))
+    look_up = tf.function(layer)
+    compiled = _raised(lambda: look_up(tf.range(6, dtype=tf.int64)))
+    return {**compiled, **{f"eager.{name}": text for name, text in eager.items()}}
 
 
 @scenario
