@@ -25,6 +25,7 @@ import tensorflow as tf
 
 from sok_embed import communicators, tf_ops
 from sok_embed.keras_bridge import callers
+from sok_embed.keras_bridge.accumulated_anchors import leave_out_of_files
 from sok_embed.keras_bridge.anchor_updates import AnchorConstraint, Update, watch
 from sok_embed.keras_bridge.noted_gradients import forget_with
 from sok_embed.optimizers import v1_optimizers
@@ -103,6 +104,7 @@ class Commit(AnchorConstraint):
         applying = applying_optimizer()
         if _is_keras(applying):
             self._check_updates_seen(applying)
+            leave_out_of_files(applying, anchor)
             self._returned = tf.zeros_like(tf.convert_to_tensor(anchor))
         else:
             self._check_summed(anchor, applying)

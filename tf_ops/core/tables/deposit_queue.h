@@ -248,7 +248,9 @@ class DepositQueue {
         "at most " +
             std::to_string(kMostMissed) +
             " steps ago. Received: gradients that do not wait any more, since they were applied or "
-            "dropped, or are older. Take the gradients anew for each step");
+            "dropped, or are older, or were accumulated in another process. Take the gradients "
+            "anew for each step; where an earlier version has saved the model amid "
+            "gradient_accumulation_steps, compile it with a new optimizer");
   }
 
   // Returns true if the two sums of each place have a ratio in (1, 2), the range of weights. A

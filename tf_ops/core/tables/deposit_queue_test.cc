@@ -282,6 +282,19 @@ TEST_CASE("tickets of a place are told apart") {
   CHECK(*weights.rbegin() < 2.0f);
 }
 
+TEST_CASE("a gradient that another queue has named is not taken for one that waits") {
+  int refused = 0;
+  for (int pair = 0; pair < 8; ++pair) {
+    DepositQueue<Numbered> before, queue;
+    std::vector<float> arrived(kAnchorSize);
+    before.Add({1, {}, {3.0}}, nullptr, nullptr, nullptr, arrived.data());
+    // The first ticket of each queue has the same place.
+    queue.Add({1, {}, {3.0}}, nullptr, nullptr, nullptr, arrived.data());
+    refused += queue.Redeem(arrived.data(), true).status().code() == Code::kFailedPrecondition;
+  }
+  CHECK(refused >= 7);  // of 65,536 queues two may begin with one weight
+}
+
 TEST_CASE("factors of every size are told") {
   DepositQueue<Numbered> queue;
   for (double norm : {1e-6, 1.0, 1e6}) {

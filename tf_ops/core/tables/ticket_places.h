@@ -3,12 +3,14 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <optional>
 
+#include "core/base/hash.h"
 #include "core/tables/tickets.h"
 
 namespace sok {
@@ -36,7 +38,7 @@ class TicketPlaces {
     ++place.waiting;
     ++waiting_;
     ticket.mark = mark;
-    ticket.weight = WeightOf(place.turns++);
+    ticket.weight = WeightOf(first_turn_ + place.turns++);
     return ticket;
   }
 
@@ -81,6 +83,14 @@ class TicketPlaces {
     return found;
   }
 
+  // Another one in each process and queue: an anchor's gradient that has come from elsewhere, by a
+  // file of an optimizer that accumulates, must not be taken for that of a deposit that waits here.
+  static uint64_t FirstTurn(const void* queue) {
+    const auto now = std::chrono::system_clock::now().time_since_epoch().count();
+    return Mix64(static_cast<uint64_t>(now) ^ reinterpret_cast<uintptr_t>(queue));
+  }
+
+  const uint64_t first_turn_ = FirstTurn(this);
   uint64_t tickets_ = 0;
   uint64_t waiting_ = 0;  // deposits at all places
   float last_mark_ = MarkOf(1.0);
