@@ -159,7 +159,7 @@ class EmbeddingRows:
             dtype=dtype,
             copy_slots=self.copies_slots,
             absent_value=self._categorical.absent_value,
-            counts=asked.counts,
+            counts=call.counts(self.table, asked),
             reports=asked.reports,
             device=getattr(self.table, "lookup_device", None),
         )

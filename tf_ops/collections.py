@@ -231,6 +231,7 @@ def collection_serve(
     anchor: tf.Tensor | None,
     *,
     packed: bool = False,
+    counted: bool = False,
 ) -> CollectionRows:
     """Reads the rows that all workers have asked this one for.
 
@@ -246,6 +247,7 @@ def collection_serve(
         trainable: True for each table that is trained. Others make no rows, and drop gradients.
         anchor: float32, a vector of `ANCHOR_SIZE` or a scalar. `None`: there is no gradient.
         packed: True if rows are rounded to bfloat16, so that two numbers share a float.
+        counted: True if another lookup has counted the keys, so that no admission counts them here.
 
     Raises:
         tf.errors.InternalError: If a worker could not make its request, with its error.
@@ -265,6 +267,7 @@ def collection_serve(
         pools=list(pools),
         rank=plan.rank,
         packed=packed,
+        counted=counted,
         number=number_in_graph(),
     )
     return CollectionRows(rows, row_splits)

@@ -42,6 +42,7 @@ _TRAINER = os.path.join("keras", "src", "trainers", "trainer.py")
 _TRAINER_OF_TENSORFLOW = os.path.join("keras", "src", "backend", "tensorflow", "trainer.py")
 _SAVING = os.path.join("keras", "src", "saving")
 _LOADS = ("load_model", "load_weights", "load_weights_only")
+_CUSTOM_GRADIENT = os.path.join("tensorflow", "python", "ops", "custom_gradient.py")
 _SAVED_MODEL = os.path.join("tensorflow", "python", "saved_model", "save.py")
 
 
@@ -341,6 +342,11 @@ def optimizer_in_apply() -> keras.optimizers.Optimizer | None:
         if isinstance(optimizer, keras.optimizers.Optimizer):
             return optimizer
     return None
+
+
+def recomputing() -> bool:
+    """Returns whether `tf.recompute_grad` or `keras.remat` is computing something once more."""
+    return any(_running("inner_recompute_grad", _CUSTOM_GRADIENT))
 
 
 def loss_scaling_optimizer() -> Any:

@@ -30,7 +30,7 @@ class AdaptiveLookup(TableLookup):
                 asked.keys,
                 table.dim,
                 call.trains,
-                counts=asked.counts,
+                counts=call.counts(table, asked),
                 mask=None if asked.said is None else tf.cast(asked.said, tf.int32),
                 dtype=dtype,
                 anchor=call.anchor,

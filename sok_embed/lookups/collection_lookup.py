@@ -184,6 +184,7 @@ class CollectionLookup(AnchoredLookup):
                 self._tables.trainable,
                 call.anchor,
                 packed=self._packed,
+                counted=call.counted,
             )
 
         return pooled_rows(

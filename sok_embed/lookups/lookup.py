@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from sok_embed import communicators, tf_ops
 from sok_embed.communicators import Communicator
+from sok_embed.keras_bridge import callers
 from sok_embed.keras_bridge.traced_calls import refuse_call_without_values
 from sok_embed.lookups.bags import Bags
 from sok_embed.lookups.exchange import Asked, OnGpu, SharedTable, look_up, plan_of
@@ -31,10 +32,19 @@ class Call(NamedTuple):
     Attributes:
         anchor: The anchor, which gets the gradient of the vectors. `None`: there is no gradient.
         trains: True if keys without a row get one, and keys are counted.
+        counted: True if the lookup is one that is computed again, for a gradient, so that its keys
+            have been counted before.
     """
 
     anchor: tf.Tensor | None
     trains: bool
+    counted: bool = False
+
+    def counts(self, table: SharedTable, asked: tf_ops.TableKeys) -> tf.Tensor | None:
+        """Returns the counts of keys for the op that looks them up: of counted keys, zeros."""
+        if self.counted and table.counts_keys:
+            return tf.zeros_like(asked.keys, tf.int64)
+        return asked.counts
 
 
 # A function that looks up keys whose rows lie on this worker. Its arguments are the rights of the
@@ -93,7 +103,8 @@ class AnchoredLookup:
                 f"is called under, of {workers} workers. Received: a layer that was built outside. "
                 "Make the model within `with strategy.scope():`."
             )
-        return Call(own_part(trained_anchor(self.anchor), parts, self._made_for[0]), training)
+        anchor = own_part(trained_anchor(self.anchor), parts, self._made_for[0])
+        return Call(anchor, training, training and callers.recomputing())
 
     def communicator(self) -> Communicator:
         """Returns the communicator of the process.
@@ -281,7 +292,8 @@ def read_rows(table: SharedTable, default: str | int | None = None) -> Read:
         if default == "zeros" and isinstance(handle, ServedRows):
             # Zeros need no start vectors.
             return tf_ops.Lookup(tf.cast(handle.find(keys)[0], dtype), None)
-        by_host = asked.counts is not None or asked.reports
+        counts = call.counts(table, asked)
+        by_host = counts is not None or asked.reports
         found = tf_ops.lookup(
             handle,
             keys,
@@ -289,7 +301,7 @@ def read_rows(table: SharedTable, default: str | int | None = None) -> Read:
             call.trains,
             dtype,
             call.anchor,
-            asked.counts,
+            counts,
             asked.reports,
             # Keys and rows of an exchange are in the host's memory.
             None if by_host else getattr(table, "lookup_device", None),

@@ -57,8 +57,9 @@ REGISTER_OP("SokEmbed>CollectionServe")
     .Attr("placements: list(int)")  // (tables) of TablePlacement, like the next
     .Attr("pools: list(bool)")
     .Attr("rank: int >= 0")
-    .Attr("packed: bool")     // rows go as bfloat16, two to a float
-    .Attr("number: int = 0")  // DepositOrder's call
+    .Attr("packed: bool")           // rows go as bfloat16, two to a float
+    .Attr("counted: bool = false")  // true: another lookup has counted the keys
+    .Attr("number: int = 0")        // DepositOrder's call
     .SetIsStateful()
     .SetShapeFn([](tf::shape_inference::InferenceContext* c) {
       c->set_output(0, c->Vector(c->UnknownDim()));
@@ -75,6 +76,7 @@ class CollectionServeOp : public tf::OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("number", &number_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("rank", &rank_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("packed", &packed_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("counted", &counted_));
     std::vector<int64_t> kinds;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("placements", &kinds));
     OP_REQUIRES_OK(ctx, ReadPlacements(ctx, false, kinds.size(), 1, &placements_));
@@ -98,6 +100,7 @@ class CollectionServeOp : public tf::OpKernel {
                           static_cast<size_t>(message.NumElements()), splits.flat<int32_t>().data(),
                           workers, Hold(message));
     OP_REQUIRES_OK(ctx, ToAbsl(asked.status(), ""));
+    asked.value().counted = counted_;
     const RowSegments& answers = asked.value().answers;
     const auto row_splits = packed_ ? PackedSplits(answers) : answers.Splits();
     OP_REQUIRES_OK(ctx, ToAbsl(row_splits.status()));
@@ -130,7 +133,7 @@ class CollectionServeOp : public tf::OpKernel {
   std::vector<bool> trainable_;
   std::vector<TablePlacement> placements_;
   int64_t number_, rank_;
-  bool packed_;
+  bool packed_, counted_;
 };
 
 SOK_REGISTER_KERNEL("CollectionServe", CollectionServeOp);

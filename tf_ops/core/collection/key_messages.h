@@ -58,6 +58,7 @@ struct AskedKeys {
   // (tables) The bags, in the order of the vectors that they become; empty for a table of which
   // keys are asked.
   std::vector<std::vector<AskedBags>> bags;
+  bool counted = false;  // true if another lookup has counted the keys already
 };
 
 // The properties of the tables that a worker needs to answer a request.

@@ -142,8 +142,11 @@ Status TableCollection::LookupInTable(size_t t, const AskedKeys& asked, bool mak
   if (make_rows) keys.claim = table.Claim(keys);
   if (!make_rows) keys.counted = table.CountOnce();
   if (make_rows && keys.distinct) keys.found = table.NumberRows(keys.n);
+  std::vector<int64_t> zeros;
+  if (asked.counted && served_.counts[t]) zeros.resize(keys.n);
   Status status = table.Lookup(keys.keys, keys.n, make_rows, of_keys, parallel_for,
-                               /*exists=*/nullptr, keys.counts, keys.found.get());
+                               /*exists=*/nullptr, zeros.empty() ? keys.counts : zeros.data(),
+                               keys.found.get());
   keys.rows_made = make_rows;
   if (status.ok() && pooled != nullptr) PoolAll(*pooled, rows, parallel_for);
   looked_up->tables[t] = std::move(keys);
