@@ -109,8 +109,11 @@ def _update(
     assert step.formula is not None
     slot_floats = step.formula.slot_floats(each.dim)
     found = tf_ops.read_rows(handle, keys, each.dim, slot_floats)
-    after = step.formula(found.rows, each.dim, step.hyper["learning_rate"])
-    return tf_ops.assign_rows(handle, found.keys, after)
+    if found.rows.shape[0] == 0:
+        return None
+    rate = step.hyper["learning_rate"]
+    after = step.formula(_with_a_row(found.rows), each.dim, rate)
+    return tf_ops.assign_rows(handle, found.keys, after[: tf.size(found.keys)])
 
 
 def _constrain(
@@ -124,10 +127,25 @@ def _constrain(
     with tf.control_dependencies([] if after is None else [after]):
         there = tf.boolean_mask(keys, tf_ops.metadata(handle, keys).exists)
         rows = tf_ops.lookup(handle, there, each.dim, make_rows=False).embeddings
-    made = tf.convert_to_tensor(constraint(rows), tf.float32)
+    if rows.shape[0] == 0:
+        return None
+    made = tf.convert_to_tensor(constraint(_with_a_row(rows)), tf.float32)
     if not made.shape.is_compatible_with(rows.shape):
         raise ValueError(
             f"Table '{each.name}': expected a constraint to return rows of the shape of its "
             f"argument, {rows.shape}. Received: shape {made.shape}."
         )
-    return tf_ops.assign(handle, there, made)
+    return tf_ops.assign(handle, there, made[: tf.size(there)])
+
+
+def _with_a_row(rows: tf.Tensor) -> tf.Tensor:
+    """Returns rows `[n, width]`; in a graph that has none when it runs, a row of ones.
+
+    A function of a user's own may fail without rows: operations of Keras choose by shapes.
+    """
+    if rows.shape[0] is not None:
+        return rows
+    lacking = tf.cast(tf.equal(tf.shape(rows)[0], 0), tf.int32)
+    some = tf.pad(rows, [[0, lacking], [0, 0]], constant_values=1.0)
+    some.set_shape(rows.shape)
+    return some
