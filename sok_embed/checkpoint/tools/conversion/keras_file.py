@@ -16,6 +16,7 @@ import numpy as np
 
 from sok_embed.checkpoint.files.records import damaged
 from sok_embed.checkpoint.files.rows_file import Rows, rows_a_block
+from sok_embed.checkpoint.files.rows_index import row_bytes
 from sok_embed.checkpoint.files.schema import (
     MOST_BYTES,
     MOST_DIM,
@@ -23,6 +24,7 @@ from sok_embed.checkpoint.files.schema import (
     brief,
     parsed,
 )
+from sok_embed.checkpoint.tools.conversion.members import stored_member
 from sok_embed.checkpoint.tools.conversion.tables import Head, Moving
 
 WEIGHTS = "model.weights.h5"
@@ -39,6 +41,7 @@ _FIELDS = {
 _COLUMNS = Rows._fields
 _IN_STORAGE = "storage_rows"  # ends the name of the entry of a table whose rows are in a storage
 _OF_COLLECTION = re.compile(r"table_(\d+)_")
+_ERRNO = re.compile(r"errno = ([1-9][0-9]*)")  # in messages of HDF5
 _MOST_SMALL = 1 << 20  # elements of what is not a column
 
 
@@ -76,7 +79,8 @@ def _unpacked(path: str, work: str) -> tuple[str, Any]:
     weights = os.path.join(work, WEIGHTS)
     try:
         with zipfile.ZipFile(path) as archive:
-            with archive.open(WEIGHTS) as member, open(weights, "wb") as file:
+            found = stored_member(path, archive, WEIGHTS)
+            with archive.open(found) as member, open(weights, "wb") as file:
                 shutil.copyfileobj(member, file, 1 << 20)
             config = None
             if _CONFIG in archive.namelist() and archive.getinfo(_CONFIG).file_size <= MOST_BYTES:
@@ -107,6 +111,10 @@ def _tables(path: str, weights: str, config: Any, names: Sequence[str]) -> list[
             file.visititems(visit)  # this follows no links into other files
     except (OSError, RuntimeError, KeyError, TypeError) as error:
         raise _as_damage(path, error) from None
+    room = os.path.getsize(weights)
+    wanted = sum(each.head.rows * row_bytes(each.head.dim, each.head.slot_floats) for each in found)
+    if wanted > room:  # several tables in the same bytes
+        raise damaged(path, f"tables that lie in {room} bytes", f"rows of {wanted} bytes")
     tables = _with_own_labels(found)
     labels = [table.head.label for table in tables]
     for label, place in elsewhere.items():
@@ -129,8 +137,15 @@ def _place_of_rows(path: str, group: Any, entry: str) -> str:
 
 
 def _as_damage(path: str, error: Exception) -> Exception:
-    """Turns an error of h5py into one that names the file; errors of sok_embed stay as they are."""
-    return error if "Expected" in str(error) else damaged(path, "an HDF5 file", str(error))
+    """Turns an error of h5py into one that names the file; errors of sok_embed stay as they are.
+
+    So do errors of the file system, such as too many open files, whose number h5py says.
+    """
+    if "Expected" in str(error) or getattr(error, "errno", None):
+        return error
+    if (number := _ERRNO.search(str(error))) is not None:
+        return OSError(int(number[1]), os.strerror(int(number[1])), path)
+    return damaged(path, "an HDF5 file", str(error))
 
 
 def _prefixes(path: str, name: str, group: Any) -> list[str]:
@@ -191,6 +206,9 @@ def _array(path: str, group: Any, prefix: str, field: str) -> Any:
     stored = array.id.get_storage_size()
     if array.nbytes != stored:
         raise damaged(path, f"{array.nbytes} bytes of '{prefix}{field}'", str(stored))
+    room = os.path.getsize(array.file.filename)
+    if stored and (array.id.get_offset() or room) + stored > room:
+        raise damaged(path, f"'{prefix}{field}' within {room} bytes", f"{stored} bytes behind them")
     return array
 
 

@@ -18,6 +18,7 @@ from numpy.lib import format as npy
 
 from sok_embed.checkpoint.files.records import damaged
 from sok_embed.checkpoint.files.rows_file import Rows, rows_a_block
+from sok_embed.checkpoint.tools.conversion.members import stored_member
 from sok_embed.checkpoint.tools.conversion.tables import (
     METADATA,
     MOST_METADATA_BYTES,
@@ -98,7 +99,8 @@ def npz_head(path: str) -> Head:
                     f"{', '.join(names) or 'nothing'}. Take a file of sok-embed checkpoint "
                     "convert."
                 )
-            with archive.open(f"{METADATA}.npy") as member:
+            found = stored_member(path, archive, f"{METADATA}.npy")
+            with archive.open(found) as member:
                 text = _text(path, member)
     except (*_DAMAGE, EOFError, KeyError, NotImplementedError) as error:
         raise damaged(path, "an .npz file", str(error)) from None
@@ -136,7 +138,9 @@ def npz_rows(path: str, head: Head) -> Iterator[Rows]:
         with ExitStack() as stack:
             archive = stack.enter_context(zipfile.ZipFile(path))
             members = {
-                column: stack.enter_context(archive.open(f"{name}.npy"))
+                column: stack.enter_context(
+                    archive.open(stored_member(path, archive, f"{name}.npy"))
+                )
                 for column, (name, _) in COLUMNS.items()
             }
             for column, member in members.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import math
 import os
 import re
 from collections import Counter
@@ -57,6 +59,7 @@ def unpacked_checkpoint(prefix: str, work: str, asked: Sequence[str]) -> tuple[s
     try:
         reader = tf.train.load_checkpoint(prefix)
         names = reader.get_variable_to_shape_map()
+        _check_room(prefix, names)
         steps = {int(reader.get_tensor(name)) for name in names if _STEPS.fullmatch(name)}
         step = steps.pop() if len(steps) == 1 else None
         found = [match for match in map(_TABLE.fullmatch, sorted(names)) if match is not None]
@@ -80,6 +83,14 @@ def unpacked_checkpoint(prefix: str, work: str, asked: Sequence[str]) -> tuple[s
     except (tf.errors.OpError, RuntimeError) as error:
         raise damaged(prefix, "a checkpoint of TensorFlow", str(error)) from None
     return work, step
+
+
+def _check_room(prefix: str, shapes: dict[str, list[int]]) -> None:
+    """Raises CorruptionError for a tensor that does not fit into the files of a checkpoint."""
+    room = sum(os.path.getsize(file) for file in glob.glob(f"{glob.escape(prefix)}.data-*"))
+    for name, shape in shapes.items():
+        if math.prod(shape) > room:  # each element takes a byte at least
+            raise damaged(prefix, f"'{name}' to fit into {room} bytes", f"shape {shape}")
 
 
 def _fit(prefix: str, name: str, keys: Any, values: Any, asked: Sequence[str]) -> bool:
