@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 # Matches the repr that Python gives an object whose class has none of its own.
 _PLAIN = re.compile(
     r"<(?:function |bound method )?(?:[\w<>]+\.)*(\w+|<lambda>)[^<>]* at 0x[0-9a-f]+>"
@@ -27,6 +28,22 @@ def shown(value: Any) -> str:
         value: Anything.
     """
     return _PLAIN.sub(r"\1", repr(value))
+
+
+def refuse_url(path: str) -> None:
+    """Raises ValueError for a URL where a path of a file system is needed.
+
+    Python takes `s3://bucket/file` for a path in a folder `s3:`, and may make that folder.
+
+    Args:
+        path: The path.
+    """
+    if _URL.match(path):
+        raise ValueError(
+            f"Expected a path of a file system that is mounted. Received: {path!r}, a URL. Give a "
+            "local path, and copy the files. Object stores take checkpoints, by "
+            "sok_embed.checkpoint.Checkpoint and CheckpointManager."
+        )
 
 
 def is_among(value: Any, choices: Iterable[str | None]) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import keras
 
 from sok_embed import communicators
+from sok_embed.arguments import refuse_url
 from sok_embed.callbacks import table_figures
 from sok_embed.callbacks.metric_states import is_number
 from sok_embed.callbacks.table_figures import (
@@ -106,6 +107,8 @@ class TableMetrics(keras.callbacks.Callback):
         self._every = every
         self._figures = figures
         self._folder = path
+        if path is not None:
+            refuse_url(os.fsdecode(path))
         # Without `every` the end of a batch is only counted, so Keras need not wait for each batch.
         self.async_safe = not every
         self._fitting = False

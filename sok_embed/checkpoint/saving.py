@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from sok_embed import communicators, kv
+from sok_embed.arguments import refuse_url
 from sok_embed.checkpoint.files.records import FileRecord, rows_name
 from sok_embed.checkpoint.state.tables import Host, find, steps_of
 from sok_embed.checkpoint.transfer.pieces import write_rows
@@ -50,8 +51,8 @@ def save_model(model: keras.Model, path: str | os.PathLike[str]) -> None:
         path: A file that ends in `.keras`. If it is a link, its target is replaced.
 
     Raises:
-        ValueError: For another name. With several workers also for a table on disk, and for workers
-            that have different models, steps or paths.
+        ValueError: For another name, or a URL. With several workers also for a table on disk, and
+            for workers that have different models, steps or paths.
         OSError: From the file system. The old file stays.
         RuntimeError: If another worker has failed. The old file stays.
     """
@@ -156,6 +157,7 @@ def save_whole(
 
 def _prepared(model: keras.Model, path: Any, ending: str) -> list[Host]:
     """Returns the tables whose rows go into a file; none of one worker, which writes its own."""
+    refuse_url(os.fsdecode(path))
     if not os.fsdecode(path).endswith(ending):
         raise ValueError(f"Expected a path that ends in {ending}. Received: {os.fsdecode(path)!r}.")
     return tables_of_one_file(model)

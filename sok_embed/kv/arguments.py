@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sok_embed.arguments import check_integer
+from sok_embed.arguments import check_integer, refuse_url
 
 MOST_DIMENSION = 2**20
 UINT32 = 2**32
@@ -132,7 +132,7 @@ def check_parameters(
 
 
 def check_path(path: str | bytes | os.PathLike[Any]) -> str:
-    """Returns the path as a str, with surrogates for bytes that are not UTF-8."""
+    """Returns the path as a str, with surrogates for bytes that are not UTF-8; refuses URLs."""
     if not isinstance(path, str | bytes | os.PathLike):
         raise TypeError(f"Expected a path. Received: {described(path)}.")
     decoded = os.fsdecode(path)
@@ -145,6 +145,7 @@ def check_path(path: str | bytes | os.PathLike[Any]) -> str:
             f"Expected a path that the file system can have. Received: {decoded!r}, which cannot "
             f"be encoded: {error.reason}."
         ) from None
+    refuse_url(decoded)
     return decoded
 
 

@@ -72,7 +72,8 @@ def export(
     error of one worker is an error of all. A checkpoint is read by worker 0 alone.
 
     A folder gets its number once it is complete and on the device. A model server that watches
-    `path` loads it then, and ignores folders of killed exports, whose names begin with `.export-`.
+    `path` loads it then. The folder in which it is made goes with its process or, if that was
+    killed, with the next export.
 
     Example:
     >>> import numpy as np

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
-import shutil
 from collections.abc import Callable, Iterator
 
+from sok_embed.arguments import refuse_url
+from sok_embed.files.scratch import ScratchFolder
 from sok_embed.files.whole_files import sync
 
-# Model servers load folders with numbers as names, and ignore all others.
-_STAGED = ".export-"
+# Begins the name of the folder in which a version is made. Model servers load folders with numbers
+# as names, and ignore all others.
+_STAGED = "version"
 
 
 def write_version(path: str | os.PathLike[str], write: Callable[[str], None]) -> str:
@@ -30,16 +31,18 @@ def write_version(path: str | os.PathLike[str], write: Callable[[str], None]) ->
         OSError: If nothing can be written there.
     """
     root = made_root(root_of(path))
-    staged = os.path.join(root, f"{_STAGED}{secrets.token_hex(8)}")
     with _told_if_unwritable(root):
-        os.mkdir(staged)
+        work = ScratchFolder(_STAGED, root)  # removes those of killed exports
     try:
+        staged = os.path.join(work.path, "made")
+        os.mkdir(
+            staged
+        )  # anybody may read it whom the user lets, other than the folder of the work
         write(staged)
         _sync_all(staged)
         version = _numbered(root, staged)
-    except BaseException:
-        shutil.rmtree(staged, ignore_errors=True)
-        raise
+    finally:
+        work.end()
     sync(root)
     return version
 
@@ -76,7 +79,9 @@ def export_numbers(root: str) -> list[int]:
 
     Raises:
         FileNotFoundError: If there is none.
+        ValueError: For a URL.
     """
+    refuse_url(root)
     names = os.listdir(root) if os.path.isdir(root) else []
     numbers = [
         int(each) for each in names if re.fullmatch("[0-9]+", each) and is_export(root, each)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import stat
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -55,6 +59,31 @@ def test_an_export_that_fails_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         export(model, tmp_path)
     assert os.listdir(tmp_path) == []
+
+
+def test_what_a_killed_export_has_left_goes_with_the_next_one(tmp_path):
+    program = """
+import os, signal, sys
+import keras, tensorflow as tf
+import sok_embed as sok
+from sok_embed.serving import export
+
+def kill(*arguments, **options):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+tf.saved_model.save = kill
+ids = keras.Input((2,), dtype="int64", name="ids")
+export(keras.Model(ids, sok.DynamicEmbedding(2, "ones", combiner="sum")(ids)), sys.argv[1])
+"""
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    assert len(os.listdir(tmp_path)) == 1
+    model = keras.Sequential([keras.Input((2,), dtype="int64", name="ids"), dynamic("sum")])
+    folder = export(model, tmp_path)
+    assert os.listdir(tmp_path) == ["1"]
+    mask = os.umask(0)
+    os.umask(mask)
+    assert stat.S_IMODE(os.stat(folder).st_mode) == 0o777 & ~mask
 
 
 def test_other_arguments_are_refused(tmp_path):
