@@ -9,15 +9,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from sok_embed.keras_bridge.batch_normalization import prepare_batch_normalization
+
 _MARK = "_sok_embed_takes_empty_batches"
 
 
 def take_empty_batches() -> None:
     """Makes Keras handle batches without examples, in this process from now on.
 
-    `keras.layers.BatchNormalization` handles such a batch as in inference. Without this Keras would
-    compute the mean of no numbers: moving statistics and the gradients of `gamma` would become NaN,
-    or with a mask the statistics would decay towards 0.
+    `keras.layers.BatchNormalization` handles such a batch as in inference.
 
     A loss that is reduced to one number is 0. Without this Keras returns an empty vector if it
     knows the size while it traces or runs eagerly. Adding other losses to it gives an empty vector
@@ -25,30 +25,10 @@ def take_empty_batches() -> None:
 
     Other batches are handled as before. Calling it again changes nothing.
     """
-    normalization: Any = keras.layers.BatchNormalization
-    if not hasattr(normalization.call, _MARK):
-        normalization.call = _as_in_inference(normalization.call)
+    prepare_batch_normalization(takes_empty_batches=True)
     loss: Any = keras.losses.Loss
     if not hasattr(loss.__call__, _MARK):
         loss.__call__ = _reduced(loss.__call__)
-
-
-def _as_in_inference(call: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(call)
-    def wrapper(self: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
-        size = tf.TensorShape(inputs.shape).num_elements()
-        if not training or size:
-            return call(self, inputs, training=training, mask=mask)
-        if size == 0:
-            return call(self, inputs, training=False, mask=mask)
-        return tf.cond(
-            tf.size(inputs) > 0,
-            lambda: call(self, inputs, training=training, mask=mask),
-            lambda: call(self, inputs, training=False, mask=mask),
-        )
-
-    setattr(wrapper, _MARK, True)
-    return wrapper
 
 
 def _reduced(call: Callable[..., Any]) -> Callable[..., Any]:

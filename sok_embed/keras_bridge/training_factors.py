@@ -20,6 +20,7 @@ from keras.src.trainers.compile_utils import CompileMetrics
 from keras.src.trainers.data_adapters import data_adapter_utils
 
 from sok_embed.keras_bridge import callers
+from sok_embed.keras_bridge.graphs import is_in_reach
 
 _MARK = "_sok_embed_training_factors"
 _PARTS = 4  # x, y, sample_weight, factors; a batch of Keras has three at most
@@ -163,21 +164,6 @@ def _update_state(
 
 
 def _factor_here() -> tf.Tensor | None:
-    """Returns the step's factor, unless a `tf.function` inside of the step is traced.
-
-    Such a function would keep the tensor of the first step that it was traced in.
-    """
+    """Returns the step's factor, unless a `tf.function` inside of the step is traced."""
     factor = _factor.get()
-    if factor is None or tf.executing_eagerly():
-        return factor
-    graph: Any = tf.compat.v1.get_default_graph()
-    while graph is not factor.graph:
-        if not _is_branch(graph):
-            return None
-        graph = graph.outer_graph
-    return factor
-
-
-def _is_branch(graph: Any) -> bool:
-    """Returns whether a graph is a part of the step itself: a branch of a cond, a loop's body."""
-    return type(graph).__name__ in ("CondBranchFuncGraph", "WhileBodyFuncGraph")
+    return factor if factor is not None and is_in_reach(factor) else None

@@ -10,8 +10,10 @@ import tensorflow as tf
 
 from sok_embed import communicators, tf_ops
 from sok_embed.keras_bridge.anchor_updates import is_anchor
+from sok_embed.keras_bridge.batch_normalization import prepare_batch_normalization
 from sok_embed.optimizers.configs import config_of
 from sok_embed.training import strategies
+from sok_embed.training.moving_statistics import MovingStatistics
 from sok_embed.training.same_model import check_same_step
 from sok_embed.training.sparse_gradients import average_slices
 
@@ -34,6 +36,11 @@ def DistributedOptimizer(optimizer: Any) -> keras.optimizers.Optimizer:  # noqa:
     train like one worker with a batch of n * b. The norm of these gradients does pass through it,
     for `clipnorm` and `global_clipnorm`.
 
+    The moving statistics of `keras.layers.BatchNormalization` are averaged along with the gradients
+    of the layer's gamma or beta, weighted by the examples of each worker's batch, so that they are
+    the same on all workers after each step. With `synchronized=True` such a layer normalizes by the
+    examples of all workers. Other state that training updates stays that of each worker.
+
     With one worker it changes nothing. A model that is saved with it loads as one with the plain
     optimizer.
 
@@ -55,6 +62,7 @@ def DistributedOptimizer(optimizer: Any) -> keras.optimizers.Optimizer:  # noqa:
             gradients over them by itself.
     """
     _refuse_summed()
+    prepare_batch_normalization()
     optimizer = keras.optimizers.get(optimizer)
     if optimizer.built:
         raise ValueError(
@@ -171,7 +179,10 @@ def _averaged(gradients: Any, variables: Any, needs_norms: bool) -> list[Any]:
                 sparse[i] = gradient
             else:
                 dense[i] = tf.convert_to_tensor(gradient)
-        reduced = _reduced({**dense, **squares}, communicator)
+        statistics = MovingStatistics(variables or ())
+        moved = dict(enumerate(statistics.tensors, len(averages)))
+        reduced = _reduced({**dense, **squares, **moved}, communicator)
+        statistics.assign(reduced[i] for i in moved)
         for i, average in average_slices(sparse, communicator).items():
             averages[i] = average
         for i in dense:

@@ -43,7 +43,8 @@ OVER_TCP = frozenset(
     columns_of_no_ids many_sequences a_layer_of_no_adaptive_columns hashed_sgd_sparse hashed_shared
     joined_adam_weighted joined_validation joined_in_a_loop joined_two_at_once
     joined_normalization joined_reports message_counts what_a_step_waits_for message_bytes averages
-    many_slices saving initial_rows every_input_form combined_bags mapped
+    many_slices normalized_by_each normalized_by_all normalized_uneven saving initial_rows
+    every_input_form combined_bags mapped
     """.split()
 )
 # Horovod only carries what the communicator of the tables sends.

@@ -56,16 +56,10 @@ def test_batches_and_their_weights_are_those_of_the_step(many: Results) -> None:
 
 
 def test_normalization_is_not_changed_by_batches_without_examples(many: Results) -> None:
-    for rank, worker in enumerate(many.of("joined_normalization")):
+    for worker in many.of("joined_normalization"):
         values = [worker[f"normal.{number}"] for number in range(4)]
         assert all(np.isfinite(value).all() for value in values)
-        moving_mean, moving_variance = values[2:]
-        if not SIZES[many.workers][rank]:
-            # This worker has normalized nothing.
-            np.testing.assert_array_equal(moving_mean, np.zeros_like(moving_mean))
-            np.testing.assert_array_equal(moving_variance, np.ones_like(moving_variance))
-        else:
-            assert np.abs(moving_mean).max() > 0
+        assert np.abs(values[2]).max() > 0
 
 
 def test_the_greatest_number_of_batches_is_the_length_on_every_worker(many: Results) -> None:

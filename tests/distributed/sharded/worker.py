@@ -31,6 +31,7 @@ MODULES = (
     "many_columns",
     "mapping",
     "messages",
+    "normalizing",
     "optimizing",
     "rows",
 )
