@@ -200,6 +200,9 @@ class _MeshStats(TypedDict):
     bytes_sent: int
     seconds: float
 
+def watch_interrupts() -> None:
+    """Has waits for workers end soon after a SIGINT, whose present handler must raise."""
+
 class Mesh:
     """Connections of this worker to all others; a connection that fails is a ConnectionError.
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import signal
 import socket
+import threading
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -122,9 +124,9 @@ class Connections(Communicator):
         return {name: stats[name] for name in ("exchanges", "bytes_sent", "seconds")}
 
 
-# The connections of this process. Exchanges in graphs refer to them by number, so a second init
-# gets the same.
-_made: dict[tuple[str, int, int, float], _core.Mesh] = {}
+# The connections of this process, and their job. Exchanges in graphs refer to them by number, so a
+# second init for the same job gets the same.
+_made: tuple[tuple[object, ...], _core.Mesh] | None = None
 
 
 def shared_mesh(
@@ -135,10 +137,12 @@ def shared_mesh(
     timeout: float,
     gather: Callable[[bytes], list[bytes]],
     secret: bytes | None,
+    meeting: str,
 ) -> _core.Mesh:
-    """Returns the connections of this process; makes them if there are none, or after an error.
+    """Returns the connections of this process to the workers of a job.
 
-    Making them is collective.
+    They are made if there are none of that job, with that timeout, in this process, and after an
+    error. Making them is collective. Those of another job stay while a communicator has them.
 
     Args:
         launcher: The program that started the workers.
@@ -149,19 +153,26 @@ def shared_mesh(
         gather: The collective function that takes the content of this worker and returns the
             contents of all, by rank.
         secret: The secret of the job. With one, only processes that know it can connect.
+        meeting: The place where the workers of the job meet.
 
     Raises:
-        ConnectionError: If another worker cannot be reached.
+        ConnectionError: If another worker cannot be reached, or this one cannot listen.
         ValueError: For a timeout that is not above 0.
     """
-    job = (launcher, rank, size, timeout)
-    made = _made.get(job)
-    if made is None or made.broken:
-        key = b"" if secret is None else derived(secret, b"mesh")
-        made = _core.Mesh(rank, size, host(), timeout, key)
-        made.connect([address.decode() for address in gather(made.address.encode())])
-        _made[job] = made
-    return made
+    global _made
+    job = (os.getpid(), launcher, rank, size, timeout, secret, meeting)
+    if _made is not None and _made[0] == job and not _made[1].broken:
+        return _made[1]
+    if (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    ):
+        _core.watch_interrupts()
+    key = b"" if secret is None else derived(secret, b"mesh")
+    mesh = _core.Mesh(rank, size, host(), timeout, key)
+    mesh.connect([address.decode() for address in gather(mesh.address.encode())])
+    _made = (job, mesh)
+    return mesh
 
 
 def host_of(peer: str, everybody_is_here: bool) -> str:
@@ -174,8 +185,19 @@ def host_of(peer: str, everybody_is_here: bool) -> str:
     Returns:
         The value of the environment variable SOK_EMBED_HOST; without it, the number of the
         interface by which this host reaches `peer`.
+
+    Raises:
+        ValueError: For a SOK_EMBED_HOST that has no address.
     """
     if given := os.environ.get(HOST_VARIABLE):
+        try:
+            socket.getaddrinfo(given, None, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise ValueError(
+                f"Expected {HOST_VARIABLE} to be a name or number of this host that has an "
+                f"address. Received: {HOST_VARIABLE}={given}: {error}. Set it to the name or "
+                "number by which the other workers reach this host, or leave it out."
+            ) from None
         return given
     if everybody_is_here:
         return "127.0.0.1"

@@ -82,7 +82,8 @@ def init(
     """Chooses how this process talks to other workers. Call it before any layer is made.
 
     Without a call, the first layer does what `init("auto")` does. With several workers it is
-    collective.
+    collective. A second call for the same workers, with the same timeout, returns a communicator
+    over the same connections; for another job or timeout it makes new ones.
 
     Args:
         communicator: `"auto"`: Horovod if `horovodrun` has started this process, or if Horovod is
@@ -103,8 +104,8 @@ def init(
     Raises:
         ValueError: For another name; if variables of launchers contradict each other; if workers on
             several hosts are not told where to meet; for a SOK_EMBED_SECRET that cannot be a
-            secret; for several processes of a launcher that is not among the above; for fewer GPUs
-            of a host than workers.
+            secret, and a SOK_EMBED_HOST that has no address; for several processes of a launcher
+            that is not among the above; for fewer GPUs of a host than workers.
         ImportError: If Horovod is asked for and missing.
         ConnectionError: If a worker cannot be reached.
         TimeoutError: If a worker does not come.

@@ -16,6 +16,8 @@ from sok_embed.communicators.secret import job_secret
 
 # The bytes in which Horovod gathers the address of a worker.
 _ADDRESS_BYTES = 512
+# The environment variables for the place where the workers of Horovod meet.
+_MEETING = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")
 # The milliseconds between two cycles of Horovod, if it reduces tensors. Its default, 1, is most of
 # the time of a small reduction.
 _CYCLE_TIME = "0.2"
@@ -142,6 +144,7 @@ def _connections(hvd: Any, timeout: float) -> Connections:
         timeout,
         lambda own: _gather(hvd, own),
         job_secret(),
+        ":".join(os.environ.get(name, "") for name in _MEETING),
     )
     return Connections(mesh, rank, size)
 

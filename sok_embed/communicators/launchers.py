@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import warnings
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ _SLURM_RESERVED_STEPS = 0xFFFFFFF0
 # The tasks of TF_CONFIG that train, one process each, in the order of their ranks. A cluster has a
 # chief or a master, two names for the same task.
 _TF_TRAINERS = ("chief", "master", "worker")
+_TF_EVALUATOR = "evaluator"
 # Ports of workers for which none is given lie below those that Linux gives to outgoing connections.
 _FIRST_PORT, _PORTS = 20000, 10000
 
@@ -256,6 +258,14 @@ def _tensorflow_workers(environ: Mapping[str, str]) -> Workers | None:
             "TF_CONFIG",
         ) from None
     trainers = [address for each in _TF_TRAINERS for address in addresses[each]]
+    if kind == _TF_EVALUATOR and trainers:
+        warnings.warn(
+            "Expected a process that trains with the others of TF_CONFIG. Received: an evaluator, "
+            f"which works alone, as worker 0 of 1, with {len(trainers)} others that train. It must "
+            "not write where they do: have it read their checkpoints and evaluate, and leave out "
+            "what trains and saves.",
+            stacklevel=2,
+        )
     if kind not in _TF_TRAINERS or len(trainers) < 2:
         return None  # an evaluator works alone, and a parameter server has no layers
     if not 0 <= index < len(addresses[kind]):

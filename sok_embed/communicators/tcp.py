@@ -50,6 +50,7 @@ class TcpCommunicator(Connections):
                 rendezvous.all_gather, workers=workers, timeout=timeout, secret=secret
             ),
             secret,
+            str(workers.address),
         )
         super().__init__(mesh, workers.rank, workers.size)
 

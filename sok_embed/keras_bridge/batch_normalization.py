@@ -118,7 +118,7 @@ def _moments(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns mean and variance of the examples of all workers where the layer is synchronized."""
     if not _is_shared(self) or not isinstance(inputs, tf.Tensor):
-        return call(self, inputs, mask)  # type: ignore[no-any-return]
+        return call(self, inputs, mask)
     is_valid = tf.ones_like(inputs, tf.bool)
     if mask is not None:
         is_valid &= tf.cast(mask, tf.bool)[..., tf.newaxis]

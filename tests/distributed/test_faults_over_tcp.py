@@ -67,6 +67,7 @@ def test_the_others_name_a_worker_that_is_lost(fault: str, tmp_path: Path) -> No
         assert "worker 1" in worker["error"] and "sok_embed." in worker["error"]
         # The connection has ended, which a child of the worker does not keep open.
         assert ("the connection has ended" in worker["error"]) == (fault != "paused")
+        assert ("sok_embed.data.join" in worker["error"]) == (fault != "paused")
         # A worker that is paused is missed after the timeout. With a second for the machine, this
         # is a bound against waiting for ever and no measurement.
         assert worker["seconds"] < TIMEOUT_S + 20

@@ -207,6 +207,7 @@ def test_layers_refuse_to_be_made_where_init_would(monkeypatch: pytest.MonkeyPat
     sok_embed.DynamicEmbedding(2)
 
 
+@pytest.mark.filterwarnings("ignore:Expected a process that trains")
 @pytest.mark.parametrize(
     "environment",
     [

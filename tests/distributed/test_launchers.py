@@ -193,11 +193,15 @@ ALLOCATION = {
         {"TF_CONFIG": '{"cluster": null}'},
         tf_config("worker", 0, worker=["a:1"], ps=["b:1", "c:1"]),
         tf_config("ps", 0, worker=["a:1", "b:1"], ps=["c:1"]),
-        tf_config("evaluator", 0, chief=["a:1"], worker=["b:1"]),
     ],
 )
 def test_a_process_alone_is_told_from_workers(environ: Environ) -> None:
     assert find_workers(environ) is None
+
+
+def test_an_evaluator_works_alone_and_is_told_not_to_write() -> None:
+    with pytest.warns(UserWarning, match="evaluator.* must not write"):
+        assert find_workers(tf_config("evaluator", 0, chief=["a:1"], worker=["b:1"])) is None
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,11 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "binding/binding.h"
+#include "core/base/interrupt.h"
 
 namespace sok::binding {
 namespace {
@@ -18,7 +20,7 @@ namespace {
 class PyMesh {
  public:
   PyMesh(int rank, int size, const std::string& host, double timeout, const nb::bytes& secret)
-      : mesh_(Value(Mesh::Listen(
+      : mesh_(Made(Mesh::Listen(
             {rank, size, host, timeout, true, std::string(secret.c_str(), secret.size())}))),
         number_(AddMesh(mesh_)) {}
   ~PyMesh() { RemoveMesh(number_); }
@@ -26,9 +28,9 @@ class PyMesh {
 
   void Connect(const std::vector<std::string>& addresses) {
     const Status status = Unlocked([&] { return mesh_->Connect(addresses); });
-    if (status.code() != Code::kUnavailable) return Check(status);
-    PyErr_SetString(PyExc_ConnectionError, status.message().c_str());
-    throw nb::python_error();
+    // An interrupt has ended the wait, and is an exception of its own.
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    CheckConnected(status);
   }
   nb::dict Stats() const {
     const MeshStats stats = mesh_->Stats();
@@ -43,6 +45,16 @@ class PyMesh {
   int64_t number() const { return number_; }
 
  private:
+  static void CheckConnected(const Status& status) {
+    if (status.code() != Code::kUnavailable) return Check(status);
+    PyErr_SetString(PyExc_ConnectionError, status.message().c_str());
+    throw nb::python_error();
+  }
+  static std::shared_ptr<Mesh> Made(Result<std::shared_ptr<Mesh>> mesh) {
+    CheckConnected(mesh.status());
+    return std::move(mesh.value());
+  }
+
   const std::shared_ptr<Mesh> mesh_;
   const int64_t number_;
 };
@@ -50,6 +62,7 @@ class PyMesh {
 }  // namespace
 
 void BindMesh(nb::module_& module) {
+  module.def("watch_interrupts", &WatchInterrupts);
   nb::class_<PyMesh>(module, "Mesh")
       .def(nb::init<int, int, const std::string&, double, const nb::bytes&>(), nb::arg("rank"),
            nb::arg("size"), nb::arg("host"), nb::arg("timeout"), nb::arg("secret"))

@@ -16,6 +16,9 @@
 namespace sok {
 namespace {
 
+const Status kInterrupted =
+    Status::Literal(Code::kUnavailable, "the process was interrupted while workers connected");
+
 // The most callers without a proof at a time, beside one for each worker. Below it, in
 // milliseconds: how long a caller may take for its proof, and how long a worker tries one
 // connection.
@@ -107,7 +110,9 @@ Status Introduce(int rank, int other, const std::string& secret, const std::stri
 Status Call(int rank, int other, const std::string& secret,
             const std::vector<WorkerAddress>& addresses, int64_t end, Descriptor* connection) {
   const WorkerAddress& address = addresses[static_cast<size_t>(other)];
+  const int64_t begin = NowMilliseconds();
   for (;;) {
+    if (InterruptedSince(begin, 0)) return kInterrupted;
     SOK_ASSIGN_OR_RETURN(auto made,
                          ConnectToWorker(addresses[static_cast<size_t>(rank)], address, end));
     bool is_taken_in = false;
@@ -216,8 +221,10 @@ Result<std::vector<Descriptor>> ConnectAll(int rank, const std::string& secret,
     if (!status.ok()) return status.Within("", "; is worker " + std::to_string(other) + " alive?");
   }
   std::vector<Caller> callers;
+  const int64_t begin = NowMilliseconds();
   while (!MissingRanks(rank, connections).empty()) {
     const int64_t left = end - NowMilliseconds();
+    if (InterruptedSince(begin, 0)) return kInterrupted;
     if (left <= 0) {
       return Status(Code::kUnavailable,
                     "expected every worker to connect within the timeout; still missing: " +

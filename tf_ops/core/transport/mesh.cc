@@ -143,7 +143,7 @@ Status Mesh::Work::Begin(ExchangeRequest* request, uint64_t* turn, Pending* begu
     return ErrorOfLost(request->name);
   }
   Pending exchange = Find({hash, *turn}, [](const PendingExchange& each) { return !each.begun(); });
-  exchange->last_sign = NowMilliseconds();
+  exchange->last_sign = exchange->began = NowMilliseconds();
   exchange->Hold();
   *begun = exchange;
   if (under_way_++ == 0) under_way_since_ = std::chrono::steady_clock::now();

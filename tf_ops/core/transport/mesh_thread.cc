@@ -20,6 +20,8 @@ constexpr size_t kReadAtOnce = 1 << 20;
 // After a connection has ended without an error, other workers have so many milliseconds to report
 // one: a worker that gives up in the middle of a frame cannot say why, and may not be the cause.
 constexpr int64_t kErrorGrace = 200;
+// After an interrupt, an exchange that would be done soon has so many milliseconds.
+constexpr int64_t kInterruptGrace = 2000;
 // The most bytes of the text of a worker that gives up.
 constexpr uint64_t kMostWhyBytes = 1 << 16;
 
@@ -218,10 +220,13 @@ void Mesh::Work::CheckTimes() {
   const auto timeout = static_cast<int64_t>(options_.timeout_seconds * 1000);
   const int64_t now = NowMilliseconds();
   std::string late, name;
+  bool is_interrupted = false;
   {
     std::lock_guard<std::mutex> guard(mu_);
     for (const auto& [tag, exchange] : pending_) {
-      if (!exchange->begun() || now - exchange->last_sign < timeout) continue;
+      if (!exchange->begun()) continue;
+      is_interrupted = InterruptedSince(exchange->began, kInterruptGrace);
+      if (!is_interrupted && now - exchange->last_sign < timeout) continue;
       name = exchange->request().name;
       late = exchange->Missing();
       for (const std::unique_ptr<Peer>& peer : peers_) {
@@ -231,6 +236,11 @@ void Mesh::Work::CheckTimes() {
     }
   }
   if (name.empty()) return;
+  if (is_interrupted) {
+    return Break(Status(Code::kUnavailable, "worker " + std::to_string(options_.rank) +
+                                                " was interrupted while it waited for worker " +
+                                                late + " in the exchange '" + name + "'"));
+  }
   Break(Status(Code::kUnavailable,
                "expected worker " + late + " in the exchange '" + name + "' within " +
                    Seconds(options_.timeout_seconds) +

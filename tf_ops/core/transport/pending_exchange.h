@@ -59,6 +59,8 @@ class PendingExchange {
 
   // The time of the last sign of life of a worker. Needs no lock.
   std::atomic<int64_t> last_sign{0};
+  // The time at which this worker began it. Guarded by the mesh's mutex.
+  int64_t began = 0;
 
  private:
   struct Other {

@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <fstream>
@@ -283,12 +282,6 @@ Status ReceiveAll(int fd, void* bytes, size_t n, int64_t milliseconds) {
 
 Status SocketError(const std::string& what, int error) {
   return Status(Code::kUnavailable, what + ": " + std::generic_category().message(error));
-}
-
-int64_t NowMilliseconds() {
-  return std::chrono::duration_cast<std::chrono::milliseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
 }
 
 }  // namespace sok

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/base/descriptor.h"
+#include "core/base/interrupt.h"
 #include "core/base/status.h"
 
 namespace sok {
@@ -55,8 +56,5 @@ Status ReceiveAll(int fd, void* bytes, size_t n, int64_t milliseconds);
 
 // Returns a kUnavailable status with the text "<what>: <the system's words for the error>".
 Status SocketError(const std::string& what, int error);
-
-// Returns the milliseconds of a clock that never goes back.
-int64_t NowMilliseconds();
 
 }  // namespace sok
