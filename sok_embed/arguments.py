@@ -114,3 +114,21 @@ def _within(low: int | None, high: int | None) -> str:
     if low is None:
         return "an integer"
     return f"an integer of at least {low}" if high is None else f"an integer in [{low}, {high})"
+
+
+def difference(lacking: str, more: str) -> str:
+    """Returns a clause of a message about a thing "that …": what it lacks, and what it has more.
+
+    Example:
+    >>> difference("a, b", "")
+    'lacks a, b'
+    >>> difference("a", "c")
+    'lacks a and has c more'
+
+    Args:
+        lacking: The names of what it lacks; empty if it lacks nothing.
+        more: The names of what it has more; likewise.
+    """
+    parts = [f"lacks {lacking}"] if lacking else []
+    parts += [f"has {more} more"] if more else []
+    return " and ".join(parts) or "has them in another order"

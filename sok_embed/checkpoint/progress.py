@@ -69,8 +69,9 @@ def restore_states(callbacks: Sequence[Any], states: Sequence[Sequence[Any]]) ->
     saved = [name for name, _ in states]
     if names != saved:
         warnings.warn(
-            f"Expected the callbacks that the run was begun with, of which {saved or 'none'} have "
-            f"a state. Received: {names or 'none'}. They begin anew.",
+            "Expected callbacks with a state as in the run that was begun: "
+            f"{', '.join(saved) or 'none'}. Received: {', '.join(names) or 'none'}. They begin "
+            "anew.",
             stacklevel=2,
         )
         return

@@ -17,7 +17,8 @@ UINT32 = 2**32
 # The text of messages about floats that were given as ids.
 FLOATS_ROUND = (
     "float32 holds ids up to 2**24 exactly, float64 up to 2**53, and NaN is not an id. Read them "
-    "as integers; where all are small, pass x.astype('int64')"
+    "as integers; where all are small and none is missing, pass x.astype('int64'), which makes the "
+    "key -2**63 of NaN"
 )
 UINT64 = 2**64
 _OF_STRINGS = "Keys of strings are their fingerprints: sok_embed.fingerprint(keys)"

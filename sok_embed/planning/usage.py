@@ -141,7 +141,8 @@ def _pairs(configs: Any, given: Any, place: str) -> Iterator[tuple[Any, Any]]:
 
 def _other_nest(place: str, expected: str, given: Any) -> ValueError:
     if isinstance(given, Mapping):
-        received = f"the keys {', '.join(map(repr, given)) or 'none'}"
+        keys = ", ".join(map(repr, given))
+        received = f"the keys {keys}" if keys else "an empty dict"
     elif isinstance(given, list | tuple):
         received = f"{len(given)} values"
     else:

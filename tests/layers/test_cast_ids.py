@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+
 import keras
 import numpy as np
 import pytest
@@ -213,6 +215,17 @@ def test_integers_of_every_width_are_taken_as_they_are(make, dtype):
     layer = LAYERS["dynamic"]()
     make(layer).fit(IDS.astype(dtype), TARGETS, verbose=0)
     assert sorted(layer.table.export()[0]) == [3, BIG]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="NaN is another integer there")
+def test_a_missing_id_that_numpy_cast_has_the_key_that_messages_and_pages_name():
+    layer = LAYERS["dynamic"]()
+    with pytest.warns(RuntimeWarning, match="invalid value"):
+        ids = np.array([[7.0, np.nan]]).astype("int64")
+    functional(layer).fit(ids, TARGETS, verbose=0)
+    assert layer.table.contains([-(2**63), 7]).all()
+    with pytest.raises(ValueError, match=r"makes the key -2\*\*63 of NaN"):
+        layer.table.lookup(np.array([np.nan]))
 
 
 def test_floats_beside_the_ids_are_nobodys_business():

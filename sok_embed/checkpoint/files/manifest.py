@@ -272,8 +272,9 @@ def _check_version(path: str, content: dict[str, Any]) -> None:
         raise ValueError(
             f"Expected a checkpoint of version {_VERSION} with features of "
             f"{sorted(_KNOWN_FEATURES)} in '{path}', which this sok-embed knows. Received: a "
-            f"checkpoint for readers of version {least} or later, with these unknown features: "
-            f"{unknown or 'none'}. Restore it with the sok-embed that wrote it, or a newer one."
+            f"checkpoint for readers of version {least} or later"
+            f"{f', with unknown features {unknown}' if unknown else ''}. Restore it with the "
+            "sok-embed that wrote it, or a newer one."
         )
 
 

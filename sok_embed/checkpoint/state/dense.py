@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from sok_embed.arguments import difference
 from sok_embed.checkpoint.files.manifest import Manifest
 from sok_embed.checkpoint.files.places import LocalFolder
 from sok_embed.checkpoint.files.records import damaged
@@ -105,9 +106,9 @@ class DenseState:
             more = [each for each in saved if each not in variables]
             raise ValueError(
                 "Expected a checkpoint with the variables of the model, its optimizer and the "
-                f"other objects. Received: a checkpoint that lacks {_text(lacking)} and has "
-                f"{_text(more)} more. Make the model by the code that made the saved model, and "
-                "compile it with the same optimizer."
+                "other objects. Received: a checkpoint that "
+                f"{difference(_text(lacking), _text(more))}. Make the model by the code that made "
+                "the saved model, and compile it with the same optimizer."
             )
         others = own["others"]
         saved_others = [path for path in manifest.dense["others"] if self._is_asked_for(path)]
@@ -116,8 +117,8 @@ class DenseState:
             more = sorted(set(saved_others) - set(others))
             raise ValueError(
                 "Expected a checkpoint with the iterators and other objects of this one. "
-                f"Received: a checkpoint that lacks {', '.join(lacking) or 'none'} and has "
-                f"{', '.join(more) or 'none'} more. Give the objects that were saved."
+                f"Received: a checkpoint that {difference(', '.join(lacking), ', '.join(more))}. "
+                "Give the objects that were saved."
             )
         bundle = Bundle(folder, manifest.dense["prefix"], manifest.files)
         bundle.check(manifest.dense, _METRIC)
@@ -181,7 +182,5 @@ def _shapes(variables: Mapping[str, Any]) -> list[list[Any]]:
 
 
 def _text(shapes: Sequence[Any]) -> str:
-    if not shapes:
-        return "none"
     named = ", ".join(f"{path} ({dtype} {shape})" for path, dtype, shape in shapes[:3])
     return named + (f" and {len(shapes) - 3} others" if len(shapes) > 3 else "")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from sok_embed import kv, tf_ops
+from sok_embed.arguments import difference
 from sok_embed.checkpoint.files.manifest import Link, Manifest
 from sok_embed.checkpoint.files.places import Place
 from sok_embed.checkpoint.files.rows_file import ADMISSION, SKETCH, Block, Rows
@@ -261,8 +262,8 @@ def check_descriptions(manifest: Manifest, hosts: Sequence[Host]) -> None:
         more = sorted(saved.keys() - own.keys())
         raise ValueError(
             "Expected a checkpoint with the tables of the model. Received: a checkpoint that "
-            f"lacks {', '.join(missing) or 'none'} and has {', '.join(more) or 'none'} more. Make "
-            "the model by the code that made the saved model."
+            f"{difference(', '.join(missing), ', '.join(more))}. Make the model by the code that "
+            "made the saved model."
         )
     _check_names(saved, own)
     for path, described in own.items():
