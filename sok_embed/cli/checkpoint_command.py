@@ -185,6 +185,7 @@ def verify(context: click.Context, path: str, as_json: bool) -> None:
     """
     from sok_embed.checkpoint.tools.survey import checkpoints_in, not_whole_in
     from sok_embed.checkpoint.tools.verify import verify as verify_one
+    from sok_embed.kv import CorruptionError
 
     folders = checkpoints_in(path)
     report = []
@@ -192,7 +193,7 @@ def verify(context: click.Context, path: str, as_json: bool) -> None:
         with _byte_bar(f"verify {os.path.basename(folder)}", [folder]) as watch:
             try:
                 found = verify_one(folder, watch)._asdict()
-            except (OSError, ValueError) as error:
+            except (CorruptionError, FileNotFoundError, ValueError) as error:
                 if isinstance(error, FileNotFoundError) and folder != path:
                     continue  # a job has removed it meanwhile
                 found = {"bytes": 0, "rows": 0, "faults": [str(error)]}

@@ -17,6 +17,7 @@ from sok_embed.checkpoint.files.rows_index import row_bytes
 from sok_embed.checkpoint.files.step_folders import StepFolders
 from sok_embed.checkpoint.tools.difference import Difference
 from sok_embed.checkpoint.tools.saved import Saved, SavedTable, bytes_of, rows_of
+from sok_embed.kv import CorruptionError
 
 # A trainer that keeps one checkpoint may replace it while the directory is read. Then it is read
 # again, at most this many times. One reading succeeds unless saves come as fast as readings.
@@ -61,7 +62,8 @@ def _read(folders: StepFolders) -> tuple[list[dict[str, Any]], bool]:
             if not folders._is_whole(step):
                 removed = True  # after those that it has the changes since
                 continue
-            about |= {"state": "damaged", "error": str(error)}
+            is_damaged = isinstance(error, CorruptionError)
+            about |= {"state": "damaged" if is_damaged else "unreadable", "error": str(error)}
         except ValueError as error:
             about |= {"state": "unknown", "error": str(error)}
         found.append(about)

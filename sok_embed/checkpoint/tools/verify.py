@@ -24,6 +24,7 @@ from sok_embed.checkpoint.tools.saved import (
     saved_of,
     saved_tables,
 )
+from sok_embed.kv import CorruptionError
 
 _KEY = np.dtype([("table", "<i4"), ("worker", "<i4"), ("key", "<i8")])
 _COUNTS = {ADMISSION: "admission_bytes", SKETCH: "sketch_bytes"}
@@ -125,10 +126,14 @@ def _verify_files(folder: str, manifest: Manifest, place: Fetched, watch: Watch 
 
 
 def _holds(faults: list[str], check: Callable[[], object]) -> bool:
-    """Returns true if a check raises no error; otherwise adds the error to the faults."""
+    """Returns true if a check raises no error; otherwise adds the error to the faults.
+
+    Other errors of the file system, such as a full folder for temporary files, are not faults of
+    the checkpoint, and are raised.
+    """
     try:
         check()
-    except (OSError, ValueError) as error:
+    except (CorruptionError, FileNotFoundError, ValueError) as error:
         faults.append(str(error))
         return False
     return True
