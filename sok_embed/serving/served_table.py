@@ -75,6 +75,11 @@ def pool(
     )
 
 
+# `ResourceHandle::ANONYMOUS_NAME` of TensorFlow: each call of an op with this name makes a resource
+# of its own. TensorFlow keeps a kernel of 34 kB for each other name until the process ends.
+_ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
+
+
 class LayeredRows(tf.saved_model.experimental.TrackableResource):
     """The rows of an open file, with files of newer rows over it.
 
@@ -99,7 +104,7 @@ class LayeredRows(tf.saved_model.experimental.TrackableResource):
         )
 
     def _create_resource(self) -> tf.Tensor:
-        return _ops.sok_embed_served_rows(shared_name=f"layered_rows_{uuid.uuid4().hex}")
+        return _ops.sok_embed_served_rows(shared_name=_ANONYMOUS)
 
     def _destroy_resource(self) -> None:
         tf.raw_ops.DestroyResourceOp(resource=self.resource_handle, ignore_lookup_error=True)
@@ -116,7 +121,9 @@ class _Rows(tf.saved_model.experimental.TrackableResource):
         self._initialize()
 
     def _create_resource(self) -> tf.Tensor:
-        return _ops.sok_embed_served_rows(shared_name=self._shared_name)
+        # In a graph each run of the op must find the same resource.
+        name = _ANONYMOUS if tf.executing_eagerly() else self._shared_name
+        return _ops.sok_embed_served_rows(shared_name=name)
 
     def _initialize(self) -> None:
         _ops.sok_embed_open_served_rows(self.resource_handle, self._file.asset_path, dim=self._dim)

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -192,3 +193,26 @@ def test_the_library_brings_neither_the_core_nor_a_database():
     )
     assert "rocksdb" not in symbols.stdout.lower()
     assert Path(library).stat().st_size < 4_000_000
+
+
+def test_tables_and_layers_that_have_gone_leave_no_memory(tmp_path):
+    from tensorflow.python.eager import context
+
+    assert served_table._ANONYMOUS == context.anonymous_name()
+    path = str(tmp_path / "rows.safetensors")
+    rows.write(path, [(np.arange(3), np.ones((3, 4), np.float32))], dim=4)
+    base = ServedTable(path, 4)
+
+    def made(count):
+        for _ in range(count):
+            ServedTable(path, 4).lookup(tf.constant([1], tf.int64))
+            served_table.LayeredRows(base._rows.resource_handle, [""], [path])
+
+    def resident():
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    made(100)
+    before = resident()
+    made(400)
+    assert resident() - before < 8 << 20  # a kernel for each would be 27 MB
