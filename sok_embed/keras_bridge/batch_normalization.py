@@ -16,13 +16,16 @@ import keras
 import tensorflow as tf
 
 from sok_embed import communicators
-from sok_embed.keras_bridge.graphs import is_in_reach
+from sok_embed.keras_bridge.graphs import graphs_in_reach
 
 _MARK = "_sok_embed_counts_examples"
 
 _takes_empty_batches = False
-# The examples of a layer's last batch in training, and the layer that has a gamma or a beta.
+# The examples of a layer's last batch in training, if it ran eagerly. In a graph they are an
+# attribute of the graph: a tensor keeps its graph, which keeps the layer.
 _examples: weakref.WeakKeyDictionary[Any, tf.Tensor] = weakref.WeakKeyDictionary()
+_OF_GRAPH = "_sok_embed_examples"
+# The layer that has a gamma or a beta.
 _layers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
@@ -65,8 +68,21 @@ def examples_of(layer: Any) -> tf.Tensor:
 
     It is 1 where the layer was called in another function than the one that is traced now.
     """
-    examples = _examples.get(layer)
-    return examples if examples is not None and is_in_reach(examples) else tf.constant(1.0)
+    if tf.executing_eagerly():
+        found = _examples.get(layer)
+    else:
+        noted = (getattr(graph, _OF_GRAPH, {}).get(id(layer)) for graph in graphs_in_reach())
+        found = next((each for each in noted if each is not None), None)
+    return tf.constant(1.0) if found is None else found
+
+
+def _note_examples(layer: Any, inputs: tf.Tensor) -> None:
+    examples = tf.cast(tf.shape(inputs)[0], tf.float32)
+    if tf.executing_eagerly():
+        _examples[layer] = examples
+        return
+    graph: Any = tf.compat.v1.get_default_graph()
+    setattr(graph, _OF_GRAPH, {**getattr(graph, _OF_GRAPH, {}), id(layer): examples})
 
 
 def _marked(call: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
@@ -84,7 +100,7 @@ def _call(
     if not training or not self.trainable:
         return call(self, inputs, training=training, mask=mask)
     if isinstance(inputs, tf.Tensor):  # not a placeholder of Keras
-        _examples[self] = tf.cast(tf.shape(inputs)[0], tf.float32)
+        _note_examples(self, inputs)
         known_by = [each for each in (self.gamma, self.beta) if each is not None]
         for variable in known_by:
             _layers[id(variable)] = self

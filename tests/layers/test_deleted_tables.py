@@ -46,8 +46,10 @@ def owned() -> list[OwnedResource]:
 def test_a_model_that_its_caller_deletes_goes_while_the_caller_runs(work):
     layer = sok_embed.DynamicEmbedding(2)
     keys = keras.Input([3], dtype="int64")
-    model = keras.Sequential([keys, layer, keras.layers.Flatten(), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
+    dense = [keras.layers.Flatten(), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+    model = keras.Sequential([keys, layer, *dense])
+    del dense
+    model.compile(sok_embed.DistributedOptimizer("sgd"), "mse")
     targets = (np.zeros([4, 1]),) if work == "fit" else ()
     getattr(model, work)(np.arange(12).reshape(4, 3), *targets, verbose=0)
     there = [weakref.ref(each) for each in (model, layer, layer.table)]
