@@ -3,13 +3,17 @@
    What a file in the folder SOK_DEVICE holds when it is brought to the device (fsync) is copied to
    $SOK_SURVIVES/<inode>. The names in the folder are copied to $SOK_SURVIVES/names when the folder
    is. Nothing else survives: neither bytes that were written since, nor names that were made or
-   removed. */
+   removed.
+
+   Where SOK_BOOT_ID names a file, the machine seems to have been started anew: that file is read in
+   place of the kernel's boot_id. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -73,6 +77,16 @@ static void Keep(int fd) {
   if (S_ISREG(info.st_mode)) KeepFile(fd, info.st_ino);
   pthread_mutex_unlock(&mu);
   errno = error;
+}
+
+int open(const char* path, int flags, ...) {
+  va_list rest;
+  va_start(rest, flags);
+  const mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, mode_t) : 0;
+  va_end(rest);
+  const char* boot = getenv("SOK_BOOT_ID");
+  if (boot != NULL && strcmp(path, "/proc/sys/kernel/random/boot_id") == 0) path = boot;
+  return REAL(open)(path, flags, mode);
 }
 
 int fsync(int fd) {

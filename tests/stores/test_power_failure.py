@@ -117,6 +117,12 @@ def life(
     return [line.split() for line in whole.splitlines()]
 
 
+def after_the_failure(library: Path, place: Path) -> dict[str, str]:
+    """Returns the environment of a program on the machine that has been started again."""
+    (place / "boot_id").write_text("another start")
+    return {"LD_PRELOAD": str(library), "SOK_BOOT_ID": str(place / "boot_id")}
+
+
 def last(lines: list[list[str]], what: str, group: int) -> int:
     """Returns after how many calls of the group the process has said this last."""
     said = [int(line[2]) + 1 for line in lines if line[0] == what and line[1] == str(group)]
@@ -134,7 +140,8 @@ def test_a_failure_of_power_leaves_what_the_durability_promises(
         place = tmp_path / str(failure)
         lines = life(library, place, TRAIN, random.uniform(0.05, 0.6), durability, groups)
         how = "reads" if failure % 2 else "writes"
-        found = run(READ, place / "after", groups, how).splitlines()
+        environment = after_the_failure(library, place)
+        found = run(READ, place / "after", groups, how, environment=environment).splitlines()
         for group, line in enumerate(found):
             returned = last(lines, "call", group)
             there = states(returned + 1)
@@ -181,6 +188,7 @@ def test_a_large_flush_survives_a_failure_of_power(tmp_path, library):
         print(*np.unique(out))
         """,
         tmp_path / "after",
+        environment=after_the_failure(library, tmp_path),
     )
     assert found == "2.0"
 

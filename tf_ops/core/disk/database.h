@@ -19,6 +19,7 @@
 #include "core/base/types.h"
 #include "core/disk/journal_reader.h"
 #include "core/disk/row_codec.h"
+#include "core/disk/written_note.h"
 
 namespace sok {
 
@@ -36,6 +37,9 @@ class Database {
     std::shared_ptr<const Expiry> expiry;
     // The memory that the caller has for rows and for what the database knows of them.
     uint64_t memory_bytes = uint64_t{256} << 20;
+    // The folder's note, for others who write files there; null: the database makes its own. The
+    // opening loads it.
+    std::shared_ptr<WrittenNote> written = nullptr;
   };
   // Opens a database, and makes its folder if there is none, but for read_only. Errors:
   // kUnavailable if another process or this one has the folder open, naming the lock;

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <climits>
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -84,6 +85,14 @@ std::string JournalSegmentName(uint64_t number) {
   char name[24];
   std::snprintf(name, sizeof(name), "%012llu", static_cast<unsigned long long>(number));
   return std::string(kJournalPrefix) + name;
+}
+
+uint64_t JournalSegmentNumber(const std::string& name) {
+  constexpr size_t kPrefix = sizeof(kJournalPrefix) - 1;
+  if (name.compare(0, kPrefix, kJournalPrefix) != 0) return 0;
+  char* end = nullptr;
+  const uint64_t number = std::strtoull(name.c_str() + kPrefix, &end, 10);
+  return *end == '\0' ? number : 0;
 }
 
 uint64_t HeadChecksum(const JournalRecordHeader& header, uint64_t segment) {
@@ -176,7 +185,7 @@ Status Journal::OpenSegment() {
   file_ = file;
   end_ = allocated_ = synced_end_ = sizeof(header);
   segments_.push_back({number_, 0});
-  return Status();
+  return Note(end_);
 }
 
 Status Journal::SyncSegment(int file) const {
@@ -261,7 +270,16 @@ Status Journal::Append(Room /*room*/, const NamedValues& meta, const std::vector
     return Failed("write", error);
   }
   end_ += sizeof(header) + header.bytes;
-  return sync_ ? SyncThrough(++appended_, &lock) : Status();
+  return sync_ ? SyncThrough(++appended_, &lock) : Note(end_);
+}
+
+Status Journal::Note(uint64_t bytes) {
+  if (note_ == nullptr) return Status();
+  Status status = OrNoMemory([&] {
+    return note_->Set(JournalSegmentName(number_), {bytes, sync_ ? bytes : 0, 0});
+  });
+  broken_ = broken_ || !status.ok();
+  return status;
 }
 
 Status Journal::SyncThrough(uint64_t record, std::unique_lock<std::mutex>* lock) {
@@ -285,8 +303,10 @@ Status Journal::SyncThrough(uint64_t record, std::unique_lock<std::mutex>* lock)
       synced_ = through;
       synced_end_ = end;
     }
+    const Status noted = error == 0 ? Note(end) : Status();
     synced_more_.notify_all();
     if (error != 0) return Failed(kSyncCall, error);
+    SOK_RETURN_IF_ERROR(noted);
   }
   return Status();
 }
@@ -301,6 +321,15 @@ void Journal::DropThrough(uint64_t number) {
   }
   segments_.erase(segments_.begin(), kept);
   if (segments_.empty()) broken_ = false;
+  // A note of a segment that the database has says nothing, so an error does no harm.
+  if (note_ != nullptr) {
+    static_cast<void>(note_->Drop(
+        [number](const std::string& name) {
+          const uint64_t segment = JournalSegmentNumber(name);
+          return segment > 0 && segment <= number;
+        },
+        /*sync=*/false));
+  }
 }
 
 void Journal::Break() {

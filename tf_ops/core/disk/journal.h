@@ -20,12 +20,15 @@
 
 #include "core/base/status.h"
 #include "core/disk/row_codec.h"
+#include "core/disk/written_note.h"
 
 namespace sok {
 
 constexpr char kJournalPrefix[] = "sok-journal-";
 // The name of a segment's file, without its folder.
 std::string JournalSegmentName(uint64_t number);
+// Returns the number of the segment with that name; 0 for names of other files.
+uint64_t JournalSegmentNumber(const std::string& name);
 
 // Stands in front of a segment.
 struct JournalSegmentHeader {
@@ -65,10 +68,13 @@ class Journal {
 
   // The first segment will have the number `first_number`; it is made by the first Reserve. The
   // journal is full at `most_bytes`, or at a quarter of the disk's free space if that is less.
-  // With `sync`, records survive the machine.
+  // With `sync`, records survive the machine. `note`: the folder's, which gets to know how far
+  // segments have been written; null: there is none.
   Journal(std::string folder, uint64_t storage, uint64_t first_number,
-          uint64_t most_bytes = kMostBytes, bool sync = false)
-      : folder_(std::move(folder)),
+          uint64_t most_bytes = kMostBytes, bool sync = false,
+          std::shared_ptr<WrittenNote> note = nullptr)
+      : note_(std::move(note)),
+        folder_(std::move(folder)),
         storage_(storage),
         most_bytes_(most_bytes),
         sync_(sync),
@@ -97,7 +103,7 @@ class Journal {
   // Writes a record, which survives the process once this returns; with `sync` it survives the
   // machine, too, and records of several threads are synced together. After an error the journal is
   // broken until DropThrough: the changes must be published in another way. The record is not in
-  // the journal then, unless syncing has failed.
+  // the journal then, unless syncing or noting has failed.
   Status Append(Room room, const NamedValues& meta, const std::vector<RowBatch>& rows);
 
   // Ends the segment, so that later records are in another one. Returns the number of the last
@@ -129,7 +135,10 @@ class Journal {
   std::string PathOf(uint64_t number) const;
 
   void CloseSegment();
+  // Notes how far the segment has been written, and synced. After an error the journal is broken.
+  Status Note(uint64_t bytes);
 
+  const std::shared_ptr<WrittenNote> note_;
   const std::string folder_;
   const uint64_t storage_;
   const uint64_t most_bytes_;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -21,9 +20,8 @@ std::string PathOf(const std::string& folder, const std::string& name) {
 }
 
 constexpr char kRemedy[] =
-    "; move the files sok-journal-* of the folder away to go on without those calls, or restore "
-    "the "
-    "folder from a checkpoint or a dump";
+    "; move the files sok-journal-* and sok-written of the folder away to go on without those "
+    "calls, or restore the folder from a checkpoint or a dump";
 
 Status Damaged(const std::string& path, uint64_t offset, const std::string& why) {
   return Status(Code::kDataLoss, "the journal '" + path + "' is damaged at byte " +
@@ -72,16 +70,31 @@ Result<std::optional<uint64_t>> FindRecord(const std::string& path, uint64_t seg
   return std::optional<uint64_t>();
 }
 
+// Checks that what calls had returned for is there. `torn`: the place where the segment is torn.
+Status CheckReached(const std::string& path, uint64_t segment, std::optional<uint64_t> torn,
+                    const WrittenNote::Files& written) {
+  const auto noted = written.find(JournalSegmentName(segment));
+  if (noted == written.end()) return Status();
+  uint64_t end = 0;
+  if (torn.has_value()) {
+    end = *torn;
+  } else {
+    SOK_ASSIGN_OR_RETURN(const auto file, InputFile::Open(path));
+    end = file->bytes();
+  }
+  if (end >= noted->second.bytes) return Status();
+  return Damaged(path, end,
+                 "what was written there cannot be read, and calls had returned up to byte " +
+                     std::to_string(noted->second.bytes));
+}
+
 }  // namespace
 
 std::vector<uint64_t> JournalSegments(const std::string& folder) {
   std::vector<uint64_t> numbers;
-  const size_t prefix = sizeof(kJournalPrefix) - 1;
   for (const std::string& name : FilesIn(folder)) {
-    if (name.compare(0, prefix, kJournalPrefix) != 0) continue;
-    char* end = nullptr;
-    const uint64_t number = std::strtoull(name.c_str() + prefix, &end, 10);
-    if (*end == '\0' && number > 0) numbers.push_back(number);
+    const uint64_t number = JournalSegmentNumber(name);
+    if (number > 0) numbers.push_back(number);
   }
   std::sort(numbers.begin(), numbers.end());
   return numbers;
@@ -92,7 +105,8 @@ void RemoveJournalSegment(const std::string& folder, uint64_t number) {
 }
 
 Result<std::unique_ptr<JournalReader>> JournalReader::Open(const std::string& folder,
-                                                           uint64_t storage, uint64_t applied) {
+                                                           uint64_t storage, uint64_t applied,
+                                                           const WrittenNote::Files& written) {
   std::unique_ptr<JournalReader> reader(new JournalReader());
   reader->last_ = applied;
   std::string torn_path;  // empty while everything is whole
@@ -112,6 +126,7 @@ Result<std::unique_ptr<JournalReader>> JournalReader::Open(const std::string& fo
     std::optional<uint64_t> rest;  // the place where this segment is torn
     if (torn_path.empty()) {
       SOK_ASSIGN_OR_RETURN(auto torn, reader->ReadSegment(path, storage, number));
+      SOK_RETURN_IF_ERROR(CheckReached(path, number, torn, written));
       if (!torn.has_value()) continue;
       torn_path = path;
       rest = torn;
@@ -123,6 +138,11 @@ Result<std::unique_ptr<JournalReader>> JournalReader::Open(const std::string& fo
     return Damaged(torn_path, torn_at,
                    "what was written there cannot be read, and calls follow it from byte " +
                        std::to_string(*later) + " of '" + path + "' on");
+  }
+  for (const auto& [name, file] : written) {
+    if (file.bytes == 0 || JournalSegmentNumber(name) <= reader->last_) continue;
+    return Status(Code::kDataLoss, "the journal '" + PathOf(folder, name) +
+                                       "' is missing, which has calls that had returned" + kRemedy);
   }
   std::vector<Place>& places = reader->places_;
   // Equal keys stay in the order of their calls, so that the last one counts.

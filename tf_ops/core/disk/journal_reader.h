@@ -11,6 +11,7 @@
 #include "core/base/file.h"
 #include "core/base/status.h"
 #include "core/disk/row_codec.h"
+#include "core/disk/written_note.h"
 
 namespace sok {
 
@@ -22,11 +23,13 @@ void RemoveJournalSegment(const std::string& folder, uint64_t number);
 class JournalReader {
  public:
   // Reads the segments after number `applied`, of the storage with that id. Reading ends at a
-  // record that is cut short or damaged if no whole one follows: a kill or a power failure has torn
-  // the last writes. Errors: kDataLoss, naming the file, for damage before whole records, for a
-  // segment that is missing and for one of another storage; those of reading.
+  // record that is cut short or damaged if no whole one follows and no call has returned that was
+  // written there, as `written` says: a kill or a power failure has torn the last writes. Errors:
+  // kDataLoss, naming the file, for other damage, for a segment that is missing and for one of
+  // another storage; those of reading.
   static Result<std::unique_ptr<JournalReader>> Open(const std::string& folder, uint64_t storage,
-                                                     uint64_t applied);
+                                                     uint64_t applied,
+                                                     const WrittenNote::Files& written = {});
 
   bool empty() const { return places_.empty() && meta_.empty(); }
   // Returns the number of the last segment, or `applied` if there is none after it.

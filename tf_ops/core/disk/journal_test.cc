@@ -104,6 +104,30 @@ TEST_CASE("a whole record behind a torn one counts if that one was on the device
   }
 }
 
+TEST_CASE("a torn end is torn only behind what calls had returned for") {
+  const TestFolder folder;
+  const auto note = std::make_shared<WrittenNote>(folder / ".");
+  {
+    Journal journal(folder / ".", kStorage, 1, Journal::kMostBytes, /*sync=*/false, note);
+    for (Key key = 0; key < 3; ++key) AppendRow(&journal, key);
+  }
+  const auto open = [&] { return JournalReader::Open(folder / ".", kStorage, 0, note->files()); };
+  const std::string path = folder / JournalSegmentName(1);
+  const std::string written = ReadAll(path);
+  CHECK(open().value()->places().size() == 3);
+  WriteAll(path, written + "torn");
+  CHECK(open().value()->places().size() == 3);
+  const size_t begin = sizeof(JournalSegmentHeader);
+  const size_t bytes = (written.size() - begin) / 3;
+  for (size_t end : {size_t{0}, begin, begin + 2 * bytes, written.size() - 1}) {
+    WriteAll(path, written.substr(0, end));
+    CHECK(open().status().code() == Code::kDataLoss);
+  }
+  std::filesystem::remove(path);
+  CHECK(open().status().code() == Code::kDataLoss);
+  CHECK(JournalReader::Open(folder / ".", kStorage, 1, note->files()).ok());
+}
+
 TEST_CASE("a record of a journal has a right checksum whatever the stack held before") {
   const std::string row(64 * sizeof(float), 'x');
   const Image image = StateOf(1);

@@ -19,6 +19,7 @@
 #include "core/disk/database.h"
 #include "core/disk/journal.h"
 #include "core/disk/spill_file.h"
+#include "core/disk/written_note.h"
 
 namespace sok {
 
@@ -86,6 +87,7 @@ struct StorageCore {
   SharedMutex gate;
   // Null once the storage is closed. Changes under the gate, held alone.
   std::unique_ptr<Database> database;
+  std::shared_ptr<WrittenNote> written;
   std::unique_ptr<SpillFile> spill;  // null where nothing can be spilled
   std::unique_ptr<Journal> journal;  // of the calls that must survive; null: none has to
   // The storage's own flush, called with the gate held exclusively. Null once the storage is gone.
@@ -100,7 +102,7 @@ struct StorageCore {
   uint64_t id = 0;  // of the storage; 0: it has none
   bool read_only = false;
   // Files of the journal that a read-only storage reads along with the database.
-  std::vector<std::string> shown_journal;
+  WrittenNote::Files shown_journal;
   // True if rows were counted with a TTL that differs from the one of `expiry`, and must not be
   // counted anew in the folder, which is read-only or gets its TTL later.
   bool other_ttl = false;

@@ -10,6 +10,7 @@
 
 #include "core/base/file.h"
 #include "core/base/status_macros.h"
+#include "core/disk/rocksdb/noted_folder.h"
 
 namespace sok {
 namespace {
@@ -79,13 +80,14 @@ Status LinkOrCopy(const std::string& name, const std::string& from, const std::s
 // Builds the checkpoint in "<path>.tmp", together with some files of `folder`. RocksDB's part is
 // built in a folder inside of it, so that no reader finds it without these files.
 Status CheckpointInPlace(const Database& database, const std::string& folder,
-                         const std::string& path, const std::vector<std::string>& files) {
+                         const std::string& path, const WrittenNote::Files& files) {
   const std::string unfinished = UnfinishedOf(path), inner = unfinished + "/checkpoint";
   SOK_RETURN_IF_ERROR(CreateStagingFolder(unfinished));
   Status status = database.Checkpoint(inner);
-  for (const std::string& name : files) {
+  for (const auto& [name, file] : files) {
     if (status.ok()) status = LinkOrCopy(name, folder, inner);
   }
+  if (status.ok()) status = NoteCopy(inner, files);
   if (status.ok()) status = SyncFolder(inner);
   int error = 0;
   if (status.ok()) status = MoveTo(inner, path, &error);
@@ -134,14 +136,15 @@ Status MakeCheckpoint(const Database& database, const std::string& folder,
   RemoveUnfinishedCheckpoints(folder);
   SOK_RETURN_IF_ERROR(database.Checkpoint(staging));
   int error = 0;
-  Status status = MoveTo(staging, path, &error);
-  if (error != 0) RemoveUnfinishedCheckpoints(folder);
+  Status status = NoteCopy(staging);
+  if (status.ok()) status = MoveTo(staging, path, &error);
+  if (!status.ok()) RemoveUnfinishedCheckpoints(folder);
   // Two mounts of one device look like one file system, but no file can be moved between them.
   return error == EXDEV ? CheckpointInPlace(database, folder, path, {}) : status;
 }
 
 Status CheckpointOfReader(const Database& database, const std::string& folder,
-                          const std::string& path, const std::vector<std::string>& journal) {
+                          const std::string& path, const WrittenNote::Files& journal) {
   SOK_RETURN_IF_ERROR(CheckOutside(path, folder, "checkpoint"));
   SOK_RETURN_IF_ERROR(CheckFree(path));
   return CheckpointInPlace(database, folder, path, journal);

@@ -6,7 +6,6 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
 #include "core/base/status.h"
 #include "core/disk/database.h"
@@ -27,10 +26,10 @@ Status CheckOutside(const std::string& path, const std::string& folder, const ch
 Status MakeCheckpoint(const Database& database, const std::string& folder, const std::string& path);
 
 // Does the same for callers that may not write to `folder`; several may run at once. Nothing in
-// `folder` changes, and the checkpoint is built in "<path>.tmp". `journal` names the files of the
+// `folder` changes, and the checkpoint is built in "<path>.tmp". `journal` has the files of the
 // journal in `folder` that the database shows; they become part of the checkpoint.
 Status CheckpointOfReader(const Database& database, const std::string& folder,
-                          const std::string& path, const std::vector<std::string>& journal);
+                          const std::string& path, const WrittenNote::Files& journal);
 
 // Removes from `folder` the unfinished checkpoints of processes that were killed. The caller must
 // hold the lock of the folder.

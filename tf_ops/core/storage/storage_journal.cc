@@ -10,6 +10,7 @@
 
 #include "core/base/status_macros.h"
 #include "core/disk/group_meta.h"
+#include "core/disk/journal.h"
 #include "core/disk/journal_reader.h"
 #include "core/storage/storage_count.h"
 
@@ -87,7 +88,7 @@ Result<NamedValues> Describe(const Database& database, const JournalReader& jour
 }  // namespace
 
 Result<uint64_t> ReplayJournal(Database* database, const Expiry& expiry, uint64_t storage,
-                               bool read_only) {
+                               bool read_only, WrittenNote* note) {
   SOK_ASSIGN_OR_RETURN(auto stored, database->ReadMeta(kJournalName));
   uint64_t applied = 0;
   if (!stored.empty()) {
@@ -95,9 +96,8 @@ Result<uint64_t> ReplayJournal(Database* database, const Expiry& expiry, uint64_
   }
   const std::string& path = database->path();
   const std::vector<uint64_t> segments = JournalSegments(path);
-  if (segments.empty()) return applied + 1;
   SOK_ASSIGN_OR_RETURN(std::unique_ptr<JournalReader> journal,
-                       JournalReader::Open(path, storage, applied));
+                       JournalReader::Open(path, storage, applied, note->files()));
   const uint64_t last = journal->last();
   if (read_only) {
     if (journal->empty()) return last + 1;
@@ -112,6 +112,8 @@ Result<uint64_t> ReplayJournal(Database* database, const Expiry& expiry, uint64_
     SOK_RETURN_IF_ERROR(database->PublishJournal(*journal, meta));
   }
   for (uint64_t segment : segments) RemoveJournalSegment(path, segment);
+  SOK_RETURN_IF_ERROR(note->Drop(
+      [](const std::string& name) { return JournalSegmentNumber(name) > 0; }, /*sync=*/false));
   return last + 1;
 }
 

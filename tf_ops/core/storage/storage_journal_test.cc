@@ -115,6 +115,13 @@ std::string Killed(const TestFolder& folder, const std::string& name) {
   return folder / name;
 }
 
+// Returns a folder with what a failure of power may leave: its note was not on the device.
+std::string PowerFailed(const TestFolder& folder, const std::string& name) {
+  std::string failed = Killed(folder, name);
+  fs::remove(failed + "/" + WrittenNote::kFileName);
+  return failed;
+}
+
 std::string LastSegment(const std::string& path) {
   std::string last;
   for (const auto& entry : fs::directory_iterator(path)) {
@@ -262,7 +269,7 @@ TEST_CASE("rows that go for a call go with it, or not at all") {
     const auto end = fs::file_size(LastSegment(folder / "rows"));
     for (uint64_t length = start; length <= end;
          length += length < end ? std::min<uint64_t>(61, end - length) : 1) {
-      const std::string killed = Killed(folder, "killed");
+      const std::string killed = PowerFailed(folder, "killed");
       fs::resize_file(LastSegment(killed), length);
       CAPTURE(length);
       CAPTURE(end);
@@ -323,7 +330,7 @@ TEST_CASE("of a call that was under way, all is there or nothing") {
   assign(2);
   const auto after = fs::file_size(LastSegment(folder / "rows"));
   for (uint64_t length = before; length <= after; length += length < before + 40 ? 1 : 97) {
-    const std::string killed = Killed(folder, "killed");
+    const std::string killed = PowerFailed(folder, "killed");
     fs::resize_file(LastSegment(killed), length);
     const Rows rows = RowsAt(killed, /*read_only=*/length % 2 == 0);
     REQUIRE(rows.size() == 50);
@@ -371,7 +378,7 @@ class TornCalls {
   }
   // Checks that the calls before the last ones are there, whichever mode opens first.
   void Expect(const std::string& bytes, const Rows& rows, bool read_only) const {
-    const std::string killed = Killed(folder, "killed");
+    const std::string killed = PowerFailed(folder, "killed");
     WriteAll(LastSegment(killed), bytes);
     REQUIRE(RowsAt(killed, read_only) == rows);
     // The tail is cut: later calls are not behind it.
@@ -431,7 +438,7 @@ TEST_CASE("of a torn tail nothing is taken, and all calls before it are kept") {
 
 TEST_CASE("a segment may be torn before segments without calls, and not before others") {
   const TornCalls torn;
-  const std::string killed = Killed(torn.folder, "killed");
+  const std::string killed = PowerFailed(torn.folder, "killed");
   const std::string segment = LastSegment(killed);
   std::string bytes = ReadAll(segment);
   bytes.replace(torn.ends[1], std::string::npos, 1000, '\0');
@@ -539,6 +546,7 @@ TEST_CASE("a segment that a kill has left without a record leaves no gap") {
   const std::string path = storage.folder / "first";
   const std::string segment = LastSegment(path);
   fs::resize_file(segment, sizeof(JournalSegmentHeader));
+  fs::remove(path + "/" + WrittenNote::kFileName);
   CHECK(RowsAt(path, /*read_only=*/true) == storage.early);
   CHECK(RowsAt(path, /*read_only=*/false) == storage.early);
   Calls calls{12};

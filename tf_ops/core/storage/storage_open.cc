@@ -4,6 +4,7 @@
 #include <random>
 #include <utility>
 
+#include "core/base/file_error.h"
 #include "core/base/flat_json.h"
 #include "core/base/forked_child.h"
 #include "core/base/status_macros.h"
@@ -173,12 +174,22 @@ Result<OpenedFolder> OpenFolder(const StorageOptions& options, uint32_t ttl) {
   opened.core->path = options.path;
   opened.core->read_only = options.read_only;
   const Database::Opener open = options.open_database ? options.open_database : RowDatabase::Open;
-  SOK_ASSIGN_OR_RETURN(opened.core->database, open({options.path, options.read_only,
-                                                    opened.core->expiry, options.cache_bytes}));
+  opened.core->written = std::make_shared<WrittenNote>(options.path);
+  SOK_ASSIGN_OR_RETURN(opened.core->database,
+                       open({options.path, options.read_only, opened.core->expiry,
+                             options.cache_bytes, opened.core->written}));
   SOK_ASSIGN_OR_RETURN(auto stored, opened.core->database->ReadMeta(kStorageName));
   if (!stored.empty()) {
     opened.description = stored.begin()->second;
     SOK_RETURN_IF_ERROR(ReadDescription(options.path, &opened));
+  } else {
+    // The first of the named values is the description.
+    SOK_ASSIGN_OR_RETURN(const auto others, opened.core->database->ReadMeta(""));
+    if (!others.empty()) {
+      return Status(Code::kDataLoss, "the storage '" + options.path + "' is damaged: it has '" +
+                                         others.begin()->first + "', and no description" +
+                                         kRestore);
+    }
   }
   return opened;
 }
@@ -222,11 +233,13 @@ Result<std::shared_ptr<Storage>> Storage::Open(const StorageOptions& options) {
   core->id = IdIn(description);
   SOK_ASSIGN_OR_RETURN(auto next_segment,
                        ReplayJournal(core->database.get(), Expiry(opened.ttl, nullptr), core->id,
-                                     options.read_only));
+                                     options.read_only, core->written.get()));
   if (options.read_only) {
     for (uint64_t segment : JournalSegments(options.path)) {
       if (segment >= next_segment) break;
-      core->shown_journal.push_back(JournalSegmentName(segment));
+      const std::string name = JournalSegmentName(segment);
+      const uint64_t bytes = core->written->files()[name].bytes;
+      core->shown_journal[name] = {bytes, bytes, 0};  // a checkpoint has them on the device
     }
   }
   if (!options.read_only) {
@@ -242,7 +255,7 @@ Result<std::shared_ptr<Storage>> Storage::Open(const StorageOptions& options) {
   }
   if (options.write_through && !options.read_only) {
     core->journal = std::make_unique<Journal>(options.path, core->id, next_segment,
-                                              options.journal_bytes, options.sync);
+                                              options.journal_bytes, options.sync, core->written);
   }
   core->ChargeDatabase();
   std::shared_ptr<Storage> storage(new Storage(core));

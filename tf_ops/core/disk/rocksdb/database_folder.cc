@@ -4,8 +4,13 @@
 
 #include <string_view>
 
+#include "core/base/file_error.h"
 #include "core/base/folder.h"
+#include "core/disk/journal.h"
 #include "core/disk/open_folders.h"
+#include "core/disk/rocksdb/noted_folder.h"
+#include "core/disk/rocksdb/row_database_handles.h"
+#include "core/disk/written_note.h"
 
 namespace sok {
 namespace {
@@ -26,9 +31,9 @@ Status CheckNew(const std::string& path) {
     return InvalidArgument("expected a folder for the storage, got the file '" + path + "'");
   }
   for (const std::string& name : FilesIn(path)) {
-    if (name == FolderClaim::kFileName || name == "LOCK" || name == "IDENTITY" ||
-        StartsWith(name, "LOG") || StartsWith(name, "MANIFEST-") || StartsWith(name, "OPTIONS-") ||
-        EndsWith(name, ".log") || EndsWith(name, ".dbtmp")) {
+    if (name == FolderClaim::kFileName || name == WrittenNote::kFileName || name == "LOCK" ||
+        name == "IDENTITY" || StartsWith(name, "LOG") || StartsWith(name, "MANIFEST-") ||
+        StartsWith(name, "OPTIONS-") || EndsWith(name, ".log") || EndsWith(name, ".dbtmp")) {
       continue;
     }
     return InvalidArgument("expected an empty folder or a storage, got '" + path +
@@ -36,6 +41,28 @@ Status CheckNew(const std::string& path) {
                            "' in it; give the storage a folder of its own");
   }
   return Status();
+}
+
+std::string FileOfRows(const std::string& path) {
+  for (const std::string& name : FilesIn(path)) {
+    struct stat info;
+    const bool is_table = EndsWith(name, ".sst") && !StartsWith(name, kPublishPrefix);
+    const bool is_log =
+        LogNumber(name) > 0 && stat((path + "/" + name).c_str(), &info) == 0 && info.st_size > 0;
+    if (is_table || is_log || StartsWith(name, kJournalPrefix)) return name;
+  }
+  return "";
+}
+
+Status CheckHasNoDatabase(const std::string& path) {
+  std::string file = FileOfRows(path);
+  for (const std::string& name : FilesIn(path)) {
+    // The first manifest is made before CURRENT.
+    if (file.empty() && ManifestNumber(name) > 1) file = name;
+  }
+  if (file.empty()) return Status();
+  return Status(Code::kDataLoss, "the database in '" + path + "' is damaged: it has '" + file +
+                                     "', and no file CURRENT, which names its manifest" + kRestore);
 }
 
 bool HoldsDatabase(const std::string& path) {

@@ -13,6 +13,12 @@ namespace sok {
 // empty folder, or have the files of a process that died while it made a database.
 Status CheckNew(const std::string& path);
 
+// Returns the name of a file there that holds rows, or the names of such files; empty if there is
+// none.
+std::string FileOfRows(const std::string& path);
+// Returns kDataLoss if a folder without CURRENT, which names the manifest, has such files.
+Status CheckHasNoDatabase(const std::string& path);
+
 // Returns true if RocksDB has made a database there.
 bool HoldsDatabase(const std::string& path);
 

@@ -1,15 +1,24 @@
 #include "core/disk/rocksdb/owned_files.h"
 
+#include <cstdlib>
+#include <new>
 #include <utility>
 
 #include "core/base/status_macros.h"
+#include "core/disk/rocksdb/noted_file.h"
+#include "core/disk/rocksdb/noted_folder.h"
 
 namespace sok {
 
 using rocksdb::IOStatus;
 
-OwnedFiles::OwnedFiles(std::string path, std::shared_ptr<FolderClaim> claim)
-    : current_(std::move(path) + "/CURRENT"), claim_(std::move(claim)), mark_(Look()) {}
+OwnedFiles::OwnedFiles(std::string path, std::shared_ptr<FolderClaim> claim,
+                       std::shared_ptr<WrittenNote> note)
+    : folder_(std::move(path)),
+      current_(folder_ + "/CURRENT"),
+      claim_(std::move(claim)),
+      note_(std::move(note)),
+      mark_(Look()) {}
 
 bool OwnedFiles::Mark::operator==(const Mark& other) const {
   return file == other.file && bytes == other.bytes && written.tv_sec == other.written.tv_sec &&
@@ -29,6 +38,7 @@ Status OwnedFiles::Check() {
 }
 
 Status OwnedFiles::CheckHeld() {
+  if (!refused_.ok()) return refused_;
   if (Look() == mark_) return Status();
   return Status(Code::kUnavailable,
                 "the storage was changed by another program while this process has it open: '" +
@@ -39,16 +49,44 @@ Status OwnedFiles::CheckHeld() {
                     "process, look for the other program, and open the storage again");
 }
 
+void OwnedFiles::Refuse(Status error) {
+  std::lock_guard<std::mutex> guard(mu_);
+  if (refused_.ok()) refused_ = std::move(error);
+}
+
+Status OwnedFiles::refused() const {
+  std::lock_guard<std::mutex> guard(mu_);
+  return refused_;
+}
+
 IOStatus OwnedFiles::Checked() {
   const Status status = Check();
   return status.ok() ? IOStatus::OK() : IOStatus::IOError(status.message());
 }
 
+IOStatus OwnedFiles::Forget(const std::function<bool(const std::string& name)>& gone) {
+  try {
+    const Status status = note_->Drop(gone, /*sync=*/true);
+    return status.ok() ? IOStatus::OK() : IOStatus::IOError(status.message());
+  } catch (const std::bad_alloc&) {
+    return IOStatus::NoSpace();
+  }
+}
+
+std::string OwnedFiles::NameHere(const std::string& path) const {
+  const size_t slash = path.rfind('/');
+  if (slash == std::string::npos || path.compare(0, slash, folder_) != 0) return "";
+  return path.substr(slash + 1);
+}
+
 IOStatus OwnedFiles::NewWritableFile(const std::string& name, const rocksdb::FileOptions& options,
                                      std::unique_ptr<rocksdb::FSWritableFile>* result,
                                      rocksdb::IODebugContext* debug) {
-  const IOStatus status = Checked();
-  return status.ok() ? DatabaseFiles::NewWritableFile(name, options, result, debug) : status;
+  IOStatus status = Checked();
+  if (status.ok()) status = DatabaseFiles::NewWritableFile(name, options, result, debug);
+  const std::string here = status.ok() ? NameHere(name) : "";
+  if (IsNoted(here)) *result = NotedFile(std::move(*result), folder_, here, note_, last_log_);
+  return status;
 }
 
 IOStatus OwnedFiles::ReopenWritableFile(const std::string& name,
@@ -69,7 +107,16 @@ IOStatus OwnedFiles::ReuseWritableFile(const std::string& name, const std::strin
 
 IOStatus OwnedFiles::DeleteFile(const std::string& name, const rocksdb::IOOptions& options,
                                 rocksdb::IODebugContext* debug) {
-  const IOStatus status = Checked();
+  IOStatus status = Checked();
+  const std::string here = NameHere(name);
+  if (status.ok() && IsNoted(here)) {
+    // Earlier manifests go with the first file that this one does not need: with an old CURRENT
+    // they would show a state without it.
+    status = Forget([&](const std::string& noted) {
+      const uint64_t manifest = ManifestNumber(noted);
+      return noted == here || (manifest > 0 && manifest < manifest_);
+    });
+  }
   return status.ok() ? target()->DeleteFile(name, options, debug) : status;
 }
 
@@ -86,6 +133,8 @@ IOStatus OwnedFiles::RenameFile(const std::string& from, const std::string& to,
   if (Status status = CheckHeld(); !status.ok()) return IOStatus::IOError(status.message());
   IOStatus status = target()->RenameFile(from, to, options, debug);
   mark_ = Look();
+  // RocksDB writes the name of a manifest to a file that has the manifest's number.
+  if (status.ok()) manifest_ = std::strtoull(NameHere(from).c_str(), nullptr, 10);
   return status;
 }
 

@@ -131,7 +131,7 @@ Status FromRocksdb(const rocksdb::Status& status, const std::string& what) {
   }
   if (says("Permission denied")) return Status(Code::kPermissionDenied, message + kCheckOwner);
   if (status.IsCorruption()) {
-    return Status(Code::kDataLoss, message + "; restore the folder from a checkpoint or a dump");
+    return Status(Code::kDataLoss, message + kRestore);
   }
   if (status.IsPathNotFound() || status.IsNotFound() || says("No such file or directory")) {
     return Status(Code::kNotFound, message);

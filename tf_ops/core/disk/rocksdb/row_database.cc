@@ -15,11 +15,13 @@
 #include <thread>
 #include <utility>
 
+#include "core/base/file_error.h"
 #include "core/base/folder.h"
 #include "core/base/status_macros.h"
 #include "core/disk/rocksdb/database_files.h"
 #include "core/disk/rocksdb/database_folder.h"
 #include "core/disk/rocksdb/known_keys.h"
+#include "core/disk/rocksdb/noted_folder.h"
 #include "core/disk/rocksdb/owned_files.h"
 #include "core/disk/rocksdb/rocksdb_setup.h"
 #include "core/disk/rocksdb/row_database_handles.h"
@@ -72,7 +74,13 @@ bool IsLocked(const rocksdb::Status& status) {
          (says("While lock file") && (says(std::strerror(EAGAIN)) || says(std::strerror(EACCES))));
 }
 
-Status Foreign(const std::string& path) {
+// Returns the error for a database that lacks what a storage has. `file`: it has this file of rows.
+Status Foreign(const std::string& path, const std::string& file) {
+  if (access((path + "/" + FolderClaim::kFileName).c_str(), F_OK) == 0 && !file.empty()) {
+    return Status(Code::kDataLoss, "the storage '" + path + "' is damaged: its manifest has no " +
+                                       "description of it, and the folder has '" + file + "'" +
+                                       kRestore);
+  }
   return InvalidArgument("'" + path + "' is a RocksDB database, but no storage of sok-embed");
 }
 
@@ -127,7 +135,7 @@ Status RowDatabase::CheckNotStuck() const {
 }
 
 Result<std::unique_ptr<RowDatabase::Handles>> RowDatabase::OpenHandles(
-    const Options& options, const std::shared_ptr<OwnedFiles>& files, bool create) {
+    const Options& options, const std::shared_ptr<OwnedFiles>& files, bool create, bool noted) {
   const std::string& path = options.path;
   const std::string what = "open the storage '" + path + "'";
   auto handles = std::make_unique<Handles>();
@@ -140,16 +148,34 @@ Result<std::unique_ptr<RowDatabase::Handles>> RowDatabase::OpenHandles(
   }
   db_options.env = handles->env.get();
   db_options.listeners = {handles->listener};
+  handles->order = std::make_unique<OrderOfLogs>(path, kMetaName, [files](const Status& error) {
+    if (files != nullptr) files->Refuse(error);
+  });
+  db_options.wal_filter = handles->order.get();
+  // The part of a log that is noted has been checked, so a place that cannot be read is its torn
+  // end. Without a note such a place may have been flushed.
+  db_options.wal_recovery_mode = noted ? rocksdb::WALRecoveryMode::kPointInTimeRecovery
+                                       : rocksdb::WALRecoveryMode::kTolerateCorruptedTailRecords;
   std::vector<std::string> names = {rocksdb::kDefaultColumnFamilyName};
   const bool exists = access((path + "/CURRENT").c_str(), F_OK) == 0;
+  const auto opening_error = [&](const rocksdb::Status& error) {
+    const Status status = FromRocksdb(error, what);
+    // The folder has a database, so what could not be found is a part of it.
+    const bool lacks = status.code() == Code::kNotFound && exists && HoldsDatabase(path);
+    return lacks ? Status(Code::kDataLoss, status.message() + kRestore) : status;
+  };
   if (exists) {
     const auto listed = rocksdb::DB::ListColumnFamilies(db_options, path, &names);
-    if (!listed.ok()) return FromRocksdb(listed, what);
+    if (!listed.ok()) return opening_error(listed);
   }
   const auto has = [&](const char* name) {
     return std::find(names.begin(), names.end(), name) != names.end();
   };
-  if (exists && !has(kMetaName) && options.read_only) return Foreign(path);
+  if (exists && !has(kMetaName)) {
+    // If a process has died while it made the storage, there are no rows.
+    const std::string file = FileOfRows(path);
+    if (options.read_only || !file.empty()) return Foreign(path, file);
+  }
 
   handles->block_cache = rocksdb::NewLRUCache(kBlockCacheBytes);
   const uint32_t ttl = options.expiry != nullptr ? options.expiry->ttl() : 0;
@@ -173,19 +199,27 @@ Result<std::unique_ptr<RowDatabase::Handles>> RowDatabase::OpenHandles(
   const auto status = options.read_only
                           ? rocksdb::DB::OpenForReadOnly(db_options, path, families, &opened, &db)
                           : rocksdb::DB::Open(db_options, path, families, &opened, &db);
+  if (status.ok()) {
+    handles->db.reset(db);
+    for (size_t i = 0; i < places.size(); ++i) *places[i] = opened[i];
+  }
+  if (!handles->order->refused().ok()) return handles->order->refused();
   if (!status.ok()) {
-    if (!IsLocked(status)) return FromRocksdb(status, what);
+    if (!IsLocked(status)) return opening_error(status);
     return InUse(path, OpenFolders::OtherHolder(path));
   }
-  handles->db.reset(db);
-  for (size_t i = 0; i < places.size(); ++i) *places[i] = opened[i];
   return handles;
 }
 
-Result<std::unique_ptr<Database>> RowDatabase::Open(const Options& options) {
+Result<std::unique_ptr<Database>> RowDatabase::Open(const Options& given) {
+  Options options = given;
+  if (options.written == nullptr) options.written = std::make_shared<WrittenNote>(options.path);
+  WrittenNote& note = *options.written;
   SOK_RETURN_IF_ERROR(CheckTableFooters(options.path));
   const std::string& path = options.path;
-  if (access((path + "/CURRENT").c_str(), F_OK) != 0) {
+  const bool exists = HoldsDatabase(path);
+  if (!exists) {
+    SOK_RETURN_IF_ERROR(CheckHasNoDatabase(path));
     if (options.read_only) {
       return Status(Code::kNotFound, "there is no storage in '" + path + "'");
     }
@@ -206,33 +240,50 @@ Result<std::unique_ptr<Database>> RowDatabase::Open(const Options& options) {
   // folder that is not a storage yet it makes no file.
   const bool has_lock = claim != nullptr && claim->has_file();
   if (has_lock) SOK_RETURN_IF_ERROR(TakeLock(path, claim.get()));
-  if (claim != nullptr) files = std::make_shared<OwnedFiles>(path, claim);
+  SOK_RETURN_IF_ERROR(note.Load());
+  SOK_ASSIGN_OR_RETURN(const bool noted, exists ? CheckNoted(path, note) : Result<bool>(true));
+  if (claim != nullptr) {
+    if (!noted) SOK_RETURN_IF_ERROR(note.Drop(IsNoted, /*sync=*/false));
+    files = std::make_shared<OwnedFiles>(path, claim, options.written);
+  }
+  const uint64_t last_log = LastLog(path);
   std::unique_ptr<KnownKeys> keys;
   if (!options.read_only) {
     keys = std::make_unique<KnownKeys>(options.memory_bytes / kPartOfKeys);
     keys->Load(path);  // while RocksDB opens its files
   }
-  SOK_ASSIGN_OR_RETURN(auto handles, OpenHandles(options, files, /*create=*/!options.read_only));
+  SOK_ASSIGN_OR_RETURN(auto handles,
+                       OpenHandles(options, files, /*create=*/!options.read_only, noted));
   if (claim != nullptr && !has_lock) SOK_RETURN_IF_ERROR(TakeLock(path, claim.get()));
   std::unique_ptr<RowDatabase> database(
       new RowDatabase(options, std::move(files), std::move(handles)));
-  if (options.read_only) return std::unique_ptr<Database>(std::move(database));
+  database->order_.last_log = database->order_.last_log_of_rows = last_log;
+  if (options.read_only) {
+    SOK_RETURN_IF_ERROR(database->ReadOrder());
+    return std::unique_ptr<Database>(std::move(database));
+  }
   Handles& h = *database->handles_;
   if (h.meta == nullptr) {
-    // If a process has died while it made the storage, there are no rows.
-    Handles::Iterator rows = h.Iterate({}, h.published);
-    rows->SeekToFirst();
-    if (rows->Valid()) return Foreign(path);
-    rows.reset();
     const auto made = h.Call(
         [&](rocksdb::DB* db) { return db->CreateColumnFamily(MetaOptions(), kMetaName, &h.meta); });
     if (!made.ok()) return FromRocksdb(made, "make the storage '" + path + "'");
   }
+  SOK_RETURN_IF_ERROR(database->ReadOrder());
+  SOK_RETURN_IF_ERROR(note.Start());
   RemoveFiles(path, kPublishPrefix);
   SOK_RETURN_IF_ERROR(database->StartPendingAnew());
   database->keys_ = std::move(keys);
   database->keys_->Open(path, h.db.get(), h.published);
   return std::unique_ptr<Database>(std::move(database));
+}
+
+Status RowDatabase::ReadOrder() {
+  SOK_ASSIGN_OR_RETURN(auto logged, ReadMeta(kLoggedName));
+  SOK_ASSIGN_OR_RETURN(auto ingested, ReadMeta(kIngestedName));
+  SOK_RETURN_IF_ERROR(CheckOrder(path_, logged[kLoggedName], ingested[kIngestedName]));
+  order_.logged = PublicationOrder::Decode(logged[kLoggedName]).logged;
+  order_.ingested = PublicationOrder::Decode(ingested[kIngestedName]).ingested;
+  return Status();
 }
 
 uint64_t RowDatabase::Handles::Runs(rocksdb::ColumnFamilyHandle* family) const {
@@ -287,13 +338,14 @@ Status RowDatabase::Recover() {
   if (keys_->renewing()) keys_->Stop();  // its thread reads through the handles
   if (handles_ != nullptr) written_bytes_ += handles_->listener->written_bytes();
   handles_.reset();
-  auto handles = OpenHandles(options_, files_, /*create=*/false);
+  auto handles = OpenHandles(options_, files_, /*create=*/false, /*noted=*/true);
   if (!handles.ok()) {
     return handles.status().Within(
         "",
         " (opened again after an error; what is in memory is kept, and the next call tries again)");
   }
   handles_ = std::move(handles.value());
+  SOK_RETURN_IF_ERROR(ReadOrder());
   if (!has_pending()) return StartPendingAnew();
   return OrNoMemory([this] {
     // An earlier call could not drop it.
@@ -546,11 +598,17 @@ Status RowDatabase::WritePublished(const RowBatch& batch, const Meta& meta, bool
     }
   }
   if (writes.Count() == 0) return Status();
+  PublicationOrder order = order_;
+  ++order.logged;
+  writes.Put(handles_->meta, kLoggedName, order.Encode());
   SOK_RETURN_IF_ERROR(CheckFolder());
   rocksdb::WriteOptions options;
   options.sync = sync;
   const auto status = handles_->Write(options, &writes);
   if (status.ok()) {
+    order_.logged = order.logged;
+    order_.last_log = files_->last_log();
+    if (batch.rows() > 0) order_.last_log_of_rows = order_.last_log;
     published_bytes_ += batch.bytes();
     return Status();
   }
@@ -595,11 +653,14 @@ Status RowDatabase::Checkpoint(const std::string& path) const {
   if (status.ok()) {
     status = handles_->Call([&](rocksdb::DB*) { return checkpoint->CreateCheckpoint(path); });
   }
-  if (status.ok() && keys_ != nullptr) {
+  if (!status.ok()) {
+    return FromRocksdb(status, "make a checkpoint of '" + path_ + "' in '" + path + "'");
+  }
+  if (keys_ != nullptr) {
     static_cast<void>(
         OrNoMemory([&] { return keys_->SaveCopy(path, handles_->db.get(), handles_->published); }));
   }
-  return FromRocksdb(status, "make a checkpoint of '" + path_ + "' in '" + path + "'");
+  return Status();
 }
 
 Status RowDatabase::DropLog() {

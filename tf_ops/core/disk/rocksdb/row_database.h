@@ -23,6 +23,7 @@
 #include "core/base/thread_pool.h"
 #include "core/base/types.h"
 #include "core/disk/database.h"
+#include "core/disk/rocksdb/publication_order.h"
 
 namespace sok {
 
@@ -72,10 +73,12 @@ class RowDatabase final : public Database {
   class RowPublication;
   RowDatabase(const Options& options, std::shared_ptr<OwnedFiles> files,
               std::unique_ptr<Handles> handles);
-  // Opens the database and its column families.
+  // Opens the database and its column families. `noted`: its logs are those of its note.
   static Result<std::unique_ptr<Handles>> OpenHandles(const Options& options,
                                                       const std::shared_ptr<OwnedFiles>& files,
-                                                      bool create);
+                                                      bool create, bool noted);
+  // Takes over how many publications there are. Errors: kDataLoss if some are missing.
+  Status ReadOrder();
   // Writes pending rows to files: they have no log, and would be lost with the handles.
   Status SavePending();
   // Drops all pending rows. Throws nothing, even if memory ends.
@@ -119,6 +122,8 @@ class RowDatabase final : public Database {
   // They hold the folder's lock, even while the handles are made anew. Null: read-only.
   const std::shared_ptr<OwnedFiles> files_;
   std::unique_ptr<Handles> handles_;
+  // The publications so far. One publication runs at a time.
+  PublicationOrder order_;
   // The keys of published and pending rows. Null: read-only.
   std::unique_ptr<KnownKeys> keys_;
   std::atomic<uint64_t> pending_rows_{0};   // the newest: those that are not set apart

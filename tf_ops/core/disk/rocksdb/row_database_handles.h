@@ -15,6 +15,7 @@
 #include <string>
 #include <string_view>
 
+#include "core/disk/rocksdb/publication_order.h"
 #include "core/disk/rocksdb/row_database.h"
 
 namespace sok {
@@ -87,6 +88,7 @@ struct RowDatabase::Handles {
   // that it uses.
   std::unique_ptr<rocksdb::Env> env;  // over DatabaseFiles
   std::unique_ptr<rocksdb::CompactionFilter> filter;
+  std::unique_ptr<OrderOfLogs> order;  // of the logs that RocksDB reads when it is opened
   std::shared_ptr<rocksdb::Cache> block_cache;
   rocksdb::ColumnFamilyOptions pending_options;
   std::shared_ptr<Listener> listener = std::make_shared<Listener>();

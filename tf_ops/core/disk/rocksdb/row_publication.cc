@@ -139,6 +139,9 @@ Status RowDatabase::RowPublication::Finish(Meta meta) {
   std::random_device random;
   const std::string mark = std::to_string(uint64_t{random()} << 32 | random());
   meta[kPublicationName] = mark;
+  PublicationOrder order = database_.order_;
+  ++order.ingested;
+  meta[kIngestedName] = order.Encode();
   if (status.ok()) {
     status = writing_->OpenFile(database_.path_, h.db.get(), h.meta);
     for (const auto& [name, value] : meta) {
@@ -172,6 +175,7 @@ Status RowDatabase::RowPublication::Finish(Meta meta) {
       status = h.Call([&](rocksdb::DB* db) { return db->IngestExternalFiles(arguments); });
       if (status.ok()) {
         database_.failed_publication_.clear();
+        database_.order_.ingested = order.ingested;
         database_.published_bytes_ += writing_->bytes;
         database_.written_bytes_ += writing_->bytes;
       } else {
