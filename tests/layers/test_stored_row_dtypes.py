@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from limits import HANG_S
+from seeds import seed_of_test
 
 from sok_embed import (
     DistributedEmbedding,
@@ -101,6 +102,53 @@ def test_a_table_on_disk_has_the_bits_of_one_in_memory(row_dtype, slot_dtype, ru
         train(in_memory, optimizers[0], seed=7)
         train(loaded, later, seed=7)
         same_bits(rows_of(loaded), rows_of(in_memory))
+
+
+GROUPS = (0, 1, 6, 255)
+
+
+@pytest.mark.parametrize("program", range(4))
+def test_random_programs_leave_the_bits_of_memory_in_every_group(program, tmp_path):
+    seed = seed_of_test() + program
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
+    types = [DTYPES[rng.integers(len(DTYPES))] for _ in GROUPS]
+    rule = ["SGD", "Adam", "Adagrad", "Ftrl"][program]
+    names = [f"in group {group}" for group in GROUPS]
+
+    def collection(places):
+        tables = [
+            TableConfig(
+                name, None, 8, keras.initializers.Constant(0.3), seed=4,
+                row_dtype=row_dtype, slot_dtype=slot_dtype, **place,
+            )
+            for name, (row_dtype, slot_dtype), place in zip(names, types, places, strict=True)
+        ]  # fmt: skip
+        return DistributedEmbedding(
+            {table.name: FeatureConfig(table.name, table) for table in tables}
+        )
+
+    with kv.Storage(str(tmp_path / "s"), cache_bytes=SMALL_CACHE) as storage:
+        layers = [
+            collection([{"storage": storage, "group": group} for group in GROUPS]),
+            collection([{}] * len(GROUPS)),
+        ]
+        optimizers = [optimizer_of(rule) for _ in layers]
+        for _ in range(int(rng.integers(3, 9))):
+            keys = {name: rng.integers(0, 300, [64, 2]) for name in names}
+            wanted = {name: rng.normal(size=[64, 8]).astype(np.float32) for name in names}
+            for embedding, optimizer in zip(layers, optimizers, strict=True):
+                with tf.GradientTape() as tape:
+                    found = embedding(keys, training=True)
+                    errors = [tf.reduce_sum((found[name] - wanted[name]) ** 2) for name in names]
+                    loss = tf.add_n(errors)
+                weights = embedding.trainable_weights
+                optimizer.apply(tape.gradient(loss, weights), weights)
+            if rng.random() < 0.3:
+                storage.flush()
+            for name in names:
+                on_disk, in_memory = (each.tables[name].lookup(np.arange(310)) for each in layers)
+                same_bits(np.asarray(on_disk), np.asarray(in_memory))
 
 
 def embedding_of(storage, row_dtype, slot_dtype, rule="adam", **arguments):

@@ -158,7 +158,7 @@ class Attempt:
                 self._check_vectors(call, self._worker.make(call))
         except (self._core.StorageError, PermissionError) as error:
             self._expected(error, f"{call.kind} {call.number}")
-            self.states.failed(call)
+            self.states.failed(call, str(error))
             if call.kind in CHANGING:
                 self._calls_left -= 2  # keeps the possible states few
         else:
@@ -203,13 +203,13 @@ class Attempt:
             self._worker.close()
         except (self._core.StorageError, PermissionError) as error:
             self._expected(error, "close")
-            self.states.failed(call)
+            self.states.failed(call, str(error))
         else:
             self.states.done(call)
 
     def leave(self, number: int) -> None:
         """Whatever the end of the process writes or not."""
-        self.states.failed(replace(call_at(self._seed, number), kind="close"))
+        self.states.failed(replace(call_at(self._seed, number), kind="close"), "")
 
     def tell(self) -> None:
         """Writes down what the folder may hold."""

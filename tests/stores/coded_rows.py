@@ -102,14 +102,13 @@ class RowRounding:
     Attributes:
         row_dtype, slot_dtype: The types of the embedding and of the slots.
         dim: The length of the embedding, which the slots follow.
-        seed, group: Those of the table.
+        seed: That of the table.
     """
 
     row_dtype: str
     slot_dtype: str
     dim: int
     seed: int
-    group: int
 
     def nearest(self, floats: np.ndarray) -> np.ndarray:
         """Returns rows as they are once they were assigned or loaded: float32 [n, floats]."""
@@ -117,7 +116,7 @@ class RowRounding:
 
     def updated(self, floats: np.ndarray, keys: np.ndarray, updates: np.ndarray) -> np.ndarray:
         """Returns rows, float32 [n, floats], after the step that is their `updates`-th, [n]."""
-        seed = _mix(_mix(_u64(self.seed + 2 * _GOLDEN)) + _u64(self.group))
+        seed = _mix(_mix(_u64(self.seed + 2 * _GOLDEN)))
         numbers = _mix(updates.astype(np.uint64) << np.uint64(1))
         return self._rounded(floats, _Draws(_mix(seed + _mix(keys + numbers))))
 

@@ -1,6 +1,7 @@
 """What a storage may hold after calls of which some have failed.
 
-A call that failed has happened as a whole or not at all; it may have made rows, as a lookup does.
+A call that failed has happened as a whole or not at all. Rows that it has made are gone, unless its
+error says that some of them stay.
 """
 
 from __future__ import annotations
@@ -42,16 +43,17 @@ class PossibleStates:
                 replay.apply(replace(call, kind="nothing") if call.kind == "dump" else call)
         self._note_flush()
 
-    def failed(self, call: Call) -> None:
+    def failed(self, call: Call, error: str) -> None:
         """A call has raised an error."""
         self._note_flush(call)
-        if call.kind in ("look_up", "update"):
+        rows_stay = "could not be taken back" in error
+        if call.kind in ("look_up", "update") and rows_stay:
             self.rows_in_doubt |= any(replay.makes_rows(call) for replay in self.present)
         if call.kind in FLUSHING:
             self.kept += [replay.copy() for replay in self.present]
-        self.present = _both(self.present, call)
+        self.present = _both(self.present, call, rows_stay)
         if self._every_call:
-            self.kept = _both(self.kept, call)
+            self.kept = _both(self.kept, call, rows_stay=True)
         elif call.kind == "load":
             self.kept += [replay.copy() for replay in self.present]
         self._note_flush()
@@ -68,11 +70,11 @@ class PossibleStates:
                 self.kept[-1].make_rows(begun)
 
 
-def _both(replays: list[Replay], call: Call) -> list[Replay]:
+def _both(replays: list[Replay], call: Call, rows_stay: bool) -> list[Replay]:
     both = []
     for replay in replays:
         before = replay.copy()
-        if call.kind in ("look_up", "update"):
+        if call.kind in ("look_up", "update") and rows_stay:
             before.make_rows(call)
         both.append(before)
         if call.kind in CHANGING:

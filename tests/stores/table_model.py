@@ -60,7 +60,7 @@ class GroupConfig:
 
     @property
     def rounding(self) -> RowRounding:
-        return RowRounding(*self.types, self.dim, SEED, self.number)
+        return RowRounding(*self.types, self.dim, SEED)
 
     def open_table(self, storage: Any) -> Any:
         """Opens the group's table in a storage of the native module."""

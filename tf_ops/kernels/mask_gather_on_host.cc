@@ -44,11 +44,14 @@ absl::Status Gather(const OpenTable& resource, tf::Var& variable, const tf::Tens
     TF_RETURN_IF_ERROR(ToAbsl(gather.Read(rows, embeddings, pool)));
     if (options.make_rows) TF_RETURN_IF_ERROR(ToAbsl(gather.Admit(rows)));
   }
-  if (gather.admitted() == 0) return absl::OkStatus();
-  const bool copies_slots = options.copy_slots && copied == nullptr;
-  const auto sources = copies_slots ? resource.slot_sources() : nullptr;
-  if (sources != nullptr) TF_RETURN_IF_ERROR(CopySlots(*sources, &gather));
-  return ToAbsl(gather.MakeRows(pool));
+  if (gather.admitted() > 0) {
+    const bool copies_slots = options.copy_slots && copied == nullptr;
+    const auto sources = copies_slots ? resource.slot_sources() : nullptr;
+    if (sources != nullptr) TF_RETURN_IF_ERROR(CopySlots(*sources, &gather));
+    TF_RETURN_IF_ERROR(ToAbsl(gather.MakeRows(pool)));
+  }
+  gather.Count();
+  return absl::OkStatus();
 }
 
 // Returns true, once for each table, if the lookup makes no rows and a key asks for an own row that

@@ -127,7 +127,7 @@ Status AdaptiveTable::CheckBatch(const AdaptiveKeys& batch) const {
 
 template <typename T>
 Status AdaptiveTable::Read(const AdaptiveKeys& batch, size_t begin, size_t end, T* out,
-                           std::vector<uint32_t>* missing) const {
+                           std::vector<uint32_t>* missing, LookupCounts* met) const {
   const size_t n = end - begin;
   // Each thread reuses these arrays from one block to the next.
   thread_local std::vector<uint32_t> asking, absent, statics;  // positions in the batch
@@ -136,7 +136,7 @@ Status AdaptiveTable::Read(const AdaptiveKeys& batch, size_t begin, size_t end, 
   statics.clear();
   Status status;
   if (batch.mask == nullptr) {
-    status = own_->Find(batch.keys + begin, n, {}, out + begin * dim(), &absent, SerialFor);
+    status = own_->Find(batch.keys + begin, n, {}, out + begin * dim(), &absent, met, SerialFor);
     for (uint32_t& i : absent) i += static_cast<uint32_t>(begin);
   } else {
     asking.resize(n);
@@ -155,7 +155,7 @@ Status AdaptiveTable::Read(const AdaptiveKeys& batch, size_t begin, size_t end, 
     statics.resize(sharing);
     GatherOptions asking_only;
     asking_only.places = asking.data();
-    status = own_->Find(keys.data(), asked, asking_only, out, &absent, SerialFor);
+    status = own_->Find(keys.data(), asked, asking_only, out, &absent, met, SerialFor);
     for (uint32_t& i : absent) i = asking[i];
   }
   if (!status.ok()) return status;
@@ -167,7 +167,8 @@ Status AdaptiveTable::Read(const AdaptiveKeys& batch, size_t begin, size_t end, 
   if (missing != nullptr) *missing = absent;
   GatherOptions sharing_only;
   sharing_only.places = statics.data();
-  return statics_->Find(buckets.data(), buckets.size(), sharing_only, out, nullptr, SerialFor);
+  return statics_->Find(buckets.data(), buckets.size(), sharing_only, out, nullptr, nullptr,
+                        SerialFor);
 }
 
 template <typename T>
@@ -181,24 +182,29 @@ Status AdaptiveTable::Lookup(const AdaptiveKeys& batch, bool training, T* out,
   const size_t blocks = (batch.n + block_size - 1) / block_size;
   std::vector<std::vector<uint32_t>> missing(training ? blocks : 0);
   std::mutex failure_mu;
+  LookupCounts met;
   parallel_for(static_cast<int64_t>(blocks), kBlock * 30, [&](int64_t first, int64_t last) {
     for (int64_t block = first; block < last; ++block) {
       const size_t begin = block * block_size;
       Status read = Read(batch, begin, std::min(begin + block_size, batch.n), out,
-                         training ? &missing[block] : nullptr);
+                         training ? &missing[block] : nullptr, &met);
       if (read.ok()) continue;
       std::lock_guard<std::mutex> guard(failure_mu);
       status = read;
     }
   });
-  if (!status.ok() || !training) return status;
-  std::vector<uint32_t> absent;
-  for (const std::vector<uint32_t>& part : missing) {
-    absent.insert(absent.end(), part.begin(), part.end());
+  if (!status.ok()) return status;
+  if (training) {
+    std::vector<uint32_t> absent;
+    for (const std::vector<uint32_t>& part : missing) {
+      absent.insert(absent.end(), part.begin(), part.end());
+    }
+    // A row that is made now starts as the static row that was read.
+    std::lock_guard<std::mutex> guard(mu_);
+    SOK_RETURN_IF_ERROR(Learn(batch, std::move(absent), seen, parallel_for));
   }
-  // A row that is made now starts as the static row that was read.
-  std::lock_guard<std::mutex> guard(mu_);
-  return Learn(batch, std::move(absent), seen, parallel_for);
+  own_->Count(met);
+  return Status();
 }
 
 template Status AdaptiveTable::Lookup(const AdaptiveKeys&, bool, float*, const ParallelFor&);
@@ -215,10 +221,17 @@ Status AdaptiveTable::Learn(const AdaptiveKeys& batch, std::vector<uint32_t> mis
     for (uint32_t i : still) positions.push_back(missing[i]);
     missing = std::move(positions);
   }
+  const uint64_t lookups = lookups_, own_lookups = own_lookups_;
   const std::vector<uint32_t> counted = CountLookups(batch, missing);
   if (counted.empty()) return Status();
   std::vector<Newcomer> newcomers = Newcomers(batch, counted, missing, parallel_for);
-  return newcomers.empty() ? Status() : Promote(batch, std::move(newcomers), parallel_for);
+  if (newcomers.empty()) return Status();
+  Status status = Promote(batch, std::move(newcomers), parallel_for);
+  if (!status.ok()) {  // the call is not counted
+    lookups_ = lookups;
+    own_lookups_ = own_lookups;
+  }
+  return status;
 }
 
 Status AdaptiveTable::LearnOnce(const AdaptiveKeys& batch, const ParallelFor& parallel_for) {

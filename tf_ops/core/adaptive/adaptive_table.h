@@ -193,7 +193,7 @@ class AdaptiveTable {
   // ask for an own row of keys that have none.
   template <typename T>
   Status Read(const AdaptiveKeys& batch, size_t begin, size_t end, T* out,
-              std::vector<uint32_t>* missing) const;
+              std::vector<uint32_t>* missing, LookupCounts* met) const;
   uint32_t SketchBucketOf(Key key) const;
   std::vector<Key> BucketsOf(const std::vector<Key>& keys) const;
 
@@ -205,9 +205,9 @@ class AdaptiveTable {
                const ParallelFor& parallel_for);
   // Learns from a batch that has gradients, unless it has been counted.
   Status LearnOnce(const AdaptiveKeys& batch, const ParallelFor& parallel_for);
-  // The first part of Learn: adds to the statistics, and returns the positions of keys to be
-  // counted. These are the keys without a row or, if a limit makes uses decide which rows stay, all
-  // keys that do not ask for static rows.
+  // The first part of Learn: adds to the statistics, which an error takes back, and returns the
+  // positions of keys to be counted. These are the keys without a row or, if a limit makes uses
+  // decide which rows stay, all keys that do not ask for static rows.
   std::vector<uint32_t> CountLookups(const AdaptiveKeys& batch,
                                      const std::vector<uint32_t>& missing);
   // The second part: counts these keys, and returns the ones without a row that are to get one.

@@ -107,7 +107,7 @@ Status MaskGather::ReadBlock(size_t begin, size_t end, const StaticRows& rows, T
   GatherOptions options;
   options.given = given.data();
   SOK_RETURN_IF_ERROR(table_->Find(lookup_.keys + begin, end - begin, options,
-                                   embeddings + begin * dim, missing, parallel_for));
+                                   embeddings + begin * dim, missing, &met_, parallel_for));
   for (uint32_t& i : *missing) i += static_cast<uint32_t>(begin);
   if (lookup_.given == nullptr) {
     HashBuckets(lookup_.keys, missing->data(), missing->size(), rows.rows, lookup_.hashed);
@@ -162,7 +162,7 @@ Status MaskGather::Admit(const StaticRows& rows) {
   std::vector<uint32_t> admitted(without.size());
   std::iota(admitted.begin(), admitted.end(), 0);
   SOK_RETURN_IF_ERROR(table_->AdmitMissing(
-      without.data(), lookup_.counts == nullptr ? nullptr : counts.data(), &admitted));
+      without.data(), lookup_.counts == nullptr ? nullptr : counts.data(), &admitted, &met_));
   const int dim = table_->dim();
   starts_.resize(admitted.size() * dim);
   float* start = starts_.data();

@@ -80,6 +80,9 @@ class MaskGather {
   // Makes the rows, and sets `own` for keys that have one now. Errors: those of Table::MakeRowsAs.
   Status MakeRows(const ParallelFor& parallel_for);
 
+  // Has the table count the lookup, for callers that are done with it.
+  void Count() { table_->Count(met_); }
+
  private:
   // The results of one thread for the block of positions that it read.
   struct Block {
@@ -106,6 +109,7 @@ class MaskGather {
 
   Table* const table_;
   const MaskedLookup lookup_;
+  LookupCounts met_;
   std::vector<Block> blocks_;
   std::vector<Key> admitted_;
   std::vector<int64_t> sources_;  // (admitted) the static row of each

@@ -53,6 +53,8 @@ class DiskStore final : public DurableStore {
   Result<uint64_t> Apply(const std::vector<GradientBatch>& batches, const RowOptimizer& optimizer,
                          const CommitStep& step, const ParallelFor& parallel_for) override;
   Result<uint64_t> Erase(const Key* keys, size_t n, const ParallelFor& parallel_for) override;
+  Status CheckRoom(size_t rows) override;
+  Result<uint64_t> Unmake(const Key* keys, size_t n, const ParallelFor& parallel_for) override;
   uint64_t replacements() const override { return replacements_; }
   Result<std::optional<uint64_t>> EraseUnlessReplaced(uint64_t seen, const Key* keys, size_t n,
                                                       const ParallelFor& parallel_for) override;
@@ -238,11 +240,18 @@ class DiskStore final : public DurableStore {
   // The part of Settle that may be repeated.
   Status SettleOnce();
   // Calls `write` for entries whose rows are in the cache, through `decoded`. Makes the rows that
-  // are kNone, for which there must be room, and sets their numbers. Takes no memory.
+  // are kNone, for which there must be room, and sets their numbers. `made`, unless null, gets the
+  // keys of these; it must have room for them. Takes no memory.
   void WriteEntries(Shard& shard, const ShardEntry* entries, size_t n, uint32_t now,
-                    const WriteRow& write, DecodedRow<CacheRows>* decoded, uint32_t* rows);
+                    const WriteRow& write, DecodedRow<CacheRows>* decoded, uint32_t* rows,
+                    std::vector<Key>* made);
+  // made[s] gets the keys of the rows that were made in shard s, also after an error.
   Status UpsertAll(const ShardPartition& partition, uint32_t now, const WriteRow& write,
-                   const ParallelFor& parallel_for);
+                   const ParallelFor& parallel_for, std::vector<std::vector<Key>>* made);
+  // Takes back rows of a shard that a call has made. Adds the removals to `gone` that the database
+  // got. Returns how many rows stay: those that another call is about to change, and those that the
+  // database has and could not remove. Called with the gate held, and the shard locked exclusively.
+  uint64_t UnmakeIn(Shard& shard, const std::vector<Key>& keys, RowBatch* gone);
   // Called with the gate held exclusively.
   void SetState(TableState state);
   // Sorts the places, and calls fn for their rows.
@@ -273,7 +282,8 @@ class DiskStore final : public DurableStore {
   std::atomic<uint32_t> counted_at_;       // when rows that had expired were last left out
   std::atomic<uint64_t> replacements_{0};  // changes only while the gate is held exclusively
   std::atomic<uint32_t> layout_number_;
-  std::mutex limit_mu_;  // one Upsert at a time if there is a limit of rows
+  std::atomic<uint64_t> changes_{0};  // calls that may have changed or removed rows that were made
+  std::mutex limit_mu_;               // one Upsert at a time if there is a limit of rows
   // Lets one call at a time change all of its rows or none. Guards shard.found and, with the gate,
   // unrecorded_.
   std::mutex write_mu_;

@@ -81,19 +81,33 @@ Status DiskStore::Upsert(const Key* keys, size_t n, uint64_t max_rows, uint32_t 
   Partition({{keys, n}}, parallel_for, &partition);
   std::unique_lock<std::mutex> limit(limit_mu_, std::defer_lock);
   if (max_rows > 0) limit.lock();
-  Status status = CheckFits(partition, max_rows, now, parallel_for);
-  return status.ok() ? UpsertAll(partition, now, write, parallel_for) : status;
+  SOK_RETURN_IF_ERROR(CheckFits(partition, max_rows, now, parallel_for));
+  const uint64_t seen = changes_;
+  std::vector<std::vector<Key>> made(shard_count());
+  Status status = OrNoMemory([&] { return UpsertAll(partition, now, write, parallel_for, &made); });
+  if (status.ok()) return status;
+  // The rows that were made before the error are taken back, unless another call may have changed
+  // one of them meanwhile.
+  uint64_t stay = 0;
+  RowBatch gone;
+  for (uint32_t s = 0; s < shard_count(); ++s) {
+    if (made[s].empty()) continue;
+    std::lock_guard<SharedMutex> lock(shards_[s]->mu);
+    stay += changes_ == seen ? UnmakeIn(*shards_[s], made[s], &gone) : made[s].size();
+  }
+  return WithRowsThatStay(status, stay);
 }
 
 Status DiskStore::UpsertAlone(const Key* keys, size_t n, uint32_t now, const WriteRow& write,
                               const ParallelFor& parallel_for) {
   ShardPartition partition;
   Partition({{keys, n}}, parallel_for, &partition);
-  return UpsertAll(partition, now, write, parallel_for);
+  std::vector<std::vector<Key>> made(shard_count());
+  return UpsertAll(partition, now, write, parallel_for, &made);
 }
 
 Status DiskStore::UpsertAll(const ShardPartition& partition, uint32_t now, const WriteRow& write,
-                            const ParallelFor& parallel_for) {
+                            const ParallelFor& parallel_for, std::vector<std::vector<Key>>* made) {
   return ForEachShard(
       partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t m) {
         std::vector<uint32_t> rows(m), not_removed;
@@ -103,14 +117,16 @@ Status DiskStore::UpsertAll(const ShardPartition& partition, uint32_t now, const
             static_cast<uint32_t>(std::count(rows.begin(), rows.end(), CacheRows::kNone));
         if (status.ok()) status = MakeRoom(shard, absent);
         if (status.ok()) status = shard.index.Reserve(absent);
-        if (status.ok() && shard.keeps) {
+        std::vector<Key>& made_here = (*made)[shard.number];
+        if (status.ok()) {
           status = OrNoMemory([&] {
-            shard.kept_besides.reserve(shard.kept_besides.size() + m);
+            made_here.reserve(absent);
+            if (shard.keeps) shard.kept_besides.reserve(shard.kept_besides.size() + m);
             return Status();
           });
         }
         if (status.ok()) {
-          WriteEntries(shard, entries, m, now, write, &decoded, rows.data());
+          WriteEntries(shard, entries, m, now, write, &decoded, rows.data(), &made_here);
           if (shard.keeps) shard.KeepMade(rows);
         }
         for (const auto* pinned : {&rows, &not_removed}) {
@@ -121,13 +137,15 @@ Status DiskStore::UpsertAll(const ShardPartition& partition, uint32_t now, const
 }
 
 void DiskStore::WriteEntries(Shard& shard, const ShardEntry* entries, size_t n, uint32_t now,
-                             const WriteRow& write, DecodedRow<CacheRows>* decoded,
-                             uint32_t* rows) {
+                             const WriteRow& write, DecodedRow<CacheRows>* decoded, uint32_t* rows,
+                             std::vector<Key>* made) {
   CacheRows& cached = shard.rows;
-  uint64_t made = 0;
+  uint64_t added = 0;
+  bool had_rows = false;
   for (size_t i = 0; i < n; ++i) {
     const Key key = entries[i].key;
     bool is_new = false;
+    had_rows |= rows[i] != CacheRows::kNone;
     if (rows[i] == CacheRows::kNone) {
       // The row may exist by now: an earlier entry of this call or a lookup has made it, or it has
       // expired.
@@ -145,14 +163,17 @@ void DiskStore::WriteEntries(Shard& shard, const ShardEntry* entries, size_t n, 
     const uint32_t row = rows[i];
     if (is_new) {
       *cached.meta(row) = RowMeta{0, now};
-      ++made;
+      ++added;
+      if (made != nullptr) made->push_back(key);
     }
     write(entries[i].position, is_new ? decoded->Start(row) : decoded->Read(row), is_new);
     decoded->Write(row);
     cached.MarkChanged(row);
   }
-  if (made > 0) shard.absent.clear();
-  made_.fetch_add(made, std::memory_order_relaxed);
+  if (added > 0) shard.absent.clear();
+  // Set may have met rows that lookups have made since it looked.
+  if (had_rows || made == nullptr) ++changes_;
+  made_.fetch_add(added, std::memory_order_relaxed);
 }
 
 Status DiskStore::KeepAll(const ShardPartition& partition, uint32_t now,
@@ -226,6 +247,7 @@ Status DiskStore::Set(const Key* keys, size_t n, uint64_t max_rows, uint32_t now
   if (max_rows > 0) limit.lock();
   Status status = CheckFits(partition, max_rows, now, parallel_for);
   std::vector<RowBatch> changed = RecordOf(partition);
+  ++changes_;
   if (status.ok()) status = KeepAll(partition, now, parallel_for);
   if (!status.ok()) return status;
   // All shards get memory for their new rows before any row changes.
@@ -249,7 +271,8 @@ Status DiskStore::Set(const Key* keys, size_t n, uint64_t max_rows, uint32_t now
       partition, parallel_for, [&](Shard& shard, const ShardEntry* entries, size_t m) {
         const Status ready = make_room(shard);  // lookups may have used the memory meanwhile
         if (ready.ok()) {
-          WriteEntries(shard, entries, m, now, write, &*shard.decoded, shard.found.data());
+          WriteEntries(shard, entries, m, now, write, &*shard.decoded, shard.found.data(),
+                       /*made=*/nullptr);
           if (core_->journal != nullptr) {
             AddDistinct(shard, &shard.found, &changed[NumberOf(entries)]);
           }
@@ -270,6 +293,7 @@ Result<uint64_t> DiskStore::Apply(const std::vector<GradientBatch>& batches,
 
   // First every row is read into the cache, so that after an error all rows are as they were. Rows
   // that are kept there keep their numbers: only spilling and Erase remove rows.
+  ++changes_;
   SOK_RETURN_IF_ERROR(KeepAll(partition, step.now, parallel_for));
   // Rows that had not expired when the call began may have expired while it waited for a count of
   // rows. They are updated all the same.
@@ -334,6 +358,8 @@ Result<DiskStore::Call> DiskStore::BeginCall(size_t rows) {
     if (!core_->flush || !core_->flush().ok()) return room.status();
   }
 }
+
+Status DiskStore::CheckRoom(size_t rows) { return BeginCall(rows).status(); }
 
 Status DiskStore::Record(Journal::Room room, std::vector<RowBatch> rows) {
   if (core_->journal == nullptr) return Status();
@@ -434,6 +460,7 @@ Result<std::optional<uint64_t>> DiskStore::EraseAll(uint64_t seen, const Key* ke
   ShardPartition partition;
   Partition({{keys, n}}, parallel_for, &partition);
   const uint32_t now = core_->expiry->Now();
+  ++changes_;
   SOK_RETURN_IF_ERROR(KeepAll(partition, now, parallel_for));
   std::vector<RowBatch> removals;
   Status status = OrNoMemory([&] {
@@ -490,6 +517,80 @@ Result<std::optional<uint64_t>> DiskStore::EraseAll(uint64_t seen, const Key* ke
   }
   if (!status.ok()) return status;
   return std::optional<uint64_t>(erased - expired);
+}
+
+Result<uint64_t> DiskStore::Unmake(const Key* keys, size_t n, const ParallelFor& parallel_for) {
+  std::lock_guard<std::mutex> writing(write_mu_);
+  SOK_ASSIGN_OR_RETURN(const auto gate, core_->Enter(/*to_write=*/true));
+  ShardPartition partition;
+  Partition({{keys, n}}, parallel_for, &partition);
+  uint64_t stay = 0;
+  RowBatch gone;
+  for (uint32_t s = 0; s < shard_count(); ++s) {
+    if (partition.size(s) == 0) continue;
+    std::vector<Key> made;
+    const ShardEntry* const entries = partition.begin(s);
+    for (size_t i = 0; i < partition.size(s); ++i) made.push_back(entries[i].key);
+    std::lock_guard<SharedMutex> lock(shards_[s]->mu);
+    stay += UnmakeIn(*shards_[s], made, &gone);
+  }
+  // A flush may have published the rows since they were made. Then the next record removes them.
+  if (core_->journal != nullptr) unrecorded_.AddAll(gone);
+  return stay;
+}
+
+uint64_t DiskStore::UnmakeIn(Shard& shard, const std::vector<Key>& keys, RowBatch* gone) {
+  uint64_t left = 0;  // rows that have gone
+  const auto forget = [&](Key key, uint32_t row) {
+    shard.spill->Remove(key);
+    if (row != CacheRows::kNone) shard.Forget(row);
+    --rows_;
+    --made_;
+    ++left;
+  };
+  // As in EraseKept. These are removed after the others, since that may fail.
+  const bool in_doubt = core_->database->writes_in_doubt() > 0;
+  const Status status = OrNoMemory([&] {
+    std::vector<Key> stored, elsewhere;
+    std::vector<char> values(shard.spill->record_bytes());
+    for (const Key key : keys) {
+      const uint32_t row = shard.index.Find(key, Hash(key));
+      if (row != CacheRows::kNone && !shard.rows.IsEvictable(row)) continue;
+      bool is_new = false;
+      if (row != CacheRows::kNone) {
+        is_new = (shard.rows.state(row) & kRowNew) != 0;
+      } else if (const uint32_t place = shard.spill->Find(key); place != Spill::kNone) {
+        Spill::Head head;
+        if (!shard.spill->Read(place, &head, values.data()).ok()) continue;
+        is_new = head.is_new != 0 && shard.spill->dirty(place);
+      } else {
+        elsewhere.push_back(key);
+        continue;
+      }
+      if (is_new && !in_doubt) {
+        forget(key, row);
+      } else {
+        stored.push_back(key);
+      }
+    }
+    std::sort(elsewhere.begin(), elsewhere.end());
+    std::vector<RowKey> wanted;
+    for (const Key key : elsewhere) wanted.emplace_back(group_, key);
+    const size_t in_memory = stored.size();
+    SOK_RETURN_IF_ERROR(
+        core_->database->Read(wanted.data(), wanted.size(),
+                              [&](size_t i, std::string_view) { stored.push_back(elsewhere[i]); }));
+    left += elsewhere.size() - (stored.size() - in_memory);  // others have removed these
+    RowBatch removals;
+    for (const Key key : stored) removals.Remove(RowKey(group_, key));
+    gone->Reserve(gone->bytes() + removals.bytes());
+    SOK_RETURN_IF_ERROR(Write(removals));
+    gone->AddAll(removals);
+    for (const Key key : stored) forget(key, shard.index.Find(key, Hash(key)));
+    return Status();
+  });
+  static_cast<void>(status);  // rows that could not be removed are counted
+  return keys.size() - left;
 }
 
 size_t DiskStore::TakeExpired(Shard* shard, uint32_t now) {

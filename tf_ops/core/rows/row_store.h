@@ -138,7 +138,8 @@ class RowStore {
   // slots at their start and a meta of 0 updates at `now`; its embedding is not set. Equal keys are
   // visited in order of i by one thread; different keys may be visited at once. Errors:
   // kResourceExhausted if the store would hold more than max_rows (0: no limit); then nothing has
-  // changed.
+  // changed. After an error of the disk no row is there that was not there before, or the error
+  // says how many stay.
   using WriteRow = std::function<void(size_t i, RowRef row, bool is_new)>;
   virtual Status Upsert(const Key* keys, size_t n, uint64_t max_rows, uint32_t now,
                         const WriteRow& write, const ParallelFor& parallel_for) = 0;
@@ -160,6 +161,19 @@ class RowStore {
   virtual Result<uint64_t> Apply(const std::vector<GradientBatch>& batches,
                                  const RowOptimizer& optimizer, const CommitStep& step,
                                  const ParallelFor& parallel_for) = 0;
+
+  // Finds out, before rows are made for a call that changes so many, if there is room on the disk
+  // to make the call durable, and makes some if need be. Errors: kResourceExhausted.
+  virtual Status CheckRoom(size_t /*rows*/) { return Status(); }
+
+  // Takes back rows that a caller has made for a call that failed, and that no call has changed
+  // since. Unlike Erase it needs no room on the disk, unless rows have got there meanwhile. Returns
+  // how many of the rows stay.
+  virtual Result<uint64_t> Unmake(const Key* keys, size_t n, const ParallelFor& parallel_for) {
+    auto erased = Erase(keys, n, parallel_for);
+    if (!erased.ok()) return erased.status();
+    return uint64_t{0};
+  }
 
   // Erases rows. Returns how many there were.
   virtual Result<uint64_t> Erase(const Key* keys, size_t n, const ParallelFor& parallel_for) = 0;
@@ -248,6 +262,10 @@ class RowStore {
     return Status(Code::kUnavailable, "rows on disk are not captured; make a checkpoint of theirs");
   }
 };
+
+// Adds to the error of a call how many rows it has made, with the values that they start from, and
+// could not take back.
+Status WithRowsThatStay(const Status& failed, uint64_t rows);
 
 // Returns the error of an Upsert that would go beyond max_rows.
 Status TableFull(uint64_t rows, uint64_t max_rows, uint64_t added);

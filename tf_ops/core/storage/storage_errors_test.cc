@@ -1,7 +1,9 @@
 // Errors of the disk lose nothing that was written, and the storage goes on once there is room.
 #include <doctest/doctest.h>
 
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/test_folder.h"
@@ -108,6 +110,63 @@ TEST_CASE("a flush that fills the disk loses nothing, and succeeds once there is
     CHECK(disk.Count(30000, 2.0f) == twos);
     CHECK(disk.Count(30000, 3.0f) == threes);
   }
+}
+
+TEST_CASE("a call that has no room on the disk makes no rows, and succeeds once there is room") {
+  constexpr size_t kMore = 20000;  // rows of a KiB
+  std::vector<Key> keys(kMore);
+  for (size_t i = 0; i < kMore; ++i) keys[i] = 500 + i;
+  std::vector<float> floats(kMore * kDim, 1.0f);
+  const auto sgd = Value(MakeRowOptimizer("sgd", {}));
+  const auto update = [&](Disk& disk) {
+    return disk.table->Update(keys.data(), kMore, floats.data(), "sgd", *sgd, {}, ProcessPool());
+  };
+  const auto commit = [&](Disk& disk) {
+    LookupKeys looked_up;
+    looked_up.keys = keys.data();
+    looked_up.n = kMore;
+    disk.table->Deposit(looked_up, nullptr, floats.data(), nullptr);
+    return disk.table->Commit({"sgd", {}, 0, 1.0f}, ProcessPool()).status();
+  };
+  const auto look_up = [&](Disk& disk) {
+    std::vector<float> out(kMore * kDim);
+    return disk.table->Lookup(keys.data(), kMore, true, out.data(), ProcessPool());
+  };
+  const auto assign = [&](Disk& disk) { return disk.Assign(500, kMore, 1.0f); };
+  const std::vector<std::pair<std::string, std::function<Status(Disk&)>>> calls = {
+      {"update", update}, {"commit", commit}, {"lookup", look_up}, {"assign", assign}};
+  size_t failed = 0;
+  for (const auto& [name, call] : calls) {
+    CAPTURE(name);
+    for (const bool write_through : {false, true}) {
+      CAPTURE(write_through);
+      Disk disk(write_through);
+      REQUIRE(disk.Assign(0, 1000, 2.0f).ok());
+      REQUIRE(disk.storage->Flush().ok());
+      Status status;
+      {
+        const FileSizeLimit full(2 << 20);
+        status = call(disk);
+      }
+      CAPTURE(status.message());
+      failed += !status.ok();
+      if (status.ok()) continue;  // it needed no room on the disk
+      if (Contains(status, "the rows are changed and kept")) {
+        CHECK(disk.table->size() == 500 + kMore);
+        continue;
+      }
+      CHECK(status.code() == Code::kResourceExhausted);
+      CHECK(disk.table->size() == 1000);
+      CHECK(disk.table->Stats().made == 1000);
+      CHECK(disk.Count(1000, 2.0f) == 1000);
+      REQUIRE(call(disk).ok());
+      CHECK(disk.table->size() == 500 + kMore);
+      REQUIRE(disk.storage->Flush().ok());
+      disk.Open();
+      CHECK(disk.table->size() == 500 + kMore);
+    }
+  }
+  CHECK(failed >= 3);
 }
 
 }  // namespace sok

@@ -40,8 +40,9 @@ Result<std::unique_ptr<RowStore>> MakeOnGpu(const TableConfig& config,
 
 RowForm SeededForm(const TableConfig& config) {
   RowForm form = config.form;
-  // The seed differs from the seeds of start vectors.
-  form.seed = Mix64(Mix64(config.seed + 2 * kGolden) + static_cast<uint64_t>(config.group));
+  // The seed differs from the seeds of start vectors. It does not depend on the group: rows are
+  // rounded alike in memory and in every group of a storage.
+  form.seed = Mix64(Mix64(config.seed + 2 * kGolden));
   return form;
 }
 
@@ -156,18 +157,44 @@ Status Table::CheckRange(const Key* keys, size_t n) const {
   return Status();
 }
 
-Status Table::MakeRows(const std::vector<Key>& keys, uint32_t now,
+Status Table::MakeRows(const std::vector<Key>& keys, uint32_t now, std::vector<Key>* made,
                        const ParallelFor& parallel_for) {
-  return store_->Upsert(
+  std::vector<uint8_t> is_made(made == nullptr ? 0 : keys.size());
+  SOK_RETURN_IF_ERROR(store_->Upsert(
       keys.data(), keys.size(), config_.max_rows, now,
       [&](size_t i, RowRef row, bool is_new) {
-        if (is_new) initializer_.Fill(keys[i], row.embedding, config_.dim);
+        if (!is_new) return;
+        initializer_.Fill(keys[i], row.embedding, config_.dim);
+        if (made != nullptr) is_made[i] = 1;
       },
-      parallel_for);
+      parallel_for));
+  for (size_t i = 0; i < is_made.size(); ++i) {
+    if (is_made[i] != 0) made->push_back(keys[i]);
+  }
+  return Status();
+}
+
+Status Table::TakeBack(const Status& failed, const std::vector<Key>& made,
+                       const ParallelFor& parallel_for) {
+  if (failed.ok() || made.empty()) return failed;
+  uint64_t stay = made.size();
+  static_cast<void>(OrNoMemory([&] {
+    SOK_ASSIGN_OR_RETURN(stay, store_->Unmake(made.data(), made.size(), parallel_for));
+    return Status();
+  }));
+  ++removals_;  // lookups of other threads may have found the rows
+  if (evictor_ != nullptr) evictor_->Forget();
+  return WithRowsThatStay(failed, stay);
+}
+
+void Table::Count(const LookupCounts& met) {
+  looked_up_.fetch_add(met.looked_up, std::memory_order_relaxed);
+  found_.fetch_add(met.found, std::memory_order_relaxed);
+  if (met.refused > 0) refused_.fetch_add(met.refused, std::memory_order_relaxed);
 }
 
 Status Table::Admit(const Key* keys, const int64_t* counts, bool observe,
-                    std::vector<uint32_t>* positions) {
+                    std::vector<uint32_t>* positions, LookupCounts* met) {
   if (admission_ == nullptr || positions->empty()) return Status();
   std::sort(positions->begin(), positions->end());
   std::vector<Key> held(positions->size());
@@ -185,7 +212,7 @@ Status Table::Admit(const Key* keys, const int64_t* counts, bool observe,
   for (size_t i = 0; i < held.size(); ++i) {
     if (admitted[i] != 0) (*positions)[kept++] = (*positions)[i];
   }
-  if (observe) refused_.fetch_add(positions->size() - kept, std::memory_order_relaxed);
+  if (observe) met->refused += positions->size() - kept;
   positions->resize(kept);
   return Status();
 }
@@ -223,14 +250,18 @@ Status Table::Lookup(const Key* keys, size_t n, bool make_rows, T* out,
   SOK_RETURN_IF_ERROR(store_->Gather(
       keys, n, out, options, [&](Key key, float* row) { initializer_.Fill(key, row, config_.dim); },
       &missing, parallel_for));
-  CountLookup(n, missing.size());
+  LookupCounts met;
+  met.looked_up = n;
+  met.found = n - missing.size();
   if (exists != nullptr) {
     std::fill_n(exists, n, uint8_t{1});
     for (uint32_t i : missing) exists[i] = 0;
   }
-  if (!make_rows) return Status();
-  Status status = Admit(keys, counts, /*observe=*/true, &missing);
-  if (!status.ok() || missing.empty()) return status;
+  if (make_rows) SOK_RETURN_IF_ERROR(Admit(keys, counts, /*observe=*/true, &missing, &met));
+  if (!make_rows || missing.empty()) {
+    Count(met);
+    return Status();
+  }
   std::unique_lock<std::mutex> commit(commit_mu_, std::defer_lock);
   if (evictor_ != nullptr) {
     KeepFirstOfEachKey(keys, &missing);
@@ -250,12 +281,13 @@ Status Table::Lookup(const Key* keys, size_t n, bool make_rows, T* out,
           },
           parallel_for);
     } else {
-      return MakeRows(absent, now, parallel_for);
+      return MakeRows(absent, now, /*made=*/nullptr, parallel_for);
     }
   };
-  status = MakeInRoom(keys, n, absent, now, make, parallel_for);
-  if (status.ok() && admission_ != nullptr) admission_->Forget(absent.data(), absent.size());
-  return status;
+  SOK_RETURN_IF_ERROR(MakeInRoom(keys, n, absent, now, make, parallel_for));
+  ForgetCounts(absent);
+  Count(met);
+  return Status();
 }
 
 template Status Table::Lookup(const Key*, size_t, bool, float*, const ParallelFor&, uint8_t*,
@@ -312,7 +344,8 @@ std::shared_ptr<RowNumbers> Table::NumberRows(size_t n) const {
 
 template <typename T>
 Status Table::Find(const Key* keys, size_t n, const GatherOptions& options, T* out,
-                   std::vector<uint32_t>* missing, const ParallelFor& parallel_for) const {
+                   std::vector<uint32_t>* missing, LookupCounts* met,
+                   const ParallelFor& parallel_for) const {
   if (config_.direct && options.given != nullptr) {
     for (size_t i = 0; i < n; ++i) {
       if (options.given[i] == nullptr) SOK_RETURN_IF_ERROR(CheckRange(keys + i, 1));
@@ -327,20 +360,22 @@ Status Table::Find(const Key* keys, size_t n, const GatherOptions& options, T* o
   const size_t before = missing == nullptr ? 0 : missing->size();
   Status status = store_->Gather(keys, n, out, options, fill, missing, parallel_for);
   // Without `missing` it is not known which keys had a row.
-  if (status.ok() && missing != nullptr) {
-    CountLookup(options.asked(n), missing->size() - before);
+  if (status.ok() && missing != nullptr && met != nullptr) {
+    const size_t asked = options.asked(n);
+    met->looked_up += asked;
+    met->found += asked - (missing->size() - before);
   }
   return status;
 }
 
 template Status Table::Find(const Key*, size_t, const GatherOptions&, float*,
-                            std::vector<uint32_t>*, const ParallelFor&) const;
+                            std::vector<uint32_t>*, LookupCounts*, const ParallelFor&) const;
 template Status Table::Find(const Key*, size_t, const GatherOptions&, BFloat16*,
-                            std::vector<uint32_t>*, const ParallelFor&) const;
+                            std::vector<uint32_t>*, LookupCounts*, const ParallelFor&) const;
 
-Status Table::AdmitMissing(const Key* keys, const int64_t* counts,
-                           std::vector<uint32_t>* positions) {
-  return Admit(keys, counts, /*observe=*/true, positions);
+Status Table::AdmitMissing(const Key* keys, const int64_t* counts, std::vector<uint32_t>* positions,
+                           LookupCounts* met) {
+  return Admit(keys, counts, /*observe=*/true, positions, met);
 }
 
 Status Table::MakeRowsAs(const Key* keys, size_t n, const StartRow& start,

@@ -145,6 +145,12 @@ struct CommitOutcome {
   std::vector<std::vector<Key>> keys;
 };
 
+// The keys of a call, which the table counts once the call is done: one that fails is not
+// counted. Threads may add at the same time.
+struct LookupCounts {
+  std::atomic<uint64_t> looked_up{0}, found{0}, refused{0};  // see TableStats
+};
+
 struct TableStats {
   uint64_t rows, max_rows, index_bytes, row_bytes, steps, pending_gradients;
   uint64_t evicted;  // rows that went by an eviction since the table was made or opened
@@ -263,13 +269,18 @@ class Table {
   //
   // Copies the embedding of every key that has a row, as `options` say. Appends the positions of
   // other keys to `missing`, in no order. If `missing` is null, other keys get the vector that
-  // training would start from.
+  // training would start from. Adds to `met`, unless it or `missing` is null.
   template <typename T>  // float or BFloat16
   Status Find(const Key* keys, size_t n, const GatherOptions& options, T* out,
-              std::vector<uint32_t>* missing, const ParallelFor& parallel_for) const;
+              std::vector<uint32_t>* missing, LookupCounts* met,
+              const ParallelFor& parallel_for) const;
   // Has the admission count the keys at `positions`, which have no row: counts[i] times, or once if
-  // `counts` is null. Keeps the positions of keys that may have a row, in ascending order.
-  Status AdmitMissing(const Key* keys, const int64_t* counts, std::vector<uint32_t>* positions);
+  // `counts` is null. Keeps the positions of keys that may have a row, in ascending order. Adds to
+  // `met`.
+  Status AdmitMissing(const Key* keys, const int64_t* counts, std::vector<uint32_t>* positions,
+                      LookupCounts* met);
+  // Counts what a call that has succeeded has met.
+  void Count(const LookupCounts& met);
   // Makes rows for keys without one. start(i, row, slot_floats) writes the embedding of the row,
   // and its slots, which have their start values before the call. Of equal keys the first one
   // counts.
@@ -482,9 +493,10 @@ class Table {
   Status MakeInRoom(const Key* keys, size_t n, uint32_t now, const std::function<Status()>& make,
                     const ParallelFor& parallel_for);
   // Makes rows for the keys without one, in their order, as long as there is room. left_out becomes
-  // the number of distinct keys that got none. commit_mu_ is held.
+  // the number of distinct keys that got none, and `made` gets the keys of the rows that were made.
+  // commit_mu_ is held.
   Status MakeRowsThatFit(const std::vector<Key>& keys, uint32_t now, uint64_t* left_out,
-                         const ParallelFor& parallel_for);
+                         std::vector<Key>* made, const ParallelFor& parallel_for);
   // Adds to the error of a call how many rows were evicted to make room for it. `evicted` is what
   // evicted_for_room() was before the call.
   Status WithEvictions(const Status& failed, uint64_t evicted) const;
@@ -495,23 +507,25 @@ class Table {
 
   Table(const TableConfig& config, const Initializer& initializer, std::unique_ptr<RowStore> store);
   static Status CheckDim(int dim);
-  // Counts a lookup of n keys, `missing` of which had no row.
-  void CountLookup(size_t n, size_t missing) const {
-    looked_up_.fetch_add(n, std::memory_order_relaxed);
-    found_.fetch_add(n - missing, std::memory_order_relaxed);
-  }
   Status CheckRange(const Key* keys, size_t n) const;
-  // Makes rows of distinct keys without one. `now` is their update_time.
-  Status MakeRows(const std::vector<Key>& keys, uint32_t now, const ParallelFor& parallel_for);
+  // Makes rows of distinct keys without one. `now` is their update_time. Adds the keys of the rows
+  // that it has made to `made`, unless that is null.
+  Status MakeRows(const std::vector<Key>& keys, uint32_t now, std::vector<Key>* made,
+                  const ParallelFor& parallel_for);
+  // Takes back rows that were made for a call that failed. Returns the error of the call, which
+  // says how many rows stay.
+  Status TakeBack(const Status& failed, const std::vector<Key>& made,
+                  const ParallelFor& parallel_for);
   // Has the admission forget the counts of keys that have got rows, or whose rows have gone. Most
   // keys of the latter kind have no count; but a key may have got its row without the admission, by
   // a load.
   void ForgetCounts(const std::vector<Key>& keys);
   // Does the same for rows that have gone, and notes their keys for TakeRemoved.
   void NoteRemoved(const std::vector<Key>& keys);
-  // Removes the positions of keys that are not admitted. Counts the keys first if `observe`.
+  // Removes the positions of keys that are not admitted. Has the admission count the keys first if
+  // `observe`, and adds to `met` then.
   Status Admit(const Key* keys, const int64_t* counts, bool observe,
-               std::vector<uint32_t>* positions);
+               std::vector<uint32_t>* positions, LookupCounts* met);
   Status Relayout(const std::string& rule, const std::vector<Slot>& slots, bool restart,
                   const ParallelFor& parallel_for);
   // Returns kFailedPrecondition for a rule that would drop slots which the table keeps. commit_mu_
@@ -528,10 +542,15 @@ class Table {
   bool SharesClock(const TableContents& contents) const {
     return (ticks_ != nullptr) == (contents.step_clock != TableContents::kSeconds);
   }
-  // Counts the keys of gradients that no lookup has counted, and makes missing rows. left_out is as
-  // in MakeRowsThatFit.
+  // Counts the keys of gradients that no lookup has counted, and makes missing rows. left_out and
+  // made are as in MakeRowsThatFit.
   Status MakeDepositedRows(const Deposits& deposits, uint64_t removals, uint32_t now,
-                           uint64_t* left_out, const ParallelFor& parallel_for);
+                           uint64_t* left_out, std::vector<Key>* made, LookupCounts* met,
+                           const ParallelFor& parallel_for);
+  // Gives the rows the slots of the rule, and applies the step to them: the part of CommitLocked
+  // that follows once there are rows.
+  Status StepLocked(const CommitOptions& options, const RowOptimizer& optimizer, uint32_t now,
+                    Deposits* deposits, CommitOutcome* outcome, const ParallelFor& parallel_for);
   // Returns the gradients for the store to apply. If gradients of one deposit are summed by key,
   // all must be.
   std::vector<GradientBatch> BatchesOf(Deposits& deposits, const ParallelFor& parallel_for);
@@ -559,8 +578,7 @@ class Table {
   OptimizerHistory history_;
   std::atomic<uint64_t> removals_{0};
   // Figures of TableStats. Each call adds to them once, not once a key.
-  std::atomic<uint64_t> evicted_{0}, left_out_{0}, refused_{0};
-  mutable std::atomic<uint64_t> looked_up_{0}, found_{0};
+  std::atomic<uint64_t> evicted_{0}, left_out_{0}, refused_{0}, looked_up_{0}, found_{0};
 };
 
 }  // namespace sok

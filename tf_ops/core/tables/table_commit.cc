@@ -155,10 +155,13 @@ Status Table::BringToHost(Deposits* deposits, uint64_t removals, bool lists_keys
 }
 
 Status Table::MakeDepositedRows(const Deposits& deposits, uint64_t removals, uint32_t now,
-                                uint64_t* left_out, const ParallelFor& parallel_for) {
+                                uint64_t* left_out, std::vector<Key>* made, LookupCounts* met,
+                                const ParallelFor& parallel_for) {
   std::vector<Key> absent;
+  size_t changed = 0;
   for (const auto& deposit : deposits) {
     const LookupKeys& keys = deposit.keys;
+    changed += keys.n;
     if (keys.leave_absent || (keys.rows_made && keys.removals == removals)) continue;
     // Keys that the lookup has counted and not admitted get no row, nor do keys whose row has gone
     // since.
@@ -167,11 +170,12 @@ Status Table::MakeDepositedRows(const Deposits& deposits, uint64_t removals, uin
     std::sort(missing.begin(), missing.end());
     // One lookup may have several deposits; the first one counts its keys.
     const bool counts = keys.counted == nullptr || !keys.counted->exchange(true);
-    SOK_RETURN_IF_ERROR(Admit(keys.keys, keys.counts, counts, &missing));
+    SOK_RETURN_IF_ERROR(Admit(keys.keys, keys.counts, counts, &missing, met));
     for (uint32_t i : missing) absent.push_back(keys.keys[i]);
   }
   if (absent.empty()) return Status();
-  return MakeRowsThatFit(absent, now, left_out, parallel_for);
+  SOK_RETURN_IF_ERROR(store_->CheckRoom(changed));
+  return MakeRowsThatFit(absent, now, left_out, made, parallel_for);
 }
 
 Status Table::CheckRule(const std::string& rule) const {
@@ -230,40 +234,53 @@ Result<CommitOutcome> Table::CommitLocked(const CommitOptions& options,
   if (ticks_ != nullptr) ++*ticks_;
   const uint32_t now = this->now();
   const uint64_t evicted = evicted_for_room();
-  SOK_RETURN_IF_ERROR(MakeDepositedRows(deposits, removals, now, &outcome.left_out, parallel_for));
+  std::vector<Key> made;
+  LookupCounts met;
+  SOK_RETURN_IF_ERROR(
+      MakeDepositedRows(deposits, removals, now, &outcome.left_out, &made, &met, parallel_for));
   outcome.first_left_out = outcome.left_out > 0 && left_out_ == 0;
+  const Status status = StepLocked(options, optimizer, now, &deposits, &outcome, parallel_for);
+  if (!outcome.stepped) return WithEvictions(TakeBack(status, made, parallel_for), evicted);
+  ForgetCounts(made);  // the counts of keys without a row stay
   left_out_ += outcome.left_out;
-
-  outcome.restarted = history_.StartsAnew(state_.rule, options.rule);
-  outcome.previous = state_.rule;
-  const std::vector<Slot> slots = optimizer.slots(config_.dim);
-  Status status = Relayout(options.rule, slots, outcome.restarted, parallel_for);
+  Count(met);
   if (!status.ok()) return WithEvictions(status, evicted);
+  if (eviction_ != nullptr) {
+    deposits.clear();  // this ends their claims
+    SOK_RETURN_IF_ERROR(EvictAfterStep(state_.steps, nullptr, 0, parallel_for));
+  }
+  return outcome;
+}
+
+Status Table::StepLocked(const CommitOptions& options, const RowOptimizer& optimizer, uint32_t now,
+                         Deposits* deposits, CommitOutcome* outcome,
+                         const ParallelFor& parallel_for) {
+  outcome->restarted = history_.StartsAnew(state_.rule, options.rule);
+  outcome->previous = state_.rule;
+  const std::vector<Slot> slots = optimizer.slots(config_.dim);
+  SOK_RETURN_IF_ERROR(Relayout(options.rule, slots, outcome->restarted, parallel_for));
   TableState after = state_;
-  if (outcome.restarted) {
+  if (outcome->restarted) {
     after.steps = 0;
     history_.DropEarlierSteps();
   }
   after.rule = options.rule;
   after.steps = after.next_step();
 
-  std::vector<GradientBatch> batches = BatchesOf(deposits, parallel_for);
-  if (options.lists_keys) outcome.keys[0] = DistinctKeys(batches);
+  std::vector<GradientBatch> batches = BatchesOf(*deposits, parallel_for);
+  if (options.lists_keys) outcome->keys[0] = DistinctKeys(batches);
   CommitStep step;
+  const Committer who{options.optimizer, options.step, options.first_step};
   step.number = history_.StepOf(who, after.steps);
   step.scale = options.scale * TakeCommonFactor(&batches);
   step.clip_value = options.clip_value;
   step.now = now;
-  auto rows = ApplyStep(batches, optimizer, std::move(step), std::move(after), parallel_for);
-  if (!rows.ok()) return WithEvictions(rows.status(), evicted);
+  step.applied = &outcome->stepped;
+  SOK_ASSIGN_OR_RETURN(outcome->rows, ApplyStep(batches, optimizer, std::move(step),
+                                                std::move(after), parallel_for));
+  outcome->stepped = true;
   history_.Stepped();
-  outcome.rows = rows.value();
-  outcome.stepped = true;
-  if (eviction_ != nullptr) {
-    deposits.clear();  // this ends their claims
-    SOK_RETURN_IF_ERROR(EvictAfterStep(state_.steps, nullptr, 0, parallel_for));
-  }
-  return outcome;
+  return Status();
 }
 
 Status Table::Relayout(const std::string& rule, const std::vector<Slot>& slots, bool restart,
@@ -292,11 +309,9 @@ Status Table::Relayout(const std::string& rule, const std::vector<Slot>& slots, 
 Result<uint64_t> Table::ApplyStep(const std::vector<GradientBatch>& batches,
                                   const RowOptimizer& optimizer, CommitStep step, TableState after,
                                   const ParallelFor& parallel_for) {
-  bool applied = false;
   step.state = after;
-  step.applied = &applied;
   auto rows = store_->Apply(batches, optimizer, step, parallel_for);
-  if (rows.ok() || applied) state_ = std::move(after);
+  if (rows.ok() || *step.applied) state_ = std::move(after);
   return rows;
 }
 
@@ -313,30 +328,38 @@ Status Table::Update(const Key* keys, size_t n, const float* gradients, const st
   }
   const uint32_t now = this->now();
   SOK_ASSIGN_OR_RETURN(auto missing, store_->Missing(keys, n, parallel_for));
-  SOK_RETURN_IF_ERROR(Admit(keys, nullptr, /*observe=*/false, &missing));
+  SOK_RETURN_IF_ERROR(Admit(keys, nullptr, /*observe=*/false, &missing, /*met=*/nullptr));
   std::vector<Key> absent;
   for (uint32_t i : missing) absent.push_back(keys[i]);
   const uint64_t evicted = evicted_for_room();
+  std::vector<Key> made;
   if (!absent.empty()) {
-    const auto make = [&] { return MakeRows(absent, now, parallel_for); };
+    SOK_RETURN_IF_ERROR(store_->CheckRoom(n));
+    const auto make = [&] { return MakeRows(absent, now, &made, parallel_for); };
     SOK_RETURN_IF_ERROR(MakeInRoom(keys, n, absent, now, make, parallel_for));
   }
-  if (admission_ != nullptr) admission_->Forget(absent.data(), absent.size());
-  if (state_.rule.empty()) {
-    Status status = Relayout(rule, optimizer.slots(config_.dim), /*restart=*/false, parallel_for);
-    if (!status.ok()) return WithEvictions(status, evicted);
-  }
-  TableState after = state_;
-  after.rule = rule;
-  after.steps = after.next_step();
-  CommitStep step;
-  step.now = now;
-  step.sequential = options.sequential;
-  const Status status = ApplyStep({{keys, gradients, nullptr, n}}, optimizer, std::move(step),
-                                  std::move(after), parallel_for)
-                            .status();
-  return status.ok() ? EvictAfterStep(state_.steps, keys, n, parallel_for)
-                     : WithEvictions(status, evicted);
+  bool applied = false;
+  const auto apply = [&] {
+    if (state_.rule.empty()) {
+      SOK_RETURN_IF_ERROR(
+          Relayout(rule, optimizer.slots(config_.dim), /*restart=*/false, parallel_for));
+    }
+    TableState after = state_;
+    after.rule = rule;
+    after.steps = after.next_step();
+    CommitStep step;
+    step.now = now;
+    step.sequential = options.sequential;
+    step.applied = &applied;
+    return ApplyStep({{keys, gradients, nullptr, n}}, optimizer, std::move(step), std::move(after),
+                     parallel_for)
+        .status();
+  };
+  const Status status = apply();
+  if (!status.ok() && !applied) return WithEvictions(TakeBack(status, made, parallel_for), evicted);
+  ForgetCounts(absent);
+  if (!status.ok()) return WithEvictions(status, evicted);
+  return EvictAfterStep(state_.steps, keys, n, parallel_for);
 }
 
 }  // namespace sok

@@ -93,8 +93,7 @@ TEST_CASE("each occurrence of a key is looked up, and found if it had a row befo
   }
 }
 
-TEST_CASE(
-    "Find counts the keys that it looks up, and nothing where it does not say who had a row") {
+TEST_CASE("Find notes the keys that it looks up, and nothing where it does not say who had a row") {
   const Tables tables;
   for (const auto& table : tables.all) {
     Look(*table, {1}, /*make_rows=*/true);
@@ -104,12 +103,20 @@ TEST_CASE(
     GatherOptions options;
     std::vector<float> out(3 * kDim);
     std::vector<uint32_t> missing = {7};
-    REQUIRE(table->Find(keys.data(), 3, options, out.data(), &missing, SerialFor).ok());
+    LookupCounts met;
+    REQUIRE(table->Find(keys.data(), 3, options, out.data(), &missing, &met, SerialFor).ok());
+    Check(*table, 1, 0, 1);
+    table->Count(met);
     Check(*table, 4, 2, 1);
     options.given = given;
-    REQUIRE(table->Find(keys.data(), 3, options, out.data(), &missing, SerialFor).ok());
+    LookupCounts asked;
+    REQUIRE(table->Find(keys.data(), 3, options, out.data(), &missing, &asked, SerialFor).ok());
+    table->Count(asked);
     Check(*table, 6, 3, 1);
-    REQUIRE(table->Find<float>(keys.data(), 3, options, out.data(), nullptr, SerialFor).ok());
+    LookupCounts none;
+    REQUIRE(
+        table->Find<float>(keys.data(), 3, options, out.data(), nullptr, &none, SerialFor).ok());
+    table->Count(none);
     Check(*table, 6, 3, 1);
   }
 }
@@ -148,6 +155,35 @@ TEST_CASE("keys of a call that fails are not counted") {
   std::vector<float> out(2 * kDim);
   CHECK(!table->Lookup(keys.data(), 2, true, out.data(), SerialFor).ok());
   Check(*table, 0, 0, 0);
+}
+
+TEST_CASE("keys of a call that finds the table full are not counted") {
+  AdmissionConfig frequency;
+  frequency.min_count = 2;
+  const TestFolder folder;
+  const auto storage = OpenStorage(folder / "storage");
+  for (const bool on_disk : {false, true}) {
+    CAPTURE(on_disk);
+    TableConfig config = Config();
+    config.max_rows = 2;
+    const std::shared_ptr<Table> table =
+        on_disk
+            ? Value(storage->OpenTable(config, "", {}, frequency))
+            : std::shared_ptr<Table>(Value(Table::Make(config, Value(MakeAdmission(frequency)))));
+    Look(*table, {1, 2, 3}, /*make_rows=*/true);
+    Look(*table, {1, 2}, /*make_rows=*/true);
+    const TableStats before = table->Stats();
+    const std::vector<Key> keys = {1, 3, 4};  // 3 is admitted, and has no room; 4 is refused
+    std::vector<float> out(keys.size() * kDim);
+    CHECK(table->Lookup(keys.data(), keys.size(), true, out.data(), SerialFor).code() ==
+          Code::kResourceExhausted);
+    const TableStats after = table->Stats();
+    CHECK(after.looked_up == before.looked_up);
+    CHECK(after.found == before.found);
+    CHECK(after.refused == before.refused);
+    CHECK(after.made == 2);
+  }
+  CHECK(storage->Close().ok());
 }
 
 TEST_CASE("an admission refuses each occurrence that it counts and gives no row") {

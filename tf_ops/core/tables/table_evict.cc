@@ -129,10 +129,10 @@ Status Table::MakeInRoom(const Key* keys, size_t n, const std::vector<Key>& newc
 }
 
 Status Table::MakeRowsThatFit(const std::vector<Key>& keys, uint32_t now, uint64_t* left_out,
-                              const ParallelFor& parallel_for) {
+                              std::vector<Key>* made, const ParallelFor& parallel_for) {
   const std::vector<Key> newcomers = DistinctKeys(keys);
   std::vector<Key> fitting = newcomers;
-  const auto make = [&] { return MakeRows(fitting, now, parallel_for); };
+  const auto make = [&] { return MakeRows(fitting, now, made, parallel_for); };
   const uint64_t max_rows = config_.max_rows;
   Status status;
   if (evictor_ != nullptr || max_rows == 0) {
@@ -150,7 +150,6 @@ Status Table::MakeRowsThatFit(const std::vector<Key>& keys, uint32_t now, uint64
     }
   }
   *left_out = newcomers.size() - fitting.size();
-  if (status.ok()) ForgetCounts(fitting);  // the counts of the other keys stay
   return status;
 }
 

@@ -103,11 +103,13 @@ TEST_CASE("Find copies rows into their places, names the others, and touches not
     std::vector<BFloat16> halves(8 * kDim, FromFloat<BFloat16>(-1.0f));
     for (const ParallelFor& parallel_for : {ParallelFor(SerialFor), ParallelFor(ThreadedFor)}) {
       std::vector<uint32_t> missing = {99}, missing_half;
-      REQUIRE(table->Find(keys.data(), 6, options, out.data(), &missing, parallel_for).ok());
+      REQUIRE(
+          table->Find(keys.data(), 6, options, out.data(), &missing, nullptr, parallel_for).ok());
       CHECK(missing[0] == 99);
       CHECK(Sorted(missing) == std::vector<uint32_t>{1, 4, 99});
       REQUIRE(
-          table->Find(keys.data(), 6, options, halves.data(), &missing_half, parallel_for).ok());
+          table->Find(keys.data(), 6, options, halves.data(), &missing_half, nullptr, parallel_for)
+              .ok());
       CHECK(Sorted(missing_half) == std::vector<uint32_t>{1, 4});
     }
     const std::map<int, float> expected = {{7, 3.0f}, {5, 1.0f}, {2, 3.0f}, {4, 2.0f}};
@@ -140,8 +142,10 @@ TEST_CASE("Find copies given rows as they are, and does not look their keys up")
       GatherOptions options;
       options.given = given.data();
       if (!in_order) options.places = places.data();
-      REQUIRE(table->Find(keys.data(), 6, options, out.data(), &missing, ThreadedFor).ok());
-      REQUIRE(table->Find(keys.data(), 6, options, halves.data(), &missing_half, SerialFor).ok());
+      REQUIRE(
+          table->Find(keys.data(), 6, options, out.data(), &missing, nullptr, ThreadedFor).ok());
+      REQUIRE(table->Find(keys.data(), 6, options, halves.data(), &missing_half, nullptr, SerialFor)
+                  .ok());
       CHECK(missing == std::vector<uint32_t>{5});
       CHECK(missing_half == std::vector<uint32_t>{5});
       const std::vector<float> firsts = {3, 50, 50, 50, 2};
@@ -165,7 +169,7 @@ TEST_CASE("Find without a list of the missing gives them what training would sta
     const auto start = Embedding(*table, 5);
     const std::vector<Key> keys = {5, 1};
     std::vector<float> out(2 * kDim);
-    REQUIRE(table->Find(keys.data(), 2, {}, out.data(), nullptr, SerialFor).ok());
+    REQUIRE(table->Find(keys.data(), 2, {}, out.data(), nullptr, nullptr, SerialFor).ok());
     CHECK(std::vector<float>(out.begin(), out.begin() + kDim) == start);
     CHECK(std::vector<float>(out.begin() + kDim, out.end()) == Row(1));
     CHECK(table->size() == 1);
@@ -251,7 +255,8 @@ TEST_CASE("keys beyond a direct table are refused by all of them") {
   std::vector<float> out(kDim);
   std::vector<uint32_t> missing;
   const auto write = [](size_t, float*, int) { FAIL("no row is written"); };
-  CHECK(table.Find(&key, 1, {}, out.data(), &missing, SerialFor).code() == Code::kOutOfRange);
+  CHECK(table.Find(&key, 1, {}, out.data(), &missing, nullptr, SerialFor).code() ==
+        Code::kOutOfRange);
   CHECK(table.MakeRowsAs(&key, 1, write, SerialFor).code() == Code::kOutOfRange);
   CHECK(table.Visit(&key, 1, write, SerialFor).code() == Code::kOutOfRange);
   CHECK(table.size() == 0);
@@ -334,39 +339,42 @@ TEST_CASE("ReadRows and AssignRows refuse rows of other slots, and change nothin
 }
 
 TEST_CASE("AdmitMissing counts every place, and keeps those that may have a row, in order") {
+  LookupCounts met;
   AdmissionConfig frequency;
   frequency.min_count = 3;
   const auto table = Value(Table::Make(Config(), Value(MakeAdmission(frequency))));
   const std::vector<Key> keys = {7, 8, 7, 7, 8};
   std::vector<uint32_t> positions = {4, 2, 0, 3, 1};
-  REQUIRE(table->AdmitMissing(keys.data(), nullptr, &positions).ok());
+  REQUIRE(table->AdmitMissing(keys.data(), nullptr, &positions, &met).ok());
   CHECK(positions == std::vector<uint32_t>{3});
   positions = {0, 1};
-  REQUIRE(table->AdmitMissing(keys.data(), nullptr, &positions).ok());
+  REQUIRE(table->AdmitMissing(keys.data(), nullptr, &positions, &met).ok());
   CHECK(positions == std::vector<uint32_t>{0, 1});
   MakeRows(*table, {7});  // gives its counter up
   positions = {0, 1};
-  REQUIRE(table->AdmitMissing(keys.data(), nullptr, &positions).ok());
+  REQUIRE(table->AdmitMissing(keys.data(), nullptr, &positions, &met).ok());
   CHECK(positions == std::vector<uint32_t>{1});
   CHECK(table->size() == 1);
 }
 
 TEST_CASE("AdmitMissing counts a place as often as it is told") {
+  LookupCounts met;
   AdmissionConfig frequency;
   frequency.min_count = 3;
   const auto table = Value(Table::Make(Config(), Value(MakeAdmission(frequency))));
   const std::vector<Key> keys = {7, 8, 9};
   const std::vector<int64_t> counts = {2, 3, 9};
   std::vector<uint32_t> positions = {1, 0};
-  REQUIRE(table->AdmitMissing(keys.data(), counts.data(), &positions).ok());
+  REQUIRE(table->AdmitMissing(keys.data(), counts.data(), &positions, &met).ok());
   CHECK(positions == std::vector<uint32_t>{1});
 }
 
 TEST_CASE("AdmitMissing of a table without admission keeps all positions") {
+  LookupCounts met;
   const auto table = Value(Table::Make(Config()));
   const std::vector<Key> keys = {7, 8};
   std::vector<uint32_t> positions = {1, 0};
-  REQUIRE(table->AdmitMissing(keys.data(), nullptr, &positions).ok());
+  REQUIRE(table->AdmitMissing(keys.data(), nullptr, &positions, &met).ok());
   CHECK(Sorted(positions) == std::vector<uint32_t>{0, 1});
 }
 
