@@ -6,6 +6,7 @@
 
 #include "core/adaptive/adaptive_table.h"
 #include "core/base/status_macros.h"
+#include "core/rows/key_set.h"
 
 namespace sok {
 namespace {
@@ -34,12 +35,11 @@ Status AdaptiveTable::Deposit(AdaptiveKeys batch, std::shared_ptr<const void> ho
     deposits_.Add(std::move(batch), std::move(hold), gradients, gradients_bf16);
     return Status();
   }
+  std::unique_lock<std::mutex> guard(mu_, std::defer_lock);
   if (anchor.measures) {
-    SOK_ASSIGN_OR_RETURN(auto split, Split(batch, parallel_for));
-    for (const auto& [table, part] : PartsOf(split.get())) {
-      part->summed = table->SumByKey(*part, gradients, gradients_bf16, parallel_for);
-    }
-    batch.split = std::move(split);
+    guard.lock();  // no key gets or loses its row between the products of the deposits
+    SOK_RETURN_IF_ERROR(SplitAnew(parallel_for));
+    SOK_ASSIGN_OR_RETURN(batch.split, SummedSplit(batch, gradients, gradients_bf16, parallel_for));
   }
   deposits_.Add(std::move(batch), std::move(hold), gradients, gradients_bf16, anchor.gradient,
                 anchor.measures);
@@ -85,6 +85,47 @@ Result<std::shared_ptr<AdaptiveSplit>> AdaptiveTable::Split(const AdaptiveKeys& 
   return split;
 }
 
+Result<std::shared_ptr<AdaptiveSplit>> AdaptiveTable::SummedSplit(const AdaptiveKeys& batch,
+                                                                  const float* gradients,
+                                                                  const BFloat16* gradients_bf16,
+                                                                  const ParallelFor& parallel_for) {
+  SOK_ASSIGN_OR_RETURN(auto split, Split(batch, parallel_for));
+  for (const auto& [table, part] : PartsOf(split.get())) {
+    part->summed = table->SumByKey(*part, gradients, gradients_bf16, parallel_for);
+  }
+  return split;
+}
+
+Status AdaptiveTable::SplitAnew(const ParallelFor& parallel_for) {
+  if (moved_.empty()) return Status();
+  KeySet moved;
+  moved.Reserve(moved_.size());
+  for (Key key : moved_) moved.Insert(key);
+  Status status;
+  deposits_.Restated([&](auto* deposit) {
+    AdaptiveKeys& keys = deposit->keys;
+    if (!status.ok() || keys.split->changes == changes_) return false;
+    keys.split->changes = changes_;
+    const auto has_moved = [&](Key key) { return moved.Contains(key); };
+    if (std::none_of(keys.keys, keys.keys + keys.n, has_moved)) return false;
+    auto split = SummedSplit(keys, deposit->gradients, deposit->gradients_bf16, parallel_for);
+    status = split.status();
+    if (!split.ok()) return false;
+    keys.split = std::move(split.value());
+    return true;
+  });
+  return status;
+}
+
+void AdaptiveTable::NoteMoved(const std::vector<Key>& keys) {
+  ++changes_;
+  if (deposits_.empty()) {
+    moved_.clear();
+  } else {
+    moved_.insert(moved_.end(), keys.begin(), keys.end());
+  }
+}
+
 std::array<std::pair<Table*, LookupKeys*>, 2> AdaptiveTable::PartsOf(AdaptiveSplit* split) const {
   return {std::pair(own_.get(), &split->own), std::pair(statics_.get(), &split->statics)};
 }
@@ -113,6 +154,7 @@ Result<CommitOutcome> AdaptiveTable::Commit(const CommitOptions& options,
                        options.redeemed == nullptr
                            ? Result<Deposits>(deposits_.TakeAll())
                            : deposits_.Redeem(options.redeemed, options.plain, options.clipped_to));
+  moved_.clear();
   CommitOptions of_both = options;
   of_both.redeemed = nullptr;  // the two tables receive deposits that are redeemed already
   if (!redeemed.empty() || statics_->has_deposits() || own_->has_deposits()) {
@@ -162,7 +204,7 @@ Result<uint64_t> AdaptiveTable::DemoteLocked(std::vector<Key> keys,
 
 Status AdaptiveTable::Demoted(const EvictedRows& rows, const ParallelFor& parallel_for) {
   demoted_ += rows.keys.size();
-  ++changes_;
+  NoteMoved(rows.keys);
   if (config_.demote_blend == 0 || rows.keys.empty()) return Status();
   // In the order of keys, so that sums do not depend on where rows lie in memory.
   std::vector<uint32_t> order(rows.keys.size());

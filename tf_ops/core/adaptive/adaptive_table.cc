@@ -391,7 +391,7 @@ Status AdaptiveTable::Promote(const std::vector<Key>& keys, const ParallelFor& p
       },
       parallel_for);
   promoted_ += own_->size() - before;
-  ++changes_;
+  NoteMoved(keys);
   return status;
 }
 

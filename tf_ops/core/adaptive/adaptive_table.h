@@ -135,8 +135,9 @@ class AdaptiveTable {
 
   // Keeps the gradients (batch.n, dim) until a Commit redeems them. The commit gives a key's
   // gradient to its own row, if the key has one by then and its mask is not 0, and otherwise to the
-  // static row. The norm is computed for the rows that keys have now. If the lookup was not for
-  // training, its first deposit counts the keys and makes rows, as a lookup for training does.
+  // static row. The norm is computed for the rows that keys have now, and so that with it the sum
+  // of all deposits since the last commit has the norm for these rows, too. If the lookup was not
+  // for training, its first deposit counts the keys and makes rows, as a lookup for training does.
   // Pointers are as in Table::Deposit. Errors: those of Lookup.
   Status Deposit(AdaptiveKeys batch, std::shared_ptr<const void> hold, const float* gradients,
                  const BFloat16* gradients_bf16, const AnchorGradient& anchor = {},
@@ -237,6 +238,15 @@ class AdaptiveTable {
   uint64_t DropDepositsLocked();
   Result<std::shared_ptr<AdaptiveSplit>> Split(const AdaptiveKeys& batch,
                                                const ParallelFor& parallel_for);
+  // Splits a deposit, and sums its gradients by row.
+  Result<std::shared_ptr<AdaptiveSplit>> SummedSplit(const AdaptiveKeys& batch,
+                                                     const float* gradients,
+                                                     const BFloat16* gradients_bf16,
+                                                     const ParallelFor& parallel_for);
+  // Splits the deposits since the last commit anew, if their keys have got or lost rows.
+  Status SplitAnew(const ParallelFor& parallel_for);
+  // Notes that keys have got or lost their rows.
+  void NoteMoved(const std::vector<Key>& keys);
   // Returns each of the two tables with the keys of its part of the gradients.
   std::array<std::pair<Table*, LookupKeys*>, 2> PartsOf(AdaptiveSplit* split) const;
   // Splits deposits, and hands the parts to the two tables.
@@ -255,6 +265,7 @@ class AdaptiveTable {
   EvictionQueue least_used_;           // of own rows by their counts
   std::unique_ptr<Eviction> too_old_;  // chooses own rows to remove after steps; null: none
   std::atomic<uint64_t> changes_{0};   // grows whenever a key gets or loses its row
+  std::vector<Key> moved_;             // such keys since the last commit, while deposits wait
   uint64_t promoted_ = 0, demoted_ = 0, lookups_ = 0, own_lookups_ = 0;
 };
 

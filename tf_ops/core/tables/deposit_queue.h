@@ -46,7 +46,8 @@ class DepositQueue {
     const BFloat16* gradients_bf16;
     Ticket ticket = {};
     std::optional<Coordinates> coordinates = std::nullopt;
-    bool fits_all = true;  // of the coordinates: see FitsAll
+    bool fits_all = true;   // of the coordinates: see FitsAll
+    bool restated = false;  // its coordinates are those of other gradients than its keys: Restated
     // The factor that the gradients are multiplied by. Products of loss scales do not fit into
     // float32.
     double factor = 1.0;
@@ -85,6 +86,19 @@ class DepositQueue {
     return deposits_.back().ticket.number;
   }
 
+  // Calls restate(deposit) for each deposit with coordinates since the last commit, which changes
+  // the keys of those whose gradients will be applied to other rows than they were measured for,
+  // and returns true for these. Their coordinates have been handed out and stay. With the next
+  // deposit, the coordinates of all since the last commit have the norm of their gradients again.
+  template <typename Restate>
+  void Restated(const Restate& restate) {
+    std::lock_guard<std::mutex> guard(mu_);
+    for (Deposit& deposit : deposits_) {
+      if (deposit.missed > 0 || !IsMeasured(deposit) || !restate(&deposit)) continue;
+      deposit.restated = restated_ = off_ = true;
+    }
+  }
+
   bool empty() const {
     std::lock_guard<std::mutex> guard(mu_);
     return deposits_.empty();
@@ -112,6 +126,7 @@ class DepositQueue {
     if (plain && !IsPlain(arrived, redeemed, clipped_to)) return NotPlain();
     if (!HasItsNorm(redeemed)) return TooManyForNorms();
     for (Deposit& deposit : deposits_) ++deposit.missed;
+    restated_ = off_ = false;
     for (const auto& [deposit, factor] : redeemed) {
       deposit->factor = factor;
       deposit->missed = kRedeemed;
@@ -124,6 +139,7 @@ class DepositQueue {
   // Takes all deposits in their order, with the factor 1.
   std::vector<Deposit> TakeAll() {
     std::lock_guard<std::mutex> guard(mu_);
+    restated_ = off_ = false;
     return InOrder(TakeIf([](const Deposit&) { return true; }));
   }
 
@@ -155,14 +171,22 @@ class DepositQueue {
     return std::abs(value - expected) <= kTolerance * expected;
   }
 
+  // A norm that includes a value that is not finite is not finite.
+  static bool IsMeasured(const Deposit& deposit) {
+    return deposit.coordinates.has_value() && std::isfinite((*deposit.coordinates)[0]);
+  }
+
   // Computes the coordinates of a new deposit, given the deposits that wait.
   void Measure(Deposit* added) {
+    if (restated_ && std::isfinite(added->keys.square())) {
+      MeasureBesideRestated(added);
+      return;
+    }
     // Gradients of one step, and of accumulated steps, are added up later. So deposits since the
     // last commit come first in `all`, the newest in front.
     std::vector<Neighbor> fresh, missed;
     for (auto it = deposits_.rbegin(); it != deposits_.rend(); ++it) {
-      // A norm that includes a value that is not finite is not finite.
-      if (!it->coordinates.has_value() || !std::isfinite((*it->coordinates)[0])) continue;
+      if (!IsMeasured(*it)) continue;
       (it->missed == 0 ? fresh : missed).push_back({*it->coordinates, it->keys.Dot(added->keys)});
     }
     std::vector<Neighbor> all = fresh;
@@ -187,6 +211,60 @@ class DepositQueue {
     }
     added->coordinates = CoordinatesOf(fitted, added->keys.square());
     added->fits_all = FitsAll(*added->coordinates, all);
+  }
+
+  // Computes the coordinates of a new deposit, where some since the last commit were restated: with
+  // it, the sum of all since then gets the norm that the gradients have by now. As far as that can
+  // be, its own norm, and its products with deposits that were not restated, are right too.
+  void MeasureBesideRestated(Deposit* added) {
+    std::vector<Deposit*> fresh;
+    std::vector<Neighbor> fitted;
+    Neighbor all{{}, 0.0}, restated{{}, 0.0};  // sums
+    const auto add = [](const Neighbor& each, Neighbor* sum) {
+      for (int i = 0; i < kCoordinates; ++i) sum->coordinates[i] += each.coordinates[i];
+      sum->product += each.product;
+    };
+    for (Deposit& deposit : deposits_) {
+      if (deposit.missed > 0 || !IsMeasured(deposit)) continue;
+      const Neighbor each{*deposit.coordinates, deposit.keys.Dot(added->keys)};
+      add(each, &all);
+      if (deposit.restated) {
+        add(each, &restated);
+      } else {
+        fitted.push_back(each);
+      }
+      fresh.push_back(&deposit);
+    }
+    const double measured = Product(all.coordinates, all.coordinates);
+    double square = measured;  // of the sum of the gradients
+    if (off_) {
+      square = 0.0;
+      for (size_t i = 0; i < fresh.size(); ++i) {
+        square += fresh[i]->keys.square();
+        for (size_t j = 0; j < i; ++j) square += 2.0 * fresh[i]->keys.Dot(fresh[j]->keys);
+      }
+      off_ = false;
+    }
+    if (fitted.size() + 1 >= kCoordinates) {
+      fitted.clear();
+      restated = all;
+    }
+    // The product with the restated ones makes up for what the sum is off by.
+    restated.product += (square - measured) / 2.0;
+    fitted.push_back(restated);
+    const double own = added->keys.square();
+    Coordinates found = CoordinatesOf(fitted, own);
+    const double norm = std::sqrt(std::max(0.0, square + 2.0 * all.product + own));
+    double reached = 0.0;
+    for (int i = 0; i < kCoordinates; ++i) reached += std::pow(all.coordinates[i] + found[i], 2);
+    const double length = std::sqrt(measured);
+    if (std::abs(std::sqrt(reached) - norm) > kNormTolerance / 10 * (length + norm)) {
+      // No vector of that norm does it.
+      found = length == 0.0 ? Coordinates{norm} : all.coordinates;
+      for (double& x : found) x *= length == 0.0 ? 1.0 : norm / length - 1.0;
+    }
+    added->coordinates = found;
+    added->fits_all = false;
   }
 
   // Finds which deposits of a place two sums of marks stand for: all of them, or one. Returns
@@ -397,6 +475,8 @@ class DepositQueue {
   mutable std::mutex mu_;
   TicketPlaces places_;
   std::vector<Deposit> deposits_;
+  bool restated_ = false;  // Restated has changed a deposit since the last commit
+  bool off_ = false;       // and none has been measured since
 };
 
 }  // namespace sok

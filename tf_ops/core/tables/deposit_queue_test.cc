@@ -295,6 +295,52 @@ TEST_CASE("a gradient that another queue has named is not taken for one that wai
   CHECK(refused >= 7);  // of 65,536 queues two may begin with one weight
 }
 
+TEST_CASE("after gradients have moved to other rows, the next sum has the norm of what they are") {
+  std::mt19937 random(4);
+  std::normal_distribution<double> normal;
+  for (int round = 0; round < 200; ++round) {
+    CAPTURE(round);
+    DepositQueue<Numbered> queue;
+    std::vector<float> arrived(kAnchorSize);
+    std::vector<double> sum(6, 0.0);
+    const int calls = 2 + round % 5;
+    for (int call = 0; call < calls; ++call) {
+      if (call > 0 && (round + call) % 3 != 0) {
+        sum.assign(6, 0.0);
+        queue.Restated([&](auto* deposit) {
+          const bool moves = (random() & 1) != 0;
+          for (double& x : deposit->keys.gradient) x = moves ? normal(random) : x;
+          for (size_t i = 0; i < sum.size(); ++i) sum[i] += deposit->keys.gradient[i];
+          return moves;
+        });
+      }
+      std::vector<double> gradient(6);
+      // Some are 0, and so have no length that could make up for a sum that has grown.
+      for (double& x : gradient) x = (round + call) % 4 == 0 ? 0.0 : normal(random);
+      for (size_t i = 0; i < sum.size(); ++i) sum[i] += gradient[i];
+      queue.Add({1, {}, gradient}, nullptr, nullptr, nullptr, arrived.data());
+    }
+    const double norm = std::sqrt(std::inner_product(sum.begin(), sum.end(), sum.begin(), 0.0));
+    CHECK(std::abs(NormOf(arrived) - norm) <= 1e-5 * calls);  // of sums that are rounded to float32
+    for (float& x : arrived) x /= static_cast<float>(calls);
+    CHECK(Value(queue.Redeem(arrived.data(), true)).size() == static_cast<size_t>(calls));
+  }
+}
+
+TEST_CASE("a gradient that moves and is not applied leaves the norms of others as they are") {
+  DepositQueue<Numbered> queue;
+  std::vector<float> unused(kAnchorSize), arrived(kAnchorSize);
+  queue.Add({1, {}, {1.0, 2.0, 0.0}}, nullptr, nullptr, nullptr, unused.data());
+  queue.Restated([](auto* deposit) {
+    deposit->keys.gradient = {0.0, 0.0, 2.0};
+    return true;
+  });
+  queue.Add({1, {}, {1.0, 1.0, 0.0}}, nullptr, nullptr, nullptr, arrived.data());
+  queue.Add({1, {}, {1.0, -2.0, 2.0}}, nullptr, nullptr, nullptr, arrived.data());
+  CHECK(NormOf(arrived) == doctest::Approx(3.0).epsilon(1e-6));
+  CHECK(Value(queue.Redeem(arrived.data(), true)).size() == 2);
+}
+
 TEST_CASE("factors of every size are told") {
   DepositQueue<Numbered> queue;
   for (double norm : {1e-6, 1.0, 1e6}) {
