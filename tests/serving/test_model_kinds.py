@@ -12,7 +12,7 @@ from served_models import assert_same_bits
 from tiers import few_or_many
 
 import sok_embed as sok
-from sok_embed.serving import Publisher, export, load
+from sok_embed.serving import Publisher, export, load, served_model
 
 
 @pytest.mark.parametrize("make", kinds.KINDS)
@@ -95,3 +95,25 @@ def test_ragged_outputs_do_not_hide_others(tmp_path):
     model = keras.Model(ids, {"a": vectors, "a_values": pooled})
     with pytest.raises(ValueError, match="different names.*Name the outputs"):
         sok.export_model(model, tmp_path / "served")
+
+
+def test_an_export_of_an_earlier_version_is_followed(tmp_path, monkeypatch):
+    """It has a list of weights, and does not say what layers had learned."""
+    made = served_model._served
+
+    def earlier(*arguments):
+        served = made(*arguments)
+        served.weights = list(served.weights.values())
+        del served.adapted
+        return served
+
+    model, fed = kinds.sequential(np.random.default_rng(1))
+    kinds.train(model, fed)
+    with monkeypatch.context() as patched:
+        patched.setattr(served_model, "_served", earlier)
+        export(model, tmp_path)
+    live, publisher = load(tmp_path), Publisher(model, tmp_path)
+    kinds.train(model, fed)
+    assert publisher.publish() == 1 and live.update() == (1, 1)
+    assert_same_bits(kinds.answered(live(**fed)), kinds.predicted(model, fed))
+    publisher.close()
