@@ -54,11 +54,6 @@ void OwnedFiles::Refuse(Status error) {
   if (refused_.ok()) refused_ = std::move(error);
 }
 
-Status OwnedFiles::refused() const {
-  std::lock_guard<std::mutex> guard(mu_);
-  return refused_;
-}
-
 IOStatus OwnedFiles::Checked() {
   const Status status = Check();
   return status.ok() ? IOStatus::OK() : IOStatus::IOError(status.message());
@@ -74,9 +69,14 @@ IOStatus OwnedFiles::Forget(const std::function<bool(const std::string& name)>& 
 }
 
 std::string OwnedFiles::NameHere(const std::string& path) const {
+  // RocksDB has paths with and without the slashes that a caller has put at the folder's end.
+  const auto trimmed = [](std::string folder) {
+    while (folder.size() > 1 && folder.back() == '/') folder.pop_back();
+    return folder;
+  };
   const size_t slash = path.rfind('/');
-  if (slash == std::string::npos || path.compare(0, slash, folder_) != 0) return "";
-  return path.substr(slash + 1);
+  if (slash == std::string::npos) return "";
+  return trimmed(path.substr(0, slash + 1)) == trimmed(folder_) ? path.substr(slash + 1) : "";
 }
 
 IOStatus OwnedFiles::NewWritableFile(const std::string& name, const rocksdb::FileOptions& options,

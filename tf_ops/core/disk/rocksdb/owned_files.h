@@ -33,8 +33,6 @@ class OwnedFiles final : public DatabaseFiles {
   // Has every later call that changes files fail with this error: what RocksDB has read of them is
   // not whole. The first error counts.
   void Refuse(Status error);
-  // Returns the error of Refuse, or success.
-  Status refused() const;
   // Returns the number of the log that was written to last; 0: none was.
   uint64_t last_log() const { return *last_log_; }
   // Gives the folder up, even if other objects still refer to this one.
@@ -83,7 +81,7 @@ class OwnedFiles final : public DatabaseFiles {
   // Its files may live longer than this object.
   const std::shared_ptr<std::atomic<uint64_t>> last_log_ =
       std::make_shared<std::atomic<uint64_t>>(0);
-  mutable std::mutex mu_;  // held while CURRENT is replaced; guards mark_ and refused_
+  std::mutex mu_;  // held while CURRENT is replaced; guards mark_ and refused_
   Mark mark_;
   Status refused_;
   std::atomic<uint64_t> manifest_{

@@ -8,6 +8,7 @@
 
 #include "core/base/test_folder.h"
 #include "core/base/test_result.h"
+#include "core/disk/rocksdb/noted_folder.h"
 
 namespace sok {
 namespace {
@@ -143,6 +144,25 @@ TEST_CASE("pending rows hide published ones until they are dropped, published, o
     publication.reset();
     CHECK(std::distance(std::filesystem::directory_iterator(path), {}) == files - 1);
     CHECK(RowsOf(*database) == newest);
+  }
+}
+
+TEST_CASE("the log and the manifest of a folder are noted, by whichever name it is opened") {
+  for (const char* end : {"", "/", "//"}) {
+    CAPTURE(end);
+    const TestFolder folder;
+    const std::string path = folder / "rows";
+    const auto database = OpenAt(path + end);
+    REQUIRE(database->WritePublished(Batch({{1, 1.0f}}), {}, true).ok());
+    WrittenNote note(path);
+    REQUIRE(note.Load().ok());
+    uint64_t logs = 0, manifests = 0;
+    for (const auto& [name, file] : note.files()) {
+      logs += LogNumber(name) > 0 && file.bytes > 0;
+      manifests += ManifestNumber(name) > 0 && file.bytes > 0;
+    }
+    CHECK(logs == 1);
+    CHECK(manifests >= 1);
   }
 }
 
