@@ -73,11 +73,15 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping) and value:
         for name in sorted(value, key=lambda each: (each != "class", each)):
             yield from _leaves(value[name], f"{path}.{name}" if path else name)
-    elif isinstance(value, (list, tuple)) and value:
+    elif any(isinstance(each, (Mapping, list, tuple)) for each in _elements(value)):
         for i, each in enumerate(value):
             yield from _leaves(each, f"{path}[{i}]")
     else:
         yield path, json.dumps(value)
+
+
+def _elements(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else ()
 
 
 def differences(of_workers: Sequence[Mapping[str, str]]) -> str:

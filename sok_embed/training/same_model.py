@@ -34,6 +34,11 @@ _REMEDY = (
 )
 
 
+# The attribute of a dense variable with a function that returns the layers of this package that
+# use it.
+USERS = "_sok_embed_users"
+
+
 class Hosted(Protocol):
     """Tables of a layer."""
 
@@ -160,14 +165,8 @@ def _hosts_of(variables: Iterable[Any]) -> list[Any]:
         if is_anchor(variable):
             hosts |= dict.fromkeys([variable.constraint.host])
         else:
-            users = getattr(variable, USERS, lambda: ())()
-            hosts |= dict.fromkeys(users)
+            hosts |= dict.fromkeys(getattr(variable, USERS, list)())
     return [host for host in hosts if host is not None]
-
-
-# The attribute of a dense variable with a function that returns the layers of this package that
-# use it.
-USERS = "_sok_embed_users"
 
 
 def _of_hosts(hosts: Iterable[Any]) -> Description:
