@@ -33,6 +33,7 @@ KINDS = {
     "options": r"OPTIONS-\d+",
     "note": "sok-written",
     "keys": "sok-keys",
+    "mark": r"sok-closed-.*",
     "other": "IDENTITY|LOCK|LOG|sok-lock",
 }
 PAGE = 4096

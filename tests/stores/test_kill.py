@@ -207,6 +207,8 @@ def test_a_killed_process_leaves_the_last_durable_step_or_the_one_under_way(
         if not read_only:
             left = {path.name for path in folder.glob("sok-*")}
             left -= {"sok-lock", "sok-written"}
+            # It says in which state the folder was closed.
+            left -= {path.name for path in folder.glob("sok-closed-*")}
             assert not left, "files of the flush under way are left"
         if clients is not None:
             assert_same_bytes(clients, dumped)

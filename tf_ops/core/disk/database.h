@@ -17,6 +17,7 @@
 #include "core/base/expiry.h"
 #include "core/base/status.h"
 #include "core/base/types.h"
+#include "core/disk/history.h"
 #include "core/disk/journal_reader.h"
 #include "core/disk/row_codec.h"
 #include "core/disk/written_note.h"
@@ -37,6 +38,13 @@ class Database {
     std::shared_ptr<const Expiry> expiry;
     // The memory that the caller has for rows and for what the database knows of them.
     uint64_t memory_bytes = uint64_t{256} << 20;
+    // The random number of this opening. See History.
+    uint64_t opening = 0;
+    // Checks the named values of a database that is about to be opened for writing, before anything
+    // is written; null: nothing is checked. It is not called for a database that was closed with
+    // the same `format`, and that nobody has written to since.
+    std::function<Status(const std::map<std::string, std::string>& meta)> check = nullptr;
+    int format = 0;
     // The folder's note, for others who write files there; null: the database makes its own. The
     // opening loads it.
     std::shared_ptr<WrittenNote> written = nullptr;
@@ -145,6 +153,10 @@ class Database {
   // Returns true if the last publication that failed has happened all the same, which its mark
   // shows.
   virtual Result<bool> FailedPublicationIsThere() const = 0;
+
+  // Returns the last state that this opening has published, which has its number even if that is
+  // none. Every publication and every WritePublished stores its state as a named value too.
+  virtual History history() const = 0;
 
   // Makes a copy that can be opened, of hard links where the file system has them. Errors:
   // kInvalidArgument if `path` exists.

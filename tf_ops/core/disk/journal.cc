@@ -95,6 +95,10 @@ uint64_t JournalSegmentNumber(const std::string& name) {
   return *end == '\0' ? number : 0;
 }
 
+uint64_t SegmentChecksum(const JournalSegmentHeader& header) {
+  return XXH3_64bits_withSeed(&header, offsetof(JournalSegmentHeader, checksum), header.number);
+}
+
 uint64_t HeadChecksum(const JournalRecordHeader& header, uint64_t segment) {
   return XXH3_64bits_withSeed(&header, offsetof(JournalRecordHeader, head_checksum), segment);
 }
@@ -168,6 +172,9 @@ Status Journal::OpenSegment() {
   std::memcpy(header.magic, JournalSegmentHeader::kMagic, sizeof(header.magic));
   header.number = number_;
   header.storage = storage_;
+  if (history_) header.history = history_();
+  header.before = before_;
+  header.checksum = SegmentChecksum(header);
   if (const int error = WriteAt(file, {{&header, sizeof(header)}}, 0); error != 0) {
     close(file);
     unlink(path.c_str());

@@ -13,12 +13,14 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/disk/history.h"
 #include "core/disk/row_codec.h"
 #include "core/disk/written_note.h"
 
@@ -32,12 +34,21 @@ uint64_t JournalSegmentNumber(const std::string& name);
 
 // Stands in front of a segment.
 struct JournalSegmentHeader {
-  static constexpr char kMagic[9] = "SOKJRNL1";
+  static constexpr char kMagic[9] = "SOKJRNL2";
+  // The magic of earlier versions, whose segments say nothing of the history. Their header ends
+  // before it.
+  static constexpr char kMagicBefore[9] = "SOKJRNL1";
 
   char magic[8];
   uint64_t number;
   uint64_t storage;  // the id of the storage whose calls these are
+  // The calls follow what this opening has published, or `before`, the state that it has found.
+  History history;
+  History before;
+  uint64_t checksum;  // XXH3 of the header up to here, seeded with the number
 };
+
+uint64_t SegmentChecksum(const JournalSegmentHeader& header);
 
 // Stands in front of a record. After it come `meta_bytes` of named values, then rows in the format
 // of RowBatch.
@@ -68,14 +79,18 @@ class Journal {
 
   // The first segment will have the number `first_number`; it is made by the first Reserve. The
   // journal is full at `most_bytes`, or at a quarter of the disk's free space if that is less.
-  // With `sync`, records survive the machine. `note`: the folder's, which gets to know how far
+  // With `sync`, records survive the machine. `history` returns the state of the database, and
+  // `before` is the state that it was opened in. `note`: the folder's, which gets to know how far
   // segments have been written; null: there is none.
   Journal(std::string folder, uint64_t storage, uint64_t first_number,
           uint64_t most_bytes = kMostBytes, bool sync = false,
+          std::function<History()> history = {}, History before = {},
           std::shared_ptr<WrittenNote> note = nullptr)
       : note_(std::move(note)),
         folder_(std::move(folder)),
         storage_(storage),
+        history_(std::move(history)),
+        before_(before),
         most_bytes_(most_bytes),
         sync_(sync),
         number_(first_number) {}
@@ -141,6 +156,8 @@ class Journal {
   const std::shared_ptr<WrittenNote> note_;
   const std::string folder_;
   const uint64_t storage_;
+  const std::function<History()> history_;  // null: none is known
+  const History before_;
   const uint64_t most_bytes_;
   const bool sync_;
   mutable std::mutex mu_;

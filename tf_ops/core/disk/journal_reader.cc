@@ -1,6 +1,7 @@
 #include "core/disk/journal_reader.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <utility>
@@ -106,8 +107,10 @@ void RemoveJournalSegment(const std::string& folder, uint64_t number) {
 
 Result<std::unique_ptr<JournalReader>> JournalReader::Open(const std::string& folder,
                                                            uint64_t storage, uint64_t applied,
+                                                           const History& history,
                                                            const WrittenNote::Files& written) {
   std::unique_ptr<JournalReader> reader(new JournalReader());
+  reader->history_ = history;
   reader->last_ = applied;
   std::string torn_path;  // empty while everything is whole
   uint64_t torn_at = 0;
@@ -165,20 +168,30 @@ Result<std::optional<uint64_t>> JournalReader::ReadSegment(const std::string& pa
   const std::optional<uint64_t> whole;
   SOK_ASSIGN_OR_RETURN(auto opened, InputFile::Open(path));
   const InputFile& file = *opened;
-  JournalSegmentHeader head;
-  if (file.bytes() < sizeof(head)) return std::optional<uint64_t>(0);
-  SOK_RETURN_IF_ERROR(file.ReadAt(0, &head, sizeof(head)));
-  if (std::memcmp(head.magic, JournalSegmentHeader::kMagic, sizeof(head.magic)) != 0 ||
-      head.number != number) {
+  JournalSegmentHeader head = {};
+  uint64_t offset = offsetof(JournalSegmentHeader, history);
+  if (file.bytes() < offset) return std::optional<uint64_t>(0);
+  SOK_RETURN_IF_ERROR(file.ReadAt(0, &head, offset));
+  const auto is = [&](const char* magic) {
+    return std::memcmp(head.magic, magic, sizeof(head.magic)) == 0;
+  };
+  const bool has_history = is(JournalSegmentHeader::kMagic);
+  if ((!has_history && !is(JournalSegmentHeader::kMagicBefore)) || head.number != number) {
     return std::optional<uint64_t>(0);
   }
   if (head.storage != storage) {
     return Status(Code::kDataLoss,
                   "the journal '" + path + "' is one of another storage" + kRemedy);
   }
+  if (has_history) {
+    if (file.bytes() < sizeof(head)) return std::optional<uint64_t>(0);
+    SOK_RETURN_IF_ERROR(file.ReadAt(0, &head, sizeof(head)));
+    if (head.checksum != SegmentChecksum(head)) return std::optional<uint64_t>(0);
+    SOK_RETURN_IF_ERROR(CheckHistory(path, head.history, head.before));
+    offset = sizeof(head);
+  }
   files_.push_back(std::move(opened));
   std::string bytes;
-  uint64_t offset = sizeof(head);
   JournalRecordHeader record;
   while (offset < file.bytes()) {
     if (file.bytes() - offset < sizeof(record)) return std::optional<uint64_t>(offset);
@@ -198,6 +211,20 @@ Result<std::optional<uint64_t>> JournalReader::ReadSegment(const std::string& pa
     offset += sizeof(record) + record.bytes;
   }
   return whole;
+}
+
+Status JournalReader::CheckHistory(const std::string& path, const History& of_segment,
+                                   const History& before) {
+  // The numbers of segments show that none is missing between the rows and the calls. An opening
+  // publishes the segments of the one before, so all that are left are of one opening.
+  const bool follows = history_.opening == of_segment.opening || history_ == before;
+  if (!opening_.has_value()) opening_ = of_segment.opening;
+  if (follows && *opening_ == of_segment.opening) return Status();
+  return Status(Code::kDataLoss,
+                "the calls in the journal '" + path +
+                    "' do not follow the rows of the folder: files of two histories of one storage "
+                    "are there, as where a copy that was trained on is copied over another" +
+                    kRemedy);
 }
 
 Status JournalReader::TakeRecord(std::string_view rows, uint64_t offset) {

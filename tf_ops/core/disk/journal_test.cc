@@ -98,7 +98,7 @@ TEST_CASE("a whole record behind a torn one counts if that one was on the device
     std::memcpy(place, &last, sizeof(last));
     std::fill_n(torn.begin() + static_cast<std::ptrdiff_t>(begin + bytes), bytes, '\0');
     std::ofstream(path, std::ios::binary | std::ios::trunc) << torn;
-    const auto reader = JournalReader::Open(folder / ".", kStorage, 0);
+    const auto reader = JournalReader::Open(folder / ".", kStorage, 0, {});
     CHECK(reader.ok() == !was_there);
     if (reader.ok()) CHECK(reader.value()->places().size() == 1);
   }
@@ -108,10 +108,13 @@ TEST_CASE("a torn end is torn only behind what calls had returned for") {
   const TestFolder folder;
   const auto note = std::make_shared<WrittenNote>(folder / ".");
   {
-    Journal journal(folder / ".", kStorage, 1, Journal::kMostBytes, /*sync=*/false, note);
+    Journal journal(folder / ".", kStorage, 1, Journal::kMostBytes, /*sync=*/false,
+                    /*history=*/{}, /*before=*/{}, note);
     for (Key key = 0; key < 3; ++key) AppendRow(&journal, key);
   }
-  const auto open = [&] { return JournalReader::Open(folder / ".", kStorage, 0, note->files()); };
+  const auto open = [&] {
+    return JournalReader::Open(folder / ".", kStorage, 0, {}, note->files());
+  };
   const std::string path = folder / JournalSegmentName(1);
   const std::string written = ReadAll(path);
   CHECK(open().value()->places().size() == 3);
@@ -125,7 +128,7 @@ TEST_CASE("a torn end is torn only behind what calls had returned for") {
   }
   std::filesystem::remove(path);
   CHECK(open().status().code() == Code::kDataLoss);
-  CHECK(JournalReader::Open(folder / ".", kStorage, 1, note->files()).ok());
+  CHECK(JournalReader::Open(folder / ".", kStorage, 1, {}, note->files()).ok());
 }
 
 TEST_CASE("a record of a journal has a right checksum whatever the stack held before") {
@@ -146,7 +149,7 @@ TEST_CASE("a record of a journal has a right checksum whatever the stack held be
     DirtyStack(image, phase);
     const Status written = journal.Append(std::move(taken), named, rows);
     REQUIRE(written.ok());
-    const auto reader = JournalReader::Open(folder / ".", kStorage, 0);
+    const auto reader = JournalReader::Open(folder / ".", kStorage, 0, {});
     CHECK(reader.status().message() == "");
     if (reader.ok()) CHECK(reader.value()->places().size() == 100);
   }

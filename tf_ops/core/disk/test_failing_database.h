@@ -120,6 +120,7 @@ class FailingDatabase final : public Database {
     return last_finish_ == Outcome::kHappened;
   }
 
+  History history() const override { return inner_->history(); }
   Status Checkpoint(const std::string& path) const override {
     return faults_->Next() ? Planted(path) : inner_->Checkpoint(path);
   }

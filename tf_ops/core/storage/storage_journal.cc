@@ -88,7 +88,7 @@ Result<NamedValues> Describe(const Database& database, const JournalReader& jour
 }  // namespace
 
 Result<uint64_t> ReplayJournal(Database* database, const Expiry& expiry, uint64_t storage,
-                               bool read_only, WrittenNote* note) {
+                               const History& history, bool read_only, WrittenNote* note) {
   SOK_ASSIGN_OR_RETURN(auto stored, database->ReadMeta(kJournalName));
   uint64_t applied = 0;
   if (!stored.empty()) {
@@ -97,7 +97,7 @@ Result<uint64_t> ReplayJournal(Database* database, const Expiry& expiry, uint64_
   const std::string& path = database->path();
   const std::vector<uint64_t> segments = JournalSegments(path);
   SOK_ASSIGN_OR_RETURN(std::unique_ptr<JournalReader> journal,
-                       JournalReader::Open(path, storage, applied, note->files()));
+                       JournalReader::Open(path, storage, applied, history, note->files()));
   const uint64_t last = journal->last();
   if (read_only) {
     if (journal->empty()) return last + 1;

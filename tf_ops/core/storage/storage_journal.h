@@ -14,9 +14,10 @@ namespace sok {
 constexpr char kJournalName[] = "journal";
 
 // Publishes the records of the journal that the database does not have, and removes the journal's
-// files; `storage` is the id of the storage, and `note` the note of its folder. A read-only
-// database shows the records instead. Returns the number for the next segment.
+// files; `storage` is the id of the storage, `history` the state of the database, and `note` the
+// note of its folder. A read-only database shows the records instead. Returns the number for the
+// next segment.
 Result<uint64_t> ReplayJournal(Database* database, const Expiry& expiry, uint64_t storage,
-                               bool read_only, WrittenNote* note);
+                               const History& history, bool read_only, WrittenNote* note);
 
 }  // namespace sok

@@ -541,6 +541,58 @@ TEST_CASE("a journal of another storage is an error") {
   CHECK(Contains(opened.status(), "another storage"));
 }
 
+TEST_CASE("a journal of another history of the same storage is an error") {
+  struct Replica {
+    bool write_through;
+    bool flushed;
+    const char* journal;  // the folder whose journal comes into the replica's
+  };
+  TwoSegments storage;
+  // The numbers of the segments follow each other in all of these.
+  for (const Replica& replica : {Replica{true, false, "second"}, Replica{true, true, "second"},
+                                 Replica{false, true, "first"}}) {
+    CAPTURE(replica.write_through);
+    CAPTURE(replica.flushed);
+    const std::string path = storage.folder / "replica", mixed = storage.folder / "mixed";
+    fs::remove_all(path);
+    fs::remove_all(mixed);
+    fs::copy(storage.folder / "early", path, fs::copy_options::recursive);
+    {
+      const auto trained = Value(Storage::Open(At(path, replica.write_through)));
+      Calls calls{13};
+      calls.Run(*TableOf(*trained));
+      if (replica.flushed) REQUIRE(trained->Flush().ok());
+      CopyOfOneMoment(path, mixed);
+    }
+    storage.MoveJournal(replica.journal, "mixed");
+    for (const bool read_only : {true, false}) {
+      const auto opened = Storage::Open(At(mixed, true, read_only));
+      REQUIRE_FALSE(opened.ok());
+      CHECK(opened.status().code() == Code::kDataLoss);
+      CHECK(Contains(opened.status(), LastSegment(mixed)));
+      CHECK(Contains(opened.status(), "two histories"));
+    }
+  }
+}
+
+TEST_CASE("a journal of an earlier version, which says nothing of its history, is replayed") {
+  TwoSegments storage;
+  const std::string path = storage.folder / "first";
+  const std::string segment = LastSegment(path);
+  std::string bytes = ReadAll(segment);
+  std::memcpy(bytes.data(), JournalSegmentHeader::kMagicBefore, 8);
+  const size_t history = offsetof(JournalSegmentHeader, history);
+  bytes.erase(history, sizeof(JournalSegmentHeader) - history);
+  WriteAll(segment, bytes);
+  fs::remove(path + "/" + WrittenNote::kFileName);  // which earlier versions do not write
+  Rows rows;
+  {
+    TwoSegments same;
+    rows = RowsAt(same.folder / "first", /*read_only=*/true);
+  }
+  for (const bool read_only : {true, false}) CHECK(RowsAt(path, read_only) == rows);
+}
+
 TEST_CASE("a segment that a kill has left without a record leaves no gap") {
   TwoSegments storage;
   const std::string path = storage.folder / "first";

@@ -37,8 +37,8 @@ std::map<FolderIdentity, std::weak_ptr<Storage>>& Registry() {
   return *registry;
 }
 
-// The id of a storage stays with its rows, in checkpoints too, and shows which journal belongs to
-// it.
+// Draws the id of a storage, which stays with its rows, in checkpoints too, or the number of an
+// opening. Both show which journal belongs to a folder.
 uint64_t NewId() {
   std::random_device random;
   uint64_t id = 0;
@@ -155,12 +155,12 @@ struct OpenedFolder {
   uint32_t ttl = 0;         // by which its rows were counted; what was asked for, if it is new
 };
 
-Status ReadDescription(const std::string& path, OpenedFolder* opened) {
-  const auto json = FlatJson::Parse(opened->description);
+Status ReadDescription(const std::string& path, const std::string& description, uint32_t* ttl) {
+  const auto json = FlatJson::Parse(description);
   int64_t format = 0;
-  if (!json.has_value() || !json->Get("/format", &format) || !json->Get("/ttl", &opened->ttl)) {
-    return Status(Code::kDataLoss, "the description of the storage '" + path +
-                                       "' is damaged: " + opened->description);
+  if (!json.has_value() || !json->Get("/format", &format) || !json->Get("/ttl", ttl)) {
+    return Status(Code::kDataLoss,
+                  "the description of the storage '" + path + "' is damaged: " + description);
   }
   if (format == kFormat) return Status();
   return InvalidArgument("expected a storage in format " + std::to_string(kFormat) + ", got " +
@@ -175,13 +175,20 @@ Result<OpenedFolder> OpenFolder(const StorageOptions& options, uint32_t ttl) {
   opened.core->read_only = options.read_only;
   const Database::Opener open = options.open_database ? options.open_database : RowDatabase::Open;
   opened.core->written = std::make_shared<WrittenNote>(options.path);
-  SOK_ASSIGN_OR_RETURN(opened.core->database,
-                       open({options.path, options.read_only, opened.core->expiry,
-                             options.cache_bytes, opened.core->written}));
+  const auto check = [path = options.path](const std::map<std::string, std::string>& meta) {
+    const auto description = meta.find(kStorageName);
+    uint32_t stated;
+    return description == meta.end() ? Status()
+                                     : ReadDescription(path, description->second, &stated);
+  };
+  SOK_ASSIGN_OR_RETURN(
+      opened.core->database,
+      open({options.path, options.read_only, opened.core->expiry, options.cache_bytes,
+            /*opening=*/NewId(), check, kFormat, opened.core->written}));
   SOK_ASSIGN_OR_RETURN(auto stored, opened.core->database->ReadMeta(kStorageName));
   if (!stored.empty()) {
     opened.description = stored.begin()->second;
-    SOK_RETURN_IF_ERROR(ReadDescription(options.path, &opened));
+    SOK_RETURN_IF_ERROR(ReadDescription(options.path, opened.description, &opened.ttl));
   } else {
     // The first of the named values is the description.
     SOK_ASSIGN_OR_RETURN(const auto others, opened.core->database->ReadMeta(""));
@@ -231,9 +238,11 @@ Result<std::shared_ptr<Storage>> Storage::Open(const StorageOptions& options) {
   if (!spill.ok() && !options.read_only) return spill.status();
   if (spill.ok()) core->spill = std::move(spill.value());
   core->id = IdIn(description);
+  SOK_ASSIGN_OR_RETURN(auto state, core->database->ReadMeta(kHistoryName));
+  const History history = History::FromText(state[kHistoryName]);
   SOK_ASSIGN_OR_RETURN(auto next_segment,
                        ReplayJournal(core->database.get(), Expiry(opened.ttl, nullptr), core->id,
-                                     options.read_only, core->written.get()));
+                                     history, options.read_only, core->written.get()));
   if (options.read_only) {
     for (uint64_t segment : JournalSegments(options.path)) {
       if (segment >= next_segment) break;
@@ -254,8 +263,9 @@ Result<std::shared_ptr<Storage>> Storage::Open(const StorageOptions& options) {
     }
   }
   if (options.write_through && !options.read_only) {
-    core->journal = std::make_unique<Journal>(options.path, core->id, next_segment,
-                                              options.journal_bytes, options.sync, core->written);
+    core->journal = std::make_unique<Journal>(
+        options.path, core->id, next_segment, options.journal_bytes, options.sync,
+        [database = core->database.get()] { return database->history(); }, history, core->written);
   }
   core->ChargeDatabase();
   std::shared_ptr<Storage> storage(new Storage(core));

@@ -2,7 +2,9 @@
 
 #include <sys/stat.h>
 
+#include <filesystem>
 #include <string_view>
+#include <system_error>
 
 #include "core/base/file_error.h"
 #include "core/base/folder.h"
@@ -14,6 +16,8 @@
 
 namespace sok {
 namespace {
+
+namespace fs = std::filesystem;
 
 bool StartsWith(std::string_view text, std::string_view prefix) {
   return text.substr(0, prefix.size()) == prefix;
@@ -63,6 +67,20 @@ Status CheckHasNoDatabase(const std::string& path) {
   if (file.empty()) return Status();
   return Status(Code::kDataLoss, "the database in '" + path + "' is damaged: it has '" + file +
                                      "', and no file CURRENT, which names its manifest" + kRestore);
+}
+
+Status CheckNotInDatabase(const std::string& path, const char* what) {
+  std::error_code ignored;
+  const fs::path own = fs::weakly_canonical(fs::absolute(path, ignored), ignored);
+  for (fs::path above = own.parent_path(); !above.empty(); above = above.parent_path()) {
+    if (HoldsDatabase(above.string())) {
+      return InvalidArgument(std::string("expected ") + what +
+                             " outside of the folders of storages, got '" + path + "' in '" +
+                             above.string() + "'; choose another place, or move it there");
+    }
+    if (above == above.root_path()) break;
+  }
+  return Status();
 }
 
 bool HoldsDatabase(const std::string& path) {

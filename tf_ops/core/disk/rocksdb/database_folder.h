@@ -19,6 +19,10 @@ std::string FileOfRows(const std::string& path);
 // Returns kDataLoss if a folder without CURRENT, which names the manifest, has such files.
 Status CheckHasNoDatabase(const std::string& path);
 
+// Returns kInvalidArgument if the path lies in the folder of a database, at any depth. `what` names
+// what is to be there, such as "a checkpoint". The path need not exist.
+Status CheckNotInDatabase(const std::string& path, const char* what);
+
 // Returns true if RocksDB has made a database there.
 bool HoldsDatabase(const std::string& path);
 

@@ -10,7 +10,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstdarg>
 #include <cstring>
+#include <map>
 #include <new>
 #include <thread>
 #include <utility>
@@ -18,6 +20,7 @@
 #include "core/base/file_error.h"
 #include "core/base/folder.h"
 #include "core/base/status_macros.h"
+#include "core/disk/rocksdb/closed_mark.h"
 #include "core/disk/rocksdb/database_files.h"
 #include "core/disk/rocksdb/database_folder.h"
 #include "core/disk/rocksdb/known_keys.h"
@@ -84,6 +87,28 @@ Status Foreign(const std::string& path, const std::string& file) {
   return InvalidArgument("'" + path + "' is a RocksDB database, but no storage of sok-embed");
 }
 
+// Returns the error of an opening that failed.
+Status OpeningError(const std::string& path, const rocksdb::Status& error) {
+  const Status status = FromRocksdb(error, "open the storage '" + path + "'");
+  // The folder has a database, so what could not be found is a part of it.
+  const bool lacks = status.code() == Code::kNotFound && HoldsDatabase(path);
+  return lacks ? Status(Code::kDataLoss, status.message() + kRestore) : status;
+}
+
+// Returns how RocksDB reads the logs. The part of a log that is noted has been checked, so a place
+// that cannot be read is its torn end. Without a note such a place may have been flushed.
+rocksdb::WALRecoveryMode RecoveryMode(bool noted) {
+  return noted ? rocksdb::WALRecoveryMode::kPointInTimeRecovery
+               : rocksdb::WALRecoveryMode::kTolerateCorruptedTailRecords;
+}
+
+// Keeps RocksDB from writing a log of what it does.
+class NoLog final : public rocksdb::Logger {
+ public:
+  using Logger::Logv;
+  void Logv(const char* /*format*/, va_list /*arguments*/) override {}
+};
+
 // Returns reading options for rows that go into the caller's own cache.
 rocksdb::ReadOptions RowRead() {
   rocksdb::ReadOptions reading;
@@ -123,8 +148,19 @@ RowDatabase::~RowDatabase() {
     handles_.release();  // see Handles::stuck; the handles keep the files and the lock
     return;
   }
+  const bool was_usable = usable();
   handles_.reset();
-  if (files_ != nullptr) files_->Release();
+  if (files_ == nullptr) return;
+  // Where a write is in doubt, or the opening has failed, it is not known which state the database
+  // is in.
+  if (was_usable && keys_ != nullptr && options_.check && writes_in_doubt() == 0) {
+    static_cast<void>(OrNoMemory([this] {
+      SOK_RETURN_IF_ERROR(files_->Check());
+      MarkClosed(path_, options_.format, published_ > 0 ? history() : opened_in_);
+      return Status();
+    }));
+  }
+  files_->Release();
 }
 
 bool RowDatabase::usable() const { return handles_ != nullptr && !handles_->stuck; }
@@ -137,7 +173,6 @@ Status RowDatabase::CheckNotStuck() const {
 Result<std::unique_ptr<RowDatabase::Handles>> RowDatabase::OpenHandles(
     const Options& options, const std::shared_ptr<OwnedFiles>& files, bool create, bool noted) {
   const std::string& path = options.path;
-  const std::string what = "open the storage '" + path + "'";
   auto handles = std::make_unique<Handles>();
   rocksdb::DBOptions db_options = DatabaseOptions();
   db_options.create_if_missing = create;
@@ -152,21 +187,12 @@ Result<std::unique_ptr<RowDatabase::Handles>> RowDatabase::OpenHandles(
     if (files != nullptr) files->Refuse(error);
   });
   db_options.wal_filter = handles->order.get();
-  // The part of a log that is noted has been checked, so a place that cannot be read is its torn
-  // end. Without a note such a place may have been flushed.
-  db_options.wal_recovery_mode = noted ? rocksdb::WALRecoveryMode::kPointInTimeRecovery
-                                       : rocksdb::WALRecoveryMode::kTolerateCorruptedTailRecords;
+  db_options.wal_recovery_mode = RecoveryMode(noted);
   std::vector<std::string> names = {rocksdb::kDefaultColumnFamilyName};
   const bool exists = access((path + "/CURRENT").c_str(), F_OK) == 0;
-  const auto opening_error = [&](const rocksdb::Status& error) {
-    const Status status = FromRocksdb(error, what);
-    // The folder has a database, so what could not be found is a part of it.
-    const bool lacks = status.code() == Code::kNotFound && exists && HoldsDatabase(path);
-    return lacks ? Status(Code::kDataLoss, status.message() + kRestore) : status;
-  };
   if (exists) {
     const auto listed = rocksdb::DB::ListColumnFamilies(db_options, path, &names);
-    if (!listed.ok()) return opening_error(listed);
+    if (!listed.ok()) return OpeningError(path, listed);
   }
   const auto has = [&](const char* name) {
     return std::find(names.begin(), names.end(), name) != names.end();
@@ -205,10 +231,45 @@ Result<std::unique_ptr<RowDatabase::Handles>> RowDatabase::OpenHandles(
   }
   if (!handles->order->refused().ok()) return handles->order->refused();
   if (!status.ok()) {
-    if (!IsLocked(status)) return opening_error(status);
+    if (!IsLocked(status)) return OpeningError(path, status);
     return InUse(path, OpenFolders::OtherHolder(path));
   }
   return handles;
+}
+
+Status RowDatabase::CheckMeta(const Options& options, const std::optional<ClosedMark>& mark,
+                              bool noted) {
+  const std::string& path = options.path;
+  rocksdb::DBOptions db_options = DatabaseOptions();
+  db_options.info_log = std::make_shared<NoLog>();
+  db_options.wal_recovery_mode = RecoveryMode(noted);
+  db_options.max_open_files = 20;  // the fewest, since RocksDB opens a part of the files at once
+  std::vector<std::string> names;
+  const auto listed = rocksdb::DB::ListColumnFamilies(db_options, path, &names);
+  if (!listed.ok()) return OpeningError(path, listed);
+  if (std::find(names.begin(), names.end(), kMetaName) == names.end()) return Status();
+  std::vector<rocksdb::ColumnFamilyHandle*> opened;
+  rocksdb::DB* db = nullptr;
+  const auto status = rocksdb::DB::OpenForReadOnly(
+      db_options, path,
+      {{rocksdb::kDefaultColumnFamilyName, RowOptions(nullptr, nullptr, 0)},
+       {kMetaName, MetaOptions()}},
+      &opened, &db);
+  if (!status.ok()) return OpeningError(path, status);
+  const std::unique_ptr<rocksdb::DB> closes(db);
+  std::map<std::string, std::string> meta;
+  rocksdb::Status read;
+  {
+    const std::unique_ptr<rocksdb::Iterator> names_of(db->NewIterator({}, opened[1]));
+    for (names_of->SeekToFirst(); names_of->Valid(); names_of->Next()) {
+      meta[names_of->key().ToString()] = names_of->value().ToString();
+    }
+    read = names_of->status();
+  }
+  for (rocksdb::ColumnFamilyHandle* handle : opened) db->DestroyColumnFamilyHandle(handle);
+  if (!read.ok()) return OpeningError(path, read);
+  SOK_RETURN_IF_ERROR(CheckClosedMark(path, mark, History::FromText(meta[kHistoryName])));
+  return options.check(meta);
 }
 
 Result<std::unique_ptr<Database>> RowDatabase::Open(const Options& given) {
@@ -218,6 +279,7 @@ Result<std::unique_ptr<Database>> RowDatabase::Open(const Options& given) {
   SOK_RETURN_IF_ERROR(CheckTableFooters(options.path));
   const std::string& path = options.path;
   const bool exists = HoldsDatabase(path);
+  if (!options.read_only) SOK_RETURN_IF_ERROR(CheckNotInDatabase(path, "a storage"));
   if (!exists) {
     SOK_RETURN_IF_ERROR(CheckHasNoDatabase(path));
     if (options.read_only) {
@@ -242,6 +304,13 @@ Result<std::unique_ptr<Database>> RowDatabase::Open(const Options& given) {
   if (has_lock) SOK_RETURN_IF_ERROR(TakeLock(path, claim.get()));
   SOK_RETURN_IF_ERROR(note.Load());
   SOK_ASSIGN_OR_RETURN(const bool noted, exists ? CheckNoted(path, note) : Result<bool>(true));
+  SOK_ASSIGN_OR_RETURN(const auto mark, FindClosedMark(path, options.format));
+  if (exists && claim != nullptr && options.check) {
+    if (!mark.has_value() || !mark->is_as_closed) {
+      SOK_RETURN_IF_ERROR(CheckMeta(options, mark, noted));
+    }
+    RemoveClosedMark(path);
+  }
   if (claim != nullptr) {
     if (!noted) SOK_RETURN_IF_ERROR(note.Drop(IsNoted, /*sync=*/false));
     files = std::make_shared<OwnedFiles>(path, claim, options.written);
@@ -260,6 +329,8 @@ Result<std::unique_ptr<Database>> RowDatabase::Open(const Options& given) {
   database->order_.last_log = database->order_.last_log_of_rows = last_log;
   if (options.read_only) {
     SOK_RETURN_IF_ERROR(database->ReadOrder());
+    SOK_RETURN_IF_ERROR(database->ReadHistory());
+    SOK_RETURN_IF_ERROR(CheckClosedMark(path, mark, database->opened_in_));
     return std::unique_ptr<Database>(std::move(database));
   }
   Handles& h = *database->handles_;
@@ -268,6 +339,7 @@ Result<std::unique_ptr<Database>> RowDatabase::Open(const Options& given) {
         [&](rocksdb::DB* db) { return db->CreateColumnFamily(MetaOptions(), kMetaName, &h.meta); });
     if (!made.ok()) return FromRocksdb(made, "make the storage '" + path + "'");
   }
+  SOK_RETURN_IF_ERROR(database->ReadHistory());
   SOK_RETURN_IF_ERROR(database->ReadOrder());
   SOK_RETURN_IF_ERROR(note.Start());
   RemoveFiles(path, kPublishPrefix);
@@ -283,6 +355,12 @@ Status RowDatabase::ReadOrder() {
   SOK_RETURN_IF_ERROR(CheckOrder(path_, logged[kLoggedName], ingested[kIngestedName]));
   order_.logged = PublicationOrder::Decode(logged[kLoggedName]).logged;
   order_.ingested = PublicationOrder::Decode(ingested[kIngestedName]).ingested;
+  return Status();
+}
+
+Status RowDatabase::ReadHistory() {
+  SOK_ASSIGN_OR_RETURN(auto stored, ReadMeta(kHistoryName));
+  opened_in_ = History::FromText(stored[kHistoryName]);
   return Status();
 }
 
@@ -598,9 +676,12 @@ Status RowDatabase::WritePublished(const RowBatch& batch, const Meta& meta, bool
     }
   }
   if (writes.Count() == 0) return Status();
+  const std::lock_guard<std::mutex> numbered(history_mu_);
   PublicationOrder order = order_;
   ++order.logged;
   writes.Put(handles_->meta, kLoggedName, order.Encode());
+  const History history{options_.opening, ++attempted_};
+  writes.Put(handles_->meta, kHistoryName, history.ToText());
   SOK_RETURN_IF_ERROR(CheckFolder());
   rocksdb::WriteOptions options;
   options.sync = sync;
@@ -609,6 +690,7 @@ Status RowDatabase::WritePublished(const RowBatch& batch, const Meta& meta, bool
     order_.logged = order.logged;
     order_.last_log = files_->last_log();
     if (batch.rows() > 0) order_.last_log_of_rows = order_.last_log;
+    published_ = history.published;
     published_bytes_ += batch.bytes();
     return Status();
   }

@@ -23,6 +23,7 @@
 #include "core/base/thread_pool.h"
 #include "core/base/types.h"
 #include "core/disk/database.h"
+#include "core/disk/rocksdb/closed_mark.h"
 #include "core/disk/rocksdb/publication_order.h"
 
 namespace sok {
@@ -60,6 +61,7 @@ class RowDatabase final : public Database {
     return writes_in_doubt_.load(std::memory_order_relaxed);
   }
   void AddWriteInDoubt() override { ++writes_in_doubt_; }
+  History history() const override { return {options_.opening, published_.load()}; }
   Result<bool> FailedPublicationIsThere() const override;
 
   Status Checkpoint(const std::string& path) const override;
@@ -79,6 +81,11 @@ class RowDatabase final : public Database {
                                                       bool create, bool noted);
   // Takes over how many publications there are. Errors: kDataLoss if some are missing.
   Status ReadOrder();
+  // Reads the named values, compares them with the mark of the last closing, and has options.check
+  // look at them. Writes nothing.
+  static Status CheckMeta(const Options& options, const std::optional<ClosedMark>& mark,
+                          bool noted);
+  Status ReadHistory();
   // Writes pending rows to files: they have no log, and would be lost with the handles.
   Status SavePending();
   // Drops all pending rows. Throws nothing, even if memory ends.
@@ -131,6 +138,11 @@ class RowDatabase final : public Database {
   int newest_ = 0;                          // the number of their column family
   uint64_t apart_rows_ = 0;
   std::atomic<uint64_t> writes_in_doubt_{0};
+  // Lets one write at a time have the next number, so that the last one is stored last.
+  std::mutex history_mu_;
+  uint64_t attempted_ = 0;              // the last number; writes that failed have one too
+  std::atomic<uint64_t> published_{0};  // the number of the last write that succeeded
+  History opened_in_;                   // the state that it was opened in
   // The mark of the publication that is under way, or of the last one that failed; empty if it has
   // no mark.
   std::string failed_publication_;

@@ -139,9 +139,12 @@ Status RowDatabase::RowPublication::Finish(Meta meta) {
   std::random_device random;
   const std::string mark = std::to_string(uint64_t{random()} << 32 | random());
   meta[kPublicationName] = mark;
+  const std::lock_guard<std::mutex> numbered(database_.history_mu_);
   PublicationOrder order = database_.order_;
   ++order.ingested;
   meta[kIngestedName] = order.Encode();
+  const History history{database_.options_.opening, ++database_.attempted_};
+  meta[kHistoryName] = history.ToText();
   if (status.ok()) {
     status = writing_->OpenFile(database_.path_, h.db.get(), h.meta);
     for (const auto& [name, value] : meta) {
@@ -174,6 +177,7 @@ Status RowDatabase::RowPublication::Finish(Meta meta) {
       database_.failed_publication_ = mark;
       status = h.Call([&](rocksdb::DB* db) { return db->IngestExternalFiles(arguments); });
       if (status.ok()) {
+        database_.published_ = history.published;
         database_.failed_publication_.clear();
         database_.order_.ingested = order.ingested;
         database_.published_bytes_ += writing_->bytes;
