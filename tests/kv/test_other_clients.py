@@ -1,8 +1,10 @@
 """Other RocksDB clients read the rows: docs/reference/file-formats.md and row_codec.h."""
 
+import re
 import shutil
 import struct
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from kv_rows import adam, keys, ones, row
 
 from sok_embed import kv
 
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "other-clients.md"
 HEADER = struct.Struct("<IIII")  # version and dim, layout, update_num, update_time
 
 
@@ -106,3 +109,80 @@ def test_rows_in_fewer_bytes_lie_as_the_formats_say(tmp_path, row_dtype, slot_dt
         assert len(slots) == {"float32": 40, "bfloat16": 20}[slot_dtype]
         used = {"float32": 20, "bfloat16": 10, "float16": 10, "int8": 9}[row_dtype]
         assert not any(embedded[used:])
+
+
+def samples_of_page(path):
+    """Returns the samples of the page on other clients, for the storage at `path`."""
+    samples = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    return [sample.replace('"rows"', repr(str(path))) for sample in samples]
+
+
+def test_a_newer_client_that_rewrites_a_folder_is_named_and_can_undo_it(tmp_path):
+    rocksdict = pytest.importorskip("rocksdict")
+    path, all_keys = tmp_path / "rows", np.arange(1000, dtype=np.uint64)
+    with kv.Storage(path) as storage:
+        embedding = adam(storage, 4, group=1)
+        embedding.apply_gradients(all_keys, ones(1000, 4))
+        rows = embedding.lookup(all_keys)
+    raw = rocksdict.Options(raw_mode=True)
+    families = {
+        name: rocksdict.Options(raw_mode=True) for name in rocksdict.Rdict.list_cf(str(path))
+    }
+    rocksdict.Rdict(str(path), raw, column_families=families).close()
+    before = contents_of(path)
+    for read_only in (False, True):
+        with pytest.raises(kv.CorruptionError, match="a newer RocksDB than the one of sok-embed"):
+            kv.Storage(path, read_only=read_only).ready()
+    assert contents_of(path) == before
+    reading, rewriting = samples_of_page(path)
+    names = {}
+    exec(reading, names)
+    assert (names["embedding"] == rows[42]).all()
+    names["rows"].close()
+    exec(rewriting, names)
+    with kv.Storage(path) as storage:
+        assert (adam(storage, 4, group=1).lookup(all_keys) == rows).all()
+
+
+def contents_of(path):
+    """Returns the bytes of the files in a folder, except what RocksDB logs for people."""
+    return {
+        file.name: file.read_bytes() for file in path.iterdir() if not file.name.startswith("LOG")
+    }
+
+
+def test_a_folder_in_a_later_format_is_refused_and_stays_as_it_is(tmp_path):
+    pytest.importorskip("rocksdict")
+    path = tmp_path / "rows"
+    with kv.Storage(path) as storage:
+        adam(storage, 4).apply_gradients(keys(1, 2), ones(2, 4))
+    names = {}
+    exec(samples_of_page(path)[0].partition("rows = ")[0], names)
+    exec(samples_of_page(path)[1].partition("everything = ")[0], names)
+    meta = names["rows"].get_column_family("sok_meta")
+    meta[b"storage"] = meta[b"storage"].replace(b'"format":1', b'"format":2')
+    names["rows"].close()
+    before = contents_of(path)
+    for read_only in (True, False):
+        with pytest.raises(ValueError, match="expected a storage in format 1, got 2"):
+            kv.Storage(path, read_only=read_only).ready()
+    assert contents_of(path) == before
+
+
+def test_a_storage_does_not_lie_in_the_folder_of_another(tmp_path):
+    outer, other = tmp_path / "outer", tmp_path / "other"
+    (tmp_path / "link").symlink_to(outer)
+    with kv.Storage(outer) as storage, kv.Storage(other) as second:
+        storage.ready()
+        for inner in (outer / "inner", outer / "a" / "b", tmp_path / "link" / "inner"):
+            with pytest.raises(ValueError, match="outside of the folders of storages"):
+                kv.Storage(inner).ready()
+            with pytest.raises(ValueError, match="outside of the folders of storages"):
+                second.checkpoint(inner)
+        second.checkpoint(tmp_path / "copy")
+    assert not (outer / "inner").exists() and not (outer / "a").exists()
+    # One that was made by an earlier version can be read where it is.
+    (tmp_path / "copy").rename(outer / "inner")
+    with pytest.raises(ValueError, match="outside of the folders of storages"):
+        kv.Storage(outer / "inner").ready()
+    kv.Storage(outer / "inner", read_only=True).ready().close()

@@ -10,6 +10,7 @@
 
 #include "core/base/file.h"
 #include "core/base/status_macros.h"
+#include "core/disk/rocksdb/database_folder.h"
 #include "core/disk/rocksdb/noted_folder.h"
 
 namespace sok {
@@ -126,6 +127,7 @@ Status CheckOutside(const std::string& path, const std::string& folder, const ch
 Status MakeCheckpoint(const Database& database, const std::string& folder,
                       const std::string& path) {
   SOK_RETURN_IF_ERROR(CheckOutside(path, folder, "checkpoint"));
+  SOK_RETURN_IF_ERROR(CheckNotInDatabase(path, "a checkpoint"));
   struct stat own, parent;
   const bool movable = stat(folder.c_str(), &own) == 0 &&
                        stat(ParentOf(path).c_str(), &parent) == 0 && own.st_dev == parent.st_dev &&
@@ -146,6 +148,7 @@ Status MakeCheckpoint(const Database& database, const std::string& folder,
 Status CheckpointOfReader(const Database& database, const std::string& folder,
                           const std::string& path, const WrittenNote::Files& journal) {
   SOK_RETURN_IF_ERROR(CheckOutside(path, folder, "checkpoint"));
+  SOK_RETURN_IF_ERROR(CheckNotInDatabase(path, "a checkpoint"));
   SOK_RETURN_IF_ERROR(CheckFree(path));
   return CheckpointInPlace(database, folder, path, journal);
 }

@@ -130,6 +130,15 @@ Status FromRocksdb(const rocksdb::Status& status, const std::string& what) {
     return Status(Code::kPermissionDenied, message + kMountForWriting);
   }
   if (says("Permission denied")) return Status(Code::kPermissionDenied, message + kCheckOwner);
+  if (says("unsupported format_version") || says("Unsupported compression")) {
+    return Status(Code::kDataLoss,
+                  message +
+                      "; a newer RocksDB than the one of sok-embed has written to the folder, "
+                      "such as that of another client, and the rows may be whole: have that "
+                      "client rewrite the files in the format of RocksDB 7.8, without compression, "
+                      "or restore the folder "
+                      "from a checkpoint or a dump");
+  }
   if (status.IsCorruption()) {
     return Status(Code::kDataLoss, message + kRestore);
   }
