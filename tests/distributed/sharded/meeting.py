@@ -68,7 +68,8 @@ def connected(port: int) -> Iterator[socket.socket]:
         except ConnectionError:  # a reset one, too, where worker 0 has no room
             threading.Event().wait(0.01)
     else:
-        raise TimeoutError(f"nobody listens at port {port}")
+        # Not an OSError, which callers ignore.
+        raise AssertionError(f"nobody listens at port {port}")
     with connection:
         yield connection
 
