@@ -240,7 +240,7 @@ def test_a_folder_that_another_process_takes_for_a_leftover_is_made_again(tmp_pa
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", open_late)
         folder, lock = locked_folder(str(tmp_path), "x")
-    os.close(lock)
+    lock.close()
     assert os.path.isdir(folder) and taken != [folder]
 
 
@@ -252,7 +252,7 @@ def test_a_file_system_without_locks_of_folders_keeps_what_is_in_work(tmp_path, 
     folder, lock = locked_folder(str(tmp_path), "x")
     remove_leftovers(str(tmp_path), "x")
     assert os.path.isdir(folder)
-    os.close(lock)
+    lock.close()
 
 
 def test_a_forked_child_leaves_the_scratch_folder_to_its_parent(scratch):

@@ -182,7 +182,7 @@ def test_copies_of_replaced_files_go_unless_somebody_reads_them(tmp_path, storag
     del loaded, again
     keep(model, tmp_path / "best.keras")
     assert first[0] in os.listdir(folder)
-    os.close(lock)
+    lock.close()
     for each in (folder / "notes.txt", folder / "0123456789abcdef"):
         each.mkdir()
     keras.backend.clear_session()
