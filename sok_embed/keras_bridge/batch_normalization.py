@@ -113,7 +113,7 @@ def _call(
                 stacklevel=2,
             )
     size = tf.TensorShape(inputs.shape).num_elements()
-    # Where workers normalize together, one without examples adds nothing to the sums.
+    # A worker without examples adds nothing to the sums if workers normalize together.
     if not _takes_empty_batches or size or _is_shared(self):
         return call(self, inputs, training=training, mask=mask)
     if size == 0:

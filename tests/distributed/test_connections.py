@@ -104,7 +104,7 @@ def main(begun):
 try:
     main(sys.argv[1])
 except (KeyboardInterrupt, RuntimeError) as error:
-    # Where an op has failed meanwhile, TensorFlow makes one error of both.
+    # TensorFlow makes one error of both if an op has failed meanwhile.
     assert "KeyboardInterrupt" in repr(error), error
     print("interrupted", flush=True)
 """

@@ -73,7 +73,7 @@ def of_short_tier(name: str) -> bool:
 
 @pytest.fixture(scope="module")
 def raised(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What each worker raises in each case, by the number of workers."""
+    """Returns the errors of each worker in each case, by the number of workers."""
 
     @cache
     def launched(workers: int, everything: bool) -> tuple[Ended, list[Path]]:

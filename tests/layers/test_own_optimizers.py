@@ -1,4 +1,4 @@
-"""What a table's own optimizer holds goes along, however a model is saved."""
+"""The state of a table's own optimizer is saved in every way of saving a model."""
 
 from __future__ import annotations
 

@@ -167,6 +167,6 @@ def test_columns_have_gradients_in_a_branch_of_a_function(adaptive, taken):
         zero = tf.UnconnectedGradients.ZERO
         return tf.convert_to_tensor(tape.gradient(loss, static, unconnected_gradients=zero))
 
-    # Of an adaptive column the three positions of mask 0 train static rows.
+    # The three positions of mask 0 train static rows of an adaptive column.
     expected = 3.0 * DIM if taken and adaptive else 0.0
     assert float(tf.reduce_sum(step(tf.constant(taken)))) == expected

@@ -548,7 +548,7 @@ uint64_t DiskStore::UnmakeIn(Shard& shard, const std::vector<Key>& keys, RowBatc
     --made_;
     ++left;
   };
-  // As in EraseKept. These are removed after the others, since that may fail.
+  // These are removed after the others, since that may fail, as in EraseKept.
   const bool in_doubt = core_->database->writes_in_doubt() > 0;
   const Status status = OrNoMemory([&] {
     std::vector<Key> stored, elsewhere;

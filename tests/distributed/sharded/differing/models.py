@@ -1,4 +1,4 @@
-"""Whole models of which one worker has another, and what may differ."""
+"""Lists whole models that differ on one worker, and the differences that are allowed."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _turned(odd: bool) -> tuple[str, ...]:
     return ("item", "city") if odd else ("city", "item")
 
 
-# As OTHERS, of whole models.
+# Whole models, in the form of OTHERS.
 MODELS: dict[str, tuple[Callable[[bool], object], str]] = {
     "fit with another optimizer": (
         lambda odd: fit(optimizer="adam" if odd else "sgd"),
@@ -110,7 +110,7 @@ MODELS: dict[str, tuple[Callable[[bool], object], str]] = {
     ),
 }
 
-# What may differ, and raises nothing.
+# Differences that raise nothing.
 ALIKE: dict[str, Callable[[bool], object]] = {
     "the same model": lambda odd: fit(),
     "names and starts of dense weights and optimizers": lambda odd: _broadcast(

@@ -40,7 +40,7 @@ def _constant(rate: float) -> Callable[[], float]:
     return lambda: rate
 
 
-# What else may differ, as functions of whether this worker is the odd one, and what messages say.
+# Other differences: functions of whether this worker is the odd one, and words of their messages.
 OTHERS: dict[str, tuple[Callable[[bool], object], str]] = {
     "another number of variables": (
         lambda odd: apply(keras.optimizers.SGD(), *weights(a=2, **({"b": 2} if odd else {}))),
