@@ -6,7 +6,6 @@ and `synchronized=True` would mean the replicas of one process.
 
 from __future__ import annotations
 
-import functools
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
@@ -17,8 +16,7 @@ import tensorflow as tf
 
 from sok_embed import communicators
 from sok_embed.keras_bridge.graphs import graphs_in_reach
-
-_MARK = "_sok_embed_counts_examples"
+from sok_embed.keras_bridge.replaced_functions import replace_function
 
 _takes_empty_batches = False
 # The examples of a layer's last batch in training, if it ran eagerly. In a graph they are an
@@ -44,9 +42,8 @@ def prepare_batch_normalization(takes_empty_batches: bool = False) -> None:
     global _takes_empty_batches
     _takes_empty_batches = _takes_empty_batches or takes_empty_batches
     normalization: Any = keras.layers.BatchNormalization
-    if not hasattr(normalization.call, _MARK):
-        normalization.call = _marked(normalization.call, _call)
-        normalization._moments = _marked(normalization._moments, _moments)
+    replace_function(normalization, "call", _call)
+    replace_function(normalization, "_moments", _moments)
 
 
 def layers_with_statistics(variables: Iterable[Any]) -> list[Any]:
@@ -83,15 +80,6 @@ def _note_examples(layer: Any, inputs: tf.Tensor) -> None:
         return
     graph: Any = tf.compat.v1.get_default_graph()
     setattr(graph, _OF_GRAPH, {**getattr(graph, _OF_GRAPH, {}), id(layer): examples})
-
-
-def _marked(call: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(call)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return replacement(call, *args, **kwargs)
-
-    setattr(wrapper, _MARK, True)
-    return wrapper
 
 
 def _call(

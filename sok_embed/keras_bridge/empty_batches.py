@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +9,7 @@ import keras
 import tensorflow as tf
 
 from sok_embed.keras_bridge.batch_normalization import prepare_batch_normalization
-
-_MARK = "_sok_embed_takes_empty_batches"
+from sok_embed.keras_bridge.replaced_functions import replace_function
 
 
 def take_empty_batches() -> None:
@@ -26,17 +24,10 @@ def take_empty_batches() -> None:
     Other batches are handled as before. Calling it again changes nothing.
     """
     prepare_batch_normalization(takes_empty_batches=True)
-    loss: Any = keras.losses.Loss
-    if not hasattr(loss.__call__, _MARK):
-        loss.__call__ = _reduced(loss.__call__)
+    replace_function(keras.losses.Loss, "__call__", _reduced_loss)
 
 
-def _reduced(call: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(call)
-    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        loss = call(self, *args, **kwargs)
-        unreduced = self.reduction in (None, "none") or tuple(loss.shape) != (0,)
-        return loss if unreduced else tf.reduce_sum(loss)
-
-    setattr(wrapper, _MARK, True)
-    return wrapper
+def _reduced_loss(call: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    loss = call(self, *args, **kwargs)
+    unreduced = self.reduction in (None, "none") or tuple(loss.shape) != (0,)
+    return loss if unreduced else tf.reduce_sum(loss)

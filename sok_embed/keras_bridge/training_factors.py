@@ -21,6 +21,7 @@ from keras.src.trainers.data_adapters import data_adapter_utils
 
 from sok_embed.keras_bridge import callers
 from sok_embed.keras_bridge.graphs import is_in_reach
+from sok_embed.keras_bridge.replaced_functions import replace_function
 
 _MARK = "_sok_embed_training_factors"
 _PARTS = 4  # x, y, sample_weight, factors; a batch of Keras has three at most
@@ -78,28 +79,12 @@ def _inputs_of(dataset: Any) -> Iterator[Any]:
 
 
 def _replace_functions() -> None:
-    trainer: Any = TensorFlowTrainer
-    if hasattr(trainer._make_function, _MARK):
-        return
     # The first dataset may be joined in the arguments of a call of `fit`, so `fit` itself stays.
-    iterator: Any = TFEpochIterator
-    iterator.__init__ = _marked(iterator.__init__, _make_iterator)
-    trainer._make_function = _marked(trainer._make_function, _make_function)
-    adapters: Any = data_adapter_utils
-    adapters.unpack_x_y_sample_weight = _marked(adapters.unpack_x_y_sample_weight, _unpack)
-    loss: Any = keras.losses.Loss
-    loss.__call__ = _marked(loss.__call__, _loss)
-    metrics: Any = CompileMetrics
-    metrics.update_state = _marked(metrics.update_state, _update_state)
-
-
-def _marked(call: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(call)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return replacement(call, *args, **kwargs)
-
-    setattr(wrapper, _MARK, True)
-    return wrapper
+    replace_function(TFEpochIterator, "__init__", _make_iterator)
+    replace_function(TensorFlowTrainer, "_make_function", _make_function)
+    replace_function(data_adapter_utils, "unpack_x_y_sample_weight", _unpack)
+    replace_function(keras.losses.Loss, "__call__", _loss)
+    replace_function(CompileMetrics, "update_state", _update_state)
 
 
 def _make_iterator(call: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> None:

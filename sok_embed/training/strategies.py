@@ -7,7 +7,6 @@ launcher do; but the strategy sums gradients over the workers.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,11 +16,11 @@ import tensorflow as tf
 from sok_embed import communicators
 from sok_embed.keras_bridge.dense_alone import LayerWithRows
 from sok_embed.keras_bridge.private_state import all_layers
+from sok_embed.keras_bridge.replaced_functions import replace_function
 
 _ONE_PROCESS = (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)
 # Keras 3.15 cannot run these under a MultiWorkerMirroredStrategy of several workers.
 _LOOPS_OF_KERAS = ("fit", "evaluate", "train_on_batch", "test_on_batch")
-_MARK = "_sok_embed_checks_strategy"
 
 LOOPS_THAT_WORK = (
     "Write a loop of your own with strategy.run, or start the workers with `sok-embed run` and use "
@@ -95,26 +94,17 @@ def _check_place(host: str, place: tuple[int, int]) -> None:
 
 def _check_loops_of_keras() -> None:
     """Makes the loops of Keras that would fail raise with advice, in this process from now on."""
-    model: Any = keras.Model
     for name in _LOOPS_OF_KERAS:
-        loop = getattr(model, name)
-        if not hasattr(loop, _MARK):
-            setattr(model, name, _checked(loop))
+        replace_function(keras.Model, name, _checked_loop)
 
 
-def _checked(loop: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(loop)
-    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _place(self.distribute_strategy)[1] > 1:
-            layers = (each for each in all_layers(self) if isinstance(each, LayerWithRows))
-            if any(layers):
-                raise ValueError(
-                    f"Model '{self.name}': expected a loop of your own under a "
-                    f"MultiWorkerMirroredStrategy. Received: {loop.__name__}, which Keras "
-                    f"{keras.__version__} does not have for several workers of a strategy. "
-                    f"{LOOPS_THAT_WORK}"
-                )
-        return loop(self, *args, **kwargs)
-
-    setattr(wrapper, _MARK, True)
-    return wrapper
+def _checked_loop(loop: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    if _place(self.distribute_strategy)[1] > 1:
+        if any(isinstance(each, LayerWithRows) for each in all_layers(self)):
+            raise ValueError(
+                f"Model '{self.name}': expected a loop of your own under a "
+                f"MultiWorkerMirroredStrategy. Received: {loop.__name__}, which Keras "
+                f"{keras.__version__} does not have for several workers of a strategy. "
+                f"{LOOPS_THAT_WORK}"
+            )
+    return loop(self, *args, **kwargs)
