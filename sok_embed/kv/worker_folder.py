@@ -21,7 +21,7 @@ def worker_folder(path: str) -> str:
     rank, size = communicator.rank, communicator.size
     try:
         names = os.listdir(path)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         names = []
     for name in names:
         found = _WORKER_FOLDER.fullmatch(name)

@@ -12,15 +12,22 @@
 
 namespace sok {
 
-std::vector<std::string> FilesIn(const std::string& path) {
+Result<std::vector<std::string>> FilesIn(const std::string& path) {
   std::vector<std::string> names;
   const auto close = [](DIR* folder) { closedir(folder); };
   const std::unique_ptr<DIR, decltype(close)> folder(opendir(path.c_str()), close);
-  if (folder == nullptr) return names;
-  while (const dirent* entry = readdir(folder.get())) {
+  if (folder == nullptr) {
+    if (errno == ENOENT || errno == ENOTDIR) return names;
+    return SystemError(errno, "list the folder", path);
+  }
+  while (true) {
+    errno = 0;
+    const dirent* entry = readdir(folder.get());
+    if (entry == nullptr) break;
     const std::string name = entry->d_name;
     if (name != "." && name != "..") names.push_back(name);
   }
+  if (errno != 0) return SystemError(errno, "list the folder", path);
   return names;
 }
 
@@ -42,8 +49,10 @@ Status MakeFolders(const std::string& path) {
 
 uint64_t BytesOfFiles(const std::string& path,
                       const std::function<bool(const std::string& name)>& wanted) {
+  const Result<std::vector<std::string>> names = FilesIn(path);
+  if (!names.ok()) return 0;
   uint64_t bytes = 0;
-  for (const std::string& name : FilesIn(path)) {
+  for (const std::string& name : names.value()) {
     struct stat file;
     if (wanted(name) && stat((path + "/" + name).c_str(), &file) == 0) {
       bytes += static_cast<uint64_t>(file.st_size);
@@ -53,7 +62,9 @@ uint64_t BytesOfFiles(const std::string& path,
 }
 
 void RemoveFiles(const std::string& path, const std::string& prefix) {
-  for (const std::string& name : FilesIn(path)) {
+  const Result<std::vector<std::string>> names = FilesIn(path);
+  if (!names.ok()) return;
+  for (const std::string& name : names.value()) {
     if (name.compare(0, prefix.size(), prefix) == 0) std::remove((path + "/" + name).c_str());
   }
 }

@@ -91,9 +91,10 @@ Status CheckReached(const std::string& path, uint64_t segment, std::optional<uin
 
 }  // namespace
 
-std::vector<uint64_t> JournalSegments(const std::string& folder) {
+Result<std::vector<uint64_t>> JournalSegments(const std::string& folder) {
+  SOK_ASSIGN_OR_RETURN(const std::vector<std::string> names, FilesIn(folder));
   std::vector<uint64_t> numbers;
-  for (const std::string& name : FilesIn(folder)) {
+  for (const std::string& name : names) {
     const uint64_t number = JournalSegmentNumber(name);
     if (number > 0) numbers.push_back(number);
   }
@@ -114,7 +115,8 @@ Result<std::unique_ptr<JournalReader>> JournalReader::Open(const std::string& fo
   reader->last_ = applied;
   std::string torn_path;  // empty while everything is whole
   uint64_t torn_at = 0;
-  for (uint64_t number : JournalSegments(folder)) {
+  SOK_ASSIGN_OR_RETURN(const std::vector<uint64_t> segments, JournalSegments(folder));
+  for (uint64_t number : segments) {
     if (number <= applied) continue;
     const std::string path = PathOf(folder, JournalSegmentName(number));
     if (number != reader->last_ + 1) {

@@ -17,7 +17,7 @@
 namespace sok {
 
 // Returns the numbers of the segments of a folder's journal, ascending.
-std::vector<uint64_t> JournalSegments(const std::string& folder);
+Result<std::vector<uint64_t>> JournalSegments(const std::string& folder);
 void RemoveJournalSegment(const std::string& folder, uint64_t number);
 
 // A journal as it is on disk. Const methods are thread-safe.

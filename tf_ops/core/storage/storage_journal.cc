@@ -95,7 +95,7 @@ Result<uint64_t> ReplayJournal(Database* database, const Expiry& expiry, uint64_
     applied = std::strtoull(stored.begin()->second.c_str(), nullptr, 10);
   }
   const std::string& path = database->path();
-  const std::vector<uint64_t> segments = JournalSegments(path);
+  SOK_ASSIGN_OR_RETURN(const std::vector<uint64_t> segments, JournalSegments(path));
   SOK_ASSIGN_OR_RETURN(std::unique_ptr<JournalReader> journal,
                        JournalReader::Open(path, storage, applied, history, note->files()));
   const uint64_t last = journal->last();

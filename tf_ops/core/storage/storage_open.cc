@@ -244,7 +244,8 @@ Result<std::shared_ptr<Storage>> Storage::Open(const StorageOptions& options) {
                        ReplayJournal(core->database.get(), Expiry(opened.ttl, nullptr), core->id,
                                      history, options.read_only, core->written.get()));
   if (options.read_only) {
-    for (uint64_t segment : JournalSegments(options.path)) {
+    SOK_ASSIGN_OR_RETURN(const auto segments, JournalSegments(options.path));
+    for (uint64_t segment : segments) {
       if (segment >= next_segment) break;
       const std::string name = JournalSegmentName(segment);
       const uint64_t bytes = core->written->files()[name].bytes;

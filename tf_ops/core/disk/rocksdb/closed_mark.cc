@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "core/base/folder.h"
+#include "core/base/status_macros.h"
 
 namespace sok {
 namespace {
@@ -59,7 +60,8 @@ void MarkClosed(const std::string& folder, int format, const History& history) {
 Result<std::optional<ClosedMark>> FindClosedMark(const std::string& folder, int format) {
   std::optional<ClosedMark> found;
   std::string first;
-  for (const std::string& name : FilesIn(folder)) {
+  SOK_ASSIGN_OR_RETURN(const std::vector<std::string> names, FilesIn(folder));
+  for (const std::string& name : names) {
     if (name.compare(0, sizeof(kPrefix) - 1, kPrefix) != 0) continue;
     if (found.has_value()) {
       return Status(Code::kDataLoss,

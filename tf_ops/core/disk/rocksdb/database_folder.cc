@@ -8,6 +8,7 @@
 
 #include "core/base/file_error.h"
 #include "core/base/folder.h"
+#include "core/base/status_macros.h"
 #include "core/disk/journal.h"
 #include "core/disk/open_folders.h"
 #include "core/disk/rocksdb/noted_folder.h"
@@ -34,7 +35,8 @@ Status CheckNew(const std::string& path) {
   if (stat(path.c_str(), &info) == 0 && !S_ISDIR(info.st_mode)) {
     return InvalidArgument("expected a folder for the storage, got the file '" + path + "'");
   }
-  for (const std::string& name : FilesIn(path)) {
+  SOK_ASSIGN_OR_RETURN(const std::vector<std::string> names, FilesIn(path));
+  for (const std::string& name : names) {
     if (name == FolderClaim::kFileName || name == WrittenNote::kFileName || name == "LOCK" ||
         name == "IDENTITY" || StartsWith(name, "LOG") || StartsWith(name, "MANIFEST-") ||
         StartsWith(name, "OPTIONS-") || EndsWith(name, ".log") || EndsWith(name, ".dbtmp")) {
@@ -47,20 +49,22 @@ Status CheckNew(const std::string& path) {
   return Status();
 }
 
-std::string FileOfRows(const std::string& path) {
-  for (const std::string& name : FilesIn(path)) {
+Result<std::string> FileOfRows(const std::string& path) {
+  SOK_ASSIGN_OR_RETURN(const std::vector<std::string> names, FilesIn(path));
+  for (const std::string& name : names) {
     struct stat info;
     const bool is_table = EndsWith(name, ".sst") && !StartsWith(name, kPublishPrefix);
     const bool is_log =
         LogNumber(name) > 0 && stat((path + "/" + name).c_str(), &info) == 0 && info.st_size > 0;
     if (is_table || is_log || StartsWith(name, kJournalPrefix)) return name;
   }
-  return "";
+  return std::string();
 }
 
 Status CheckHasNoDatabase(const std::string& path) {
-  std::string file = FileOfRows(path);
-  for (const std::string& name : FilesIn(path)) {
+  SOK_ASSIGN_OR_RETURN(std::string file, FileOfRows(path));
+  SOK_ASSIGN_OR_RETURN(const std::vector<std::string> names, FilesIn(path));
+  for (const std::string& name : names) {
     // The first manifest is made before CURRENT.
     if (file.empty() && ManifestNumber(name) > 1) file = name;
   }

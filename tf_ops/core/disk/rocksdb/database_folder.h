@@ -15,7 +15,7 @@ Status CheckNew(const std::string& path);
 
 // Returns the name of a file there that holds rows, or the names of such files; empty if there is
 // none.
-std::string FileOfRows(const std::string& path);
+Result<std::string> FileOfRows(const std::string& path);
 // Returns kDataLoss if a folder without CURRENT, which names the manifest, has such files.
 Status CheckHasNoDatabase(const std::string& path);
 

@@ -26,7 +26,8 @@ std::unique_ptr<Database> OpenAt(const std::string& path) {
 // Copies the files of a folder as a process leaves them that is killed.
 std::string CopyOf(const std::string& path, const std::string& to) {
   REQUIRE(MakeFolders(to).ok());
-  for (const std::string& name : FilesIn(path)) {
+  const auto names = FilesIn(path);
+  for (const std::string& name : names.value()) {
     if (name == "LOCK") continue;
     std::ifstream in(path + "/" + name, std::ios::binary);
     std::ofstream(to + "/" + name, std::ios::binary) << in.rdbuf();

@@ -100,16 +100,18 @@ Result<bool> CheckNoted(const std::string& folder, const WrittenNote& note) {
   return true;
 }
 
-uint64_t LastLog(const std::string& folder) {
+Result<uint64_t> LastLog(const std::string& folder) {
+  SOK_ASSIGN_OR_RETURN(const std::vector<std::string> names, FilesIn(folder));
   uint64_t last = 0;
-  for (const std::string& name : FilesIn(folder)) last = std::max(last, LogNumber(name));
+  for (const std::string& name : names) last = std::max(last, LogNumber(name));
   return last;
 }
 
 Status NoteCopy(const std::string& folder, const WrittenNote::Files& others) {
   WrittenNote note(folder);
   for (const auto& [name, file] : others) SOK_RETURN_IF_ERROR(note.Set(name, file));
-  for (const std::string& name : FilesIn(folder)) {
+  SOK_ASSIGN_OR_RETURN(const std::vector<std::string> names, FilesIn(folder));
+  for (const std::string& name : names) {
     if (!IsNoted(name)) continue;
     SOK_ASSIGN_OR_RETURN(const auto file, InputFile::Open(folder + "/" + name));
     SOK_ASSIGN_OR_RETURN(const WrittenFile written, Look(*file, file->bytes()));

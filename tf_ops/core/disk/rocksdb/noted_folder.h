@@ -23,7 +23,7 @@ uint64_t ManifestNumber(const std::string& name);
 Result<bool> CheckNoted(const std::string& folder, const WrittenNote& note);
 
 // Returns the greatest number of a log in the folder; 0 if there is none.
-uint64_t LastLog(const std::string& folder);
+Result<uint64_t> LastLog(const std::string& folder);
 
 // Makes the note of a folder that has a copy of a database and is not in use. `others` are files of
 // the folder that are noted, too.

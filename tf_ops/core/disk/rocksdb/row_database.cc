@@ -199,7 +199,7 @@ Result<std::unique_ptr<RowDatabase::Handles>> RowDatabase::OpenHandles(
   };
   if (exists && !has(kMetaName)) {
     // If a process has died while it made the storage, there are no rows.
-    const std::string file = FileOfRows(path);
+    SOK_ASSIGN_OR_RETURN(const std::string file, FileOfRows(path));
     if (options.read_only || !file.empty()) return Foreign(path, file);
   }
 
@@ -315,7 +315,7 @@ Result<std::unique_ptr<Database>> RowDatabase::Open(const Options& given) {
     if (!noted) SOK_RETURN_IF_ERROR(note.Drop(IsNoted, /*sync=*/false));
     files = std::make_shared<OwnedFiles>(path, claim, options.written);
   }
-  const uint64_t last_log = LastLog(path);
+  SOK_ASSIGN_OR_RETURN(const uint64_t last_log, LastLog(path));
   std::unique_ptr<KnownKeys> keys;
   if (!options.read_only) {
     keys = std::make_unique<KnownKeys>(options.memory_bytes / kPartOfKeys);

@@ -1,8 +1,5 @@
 #include "core/disk/rocksdb/table_footers.h"
 
-#include <unistd.h>
-
-#include <cerrno>
 #include <cstdint>
 #include <cstring>
 
@@ -68,10 +65,8 @@ Status CheckFooter(const std::string& path) {
 }  // namespace
 
 Status CheckTableFooters(const std::string& folder) {
-  if (access(folder.c_str(), R_OK) != 0 && errno == EACCES) {
-    return SystemError(errno, "list the folder", folder);
-  }
-  for (const std::string& name : FilesIn(folder)) {
+  SOK_ASSIGN_OR_RETURN(const std::vector<std::string> names, FilesIn(folder));
+  for (const std::string& name : names) {
     if (name.size() <= 4 || name.compare(name.size() - 4, 4, ".sst") != 0) continue;
     SOK_RETURN_IF_ERROR(CheckFooter(folder + "/" + name));
   }
