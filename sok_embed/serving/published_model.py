@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from sok_embed.serving import rows as rows_files
-from sok_embed.serving.adapted_layers import adapted_layers
+from sok_embed.serving.adapted_layers import Adapted, adapted_layers
 from sok_embed.serving.delta_files import BaseTable
 from sok_embed.serving.held_rows import HeldRows
 from sok_embed.serving.loaded_export import LoadedExport
@@ -27,23 +27,28 @@ class LivePart(HeldRows):
         self.rows_of = part
 
 
-def check_adapted(model: keras.Model, export: LoadedExport) -> None:
+def check_adapted(model: keras.Model, folder: str, adapted: list[Adapted] | None) -> None:
     """Raises ValueError if layers have adapted to other data since an export.
 
     The export has the vocabularies of lookup layers, and means and variances of `Normalization`, as
     constants, which no delta can change.
+
+    Args:
+        model: The model in training.
+        folder: The folder of the export.
+        adapted: The layers of the export that had adapted. `None`: the export does not name them.
     """
-    if export.adapted is None:
+    if adapted is None:
         return
     found = adapted_layers(model)
-    if len(found) != len(export.adapted):
+    if len(found) != len(adapted):
         raise _other_model(
-            export, f"{len(export.adapted)} layers that have a method adapt", f"{len(found)}"
+            folder, f"{len(adapted)} layers that have a method adapt", f"{len(found)}"
         )
-    for mine, exported in zip(found, export.adapted, strict=True):
+    for mine, exported in zip(found, adapted, strict=True):
         if mine.digest != exported.digest:
             raise _other_model(
-                export,
+                folder,
                 f"what layer '{mine.name}' had learned by adapt",
                 "a layer that has adapted to other data since; deltas do not change it",
             )
@@ -57,7 +62,7 @@ def matched_weights(model: keras.Model, export: LoadedExport) -> dict[str, tf.Va
         like = found.get(name)
         if like is None or (like.dtype.name, tuple(like.shape)) != tuple(spec) or not spec.is_known:
             raise _other_model(
-                export,
+                export.folder,
                 f"a weight '{name}', {spec.dtype} {list(spec.shape)}, as the export has it",
                 "none" if like is None else f"{like.dtype.name} {list(like.shape)}",
             )
@@ -87,12 +92,12 @@ def _matched_part(parts: list[Part], of: BaseTable, export: LoadedExport, scratc
     like = [each for each in parts if (each.table.name, each.name) == (name, kind)]
     if len(like) != 1 or like[0].table.dim != of.rows.dim:
         shown = ", ".join(f"dim {each.table.dim}" for each in like) or "none"
-        raise _other_model(export, f"one table '{name}' of dim {of.rows.dim}", shown)
+        raise _other_model(export.folder, f"one table '{name}' of dim {of.rows.dim}", shown)
     held = LivePart(like[0], int(metadata["min_count"]))
     missing = _missing_text(held, scratch)
     if metadata["missing"] not in ("zeros", missing):
         raise _other_model(
-            export,
+            export.folder,
             f"a table '{name}' whose rows start as in the export, by {metadata['missing']}",
             f"{missing}; give the layer a seed, or load what the export was made of",
         )
@@ -107,9 +112,9 @@ def _missing_text(held: HeldRows, scratch: str) -> str:
         return file.metadata["missing"]
 
 
-def _other_model(export: LoadedExport, expected: str, received: str) -> ValueError:
+def _other_model(folder: str, expected: str, received: str) -> ValueError:
     return ValueError(
-        f"Expected the model that was exported to '{export.folder}', with {expected}. Received: "
+        f"Expected the model that was exported to '{folder}', with {expected}. Received: "
         f"{received}. Make the model by the code that made that one, or export this one by "
         "sok_embed.serving.export."
     )

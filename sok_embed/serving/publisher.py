@@ -99,7 +99,8 @@ class Publisher:
         export = LoadedExport(export_folder(self._root, number))
         self._export = export.number
         self._base = export.base
-        check_adapted(self._model, export)
+        self._adapted = export.folder, export.adapted
+        check_adapted(self._model, *self._adapted)
         self._variables = matched_weights(self._model, export)
         self._parts = matched_parts(self._model, export, self._scratch.path)
         os.makedirs(self._base.deltas, exist_ok=True)
@@ -136,7 +137,8 @@ class Publisher:
         Raises:
             OSError: From the file system. Nothing is lost: the next delta has the changes too.
             ValueError: For rows that are not finite, or that the dtype of the export cannot hold,
-                and for workers at different steps.
+                for workers at different steps, and for a layer that has adapted to other data
+                since the export.
             RuntimeError: After `close`, in a process that was forked, if another thread changes
                 the model meanwhile, and if another worker has failed.
         """
@@ -157,6 +159,7 @@ class Publisher:
             writer = self._writer(stack)
 
             def write_own() -> list[int]:
+                check_adapted(self._model, *self._adapted)
                 for i, mark in enumerate(marks):
                     self._write_table(writer, i, mark, captures, stack)
                 moment.check()

@@ -53,31 +53,47 @@ def test_weights_of_a_subclassed_model_that_is_made_anew_are_found(tmp_path):
     assert_same_bits(kinds.answered(load(tmp_path)(**fed)), kinds.predicted(again, fed))
 
 
-@pytest.mark.parametrize("kind", ["Normalization", "StringLookup", "Discretization", "tf_idf"])
-def test_a_model_whose_layers_have_adapted_since_is_refused(kind, tmp_path):
-    def made(data):
-        words = keras.Input((1,), dtype="string", name="words")
-        numbers = keras.Input((1,), name="numbers")
-        if kind == "StringLookup":
-            layer = keras.layers.StringLookup()
-            layer.adapt(tf.constant([f"word {each}" for each in data]))
-            parts = [sok.DynamicEmbedding(2, "ones", combiner="sum", name="rows")(layer(words))]
-        elif kind == "tf_idf":
-            layer = keras.layers.TextVectorization(output_mode="tf_idf", name="text")
-            layer.adapt(tf.constant([f"a b {'c' * (each % 2)}" for each in data]))
-            parts = [keras.layers.Flatten()(layer(words))]
-        else:
-            options = {"num_bins": 4} if kind == "Discretization" else {}
-            layer = getattr(keras.layers, kind)(**options)
-            layer.adapt(np.array(data, np.float32).reshape(-1, 1))
-            parts = [keras.ops.cast(layer(numbers), "float32")]
-        joined = keras.layers.Concatenate()([*parts, numbers])
-        return keras.Model([words, numbers], keras.layers.Dense(1, name="head")(joined))
+ADAPTED = {
+    "Normalization": lambda: keras.layers.Normalization(),
+    "StringLookup": lambda: keras.layers.StringLookup(),
+    "Discretization": lambda: keras.layers.Discretization(num_bins=4),
+    "tf_idf": lambda: keras.layers.TextVectorization(output_mode="tf_idf", name="text"),
+}
 
-    export(made(range(9)), tmp_path)
-    Publisher(made(range(9)), tmp_path).close()
-    with pytest.raises(ValueError, match=r"had learned by adapt. Received: .* adapted to other"):
-        Publisher(made(range(5, 15)), tmp_path)
+
+@pytest.mark.parametrize("kind", ADAPTED)
+def test_a_model_whose_layers_have_adapted_since_is_refused(kind, tmp_path):
+    words = keras.Input((1,), dtype="string", name="words")
+    numbers = keras.Input((1,), name="numbers")
+    layer = ADAPTED[kind]()
+
+    def adapt(data):
+        if kind == "StringLookup":
+            layer.adapt(tf.constant([f"word {each}" for each in data]))
+        elif kind == "tf_idf":
+            layer.adapt(tf.constant([f"a b {'c' * (each % 2)}" for each in data]))
+        else:
+            layer.adapt(np.array(data, np.float32).reshape(-1, 1))
+
+    adapt(range(9))
+    if kind == "StringLookup":
+        part = sok.DynamicEmbedding(2, "ones", combiner="sum", name="rows")(layer(words))
+    elif kind == "tf_idf":
+        part = keras.layers.Flatten()(layer(words))
+    else:
+        part = keras.ops.cast(layer(numbers), "float32")
+    joined = keras.layers.Concatenate()([part, numbers])
+    model = keras.Model([words, numbers], keras.layers.Dense(1, name="head")(joined))
+    export(model, tmp_path)
+    publisher = Publisher(model, tmp_path)
+    publisher.publish()
+    adapt(range(5, 15))
+    refused = r"had learned by adapt. Received: .* adapted to other"
+    with pytest.raises(ValueError, match=refused):
+        publisher.publish()
+    publisher.close()
+    with pytest.raises(ValueError, match=refused):
+        Publisher(model, tmp_path)
 
 
 def test_nested_outputs_of_one_name_are_refused(tmp_path):
