@@ -204,20 +204,16 @@ def watch_interrupts() -> None:
     """Has waits for workers end soon after a SIGINT, whose present handler must raise."""
 
 class Mesh:
-    """Connections of this worker to all others; a connection that fails is a ConnectionError.
+    """Exchanges of this worker with all others, over sockets that it takes over, even if it raises.
 
-    Listens from the start. Each worker gives the others its `address`, and all call `connect`. With
-    a `secret` that is not empty, only who has the same one can connect.
+    `sockets` has a descriptor for each worker, -1 for this one, with the place of its other end.
     """
 
-    def __init__(self, rank: int, size: int, host: str, timeout: float, secret: bytes) -> None: ...
-    @property
-    def address(self) -> str: ...
+    def __init__(self, rank: int, timeout: float, sockets: Sequence[tuple[int, str]]) -> None: ...
     @property
     def number(self) -> int: ...
     @property
     def broken(self) -> bool: ...
-    def connect(self, addresses: Sequence[str]) -> None: ...
     def stats(self) -> _MeshStats: ...
 
 class Capture:

@@ -13,8 +13,10 @@ import tensorflow as tf
 
 from sok_embed import tf_ops
 from sok_embed.binding import _core
+from sok_embed.communicators import rendezvous_wire as wire
 from sok_embed.communicators.base import Communicator
-from sok_embed.communicators.secret import derived
+from sok_embed.communicators.connecting import Address, Listening, connect_all
+from sok_embed.communicators.launchers import Workers
 
 # The environment variable for the host at which others reach this worker, if its guess is wrong.
 HOST_VARIABLE = "SOK_EMBED_HOST"
@@ -157,6 +159,7 @@ def shared_mesh(
 
     Raises:
         ConnectionError: If another worker cannot be reached, or this one cannot listen.
+        TimeoutError: If another worker does not come in time.
         ValueError: For a timeout that is not above 0.
     """
     global _made
@@ -168,9 +171,13 @@ def shared_mesh(
         and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     ):
         _core.watch_interrupts()
-    key = b"" if secret is None else derived(secret, b"mesh")
-    mesh = _core.Mesh(rank, size, host(), timeout, key)
-    mesh.connect([address.decode() for address in gather(mesh.address.encode())])
+    workers = Workers(rank, size, 0, 1, None, launcher)
+    with Listening(workers, host()) as listening:
+        addresses = [Address.from_bytes(each) for each in gather(listening.address.to_bytes())]
+        made = connect_all(workers, addresses, listening, timeout, secret)
+    places = [wire.shown((each.host, each.port)) for each in addresses]
+    fds = [-1 if each is None else each.detach() for each in made]
+    mesh = _core.Mesh(rank, timeout, list(zip(fds, places, strict=True)))
     _made = (job, mesh)
     return mesh
 

@@ -29,9 +29,6 @@ from sok_embed.communicators.launchers import Workers
 from sok_embed.communicators.rendezvous_host import Host
 from sok_embed.communicators.rendezvous_visitor import Visitor
 
-# Seconds; system calls that wait do not accept larger numbers.
-_LONGEST_TIMEOUT = 1e6
-
 
 def all_gather(
     content: bytes, workers: Workers, timeout: float, secret: bytes | None = None
@@ -68,11 +65,9 @@ def all_gather(
             "Expected workers with an address at which to meet. Received: workers of "
             f"{workers.launcher}, without an address. {wire.ANOTHER_PORT}"
         )
-    if not timeout > 0:
-        raise ValueError(f"Expected a timeout above 0 seconds. Received: {timeout}.")
     if workers.size == 1:
         return [content]
-    deadline = wire.Deadline(min(timeout, _LONGEST_TIMEOUT))
+    deadline = wire.deadline_in(timeout)
     if workers.rank == 0:
         return Host(workers, workers.address, deadline, secret).gather(content)
     return Visitor(content, workers, workers.address, deadline, secret).gather()

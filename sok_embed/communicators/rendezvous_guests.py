@@ -1,4 +1,4 @@
-"""The connections to worker 0, any of which may come from strangers."""
+"""The connections to a worker that listens, any of which may come from strangers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Ended(Exception):
 
 @dataclass(eq=False)
 class Guest:
-    """A connection to worker 0, from a worker or a stranger.
+    """A connection to a worker that listens, from a worker or a stranger.
 
     Attributes:
         connection: The socket, which does not block.
@@ -142,9 +142,14 @@ def dispensable(guests: list[Guest]) -> Guest | None:
 
 
 class Refusals:
-    """Counts why worker 0 has ended connections, and logs a few of them."""
+    """Counts why a worker has ended connections, and logs a few of them.
 
-    def __init__(self) -> None:
+    Args:
+        rank: The number of the worker.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
         self._counts: Counter[str] = Counter()
         self._logged: dict[str, set[str]] = {}
 
@@ -163,9 +168,9 @@ class Refusals:
             return
         hosts.add(host)
         _log.warning(
-            "Worker 0 waits for the other workers, and has ended a connection from %s: %s.%s "
+            "Worker %d waits for the other workers, and has ended a connection from %s: %s.%s "
             "Further ones from that host are counted and not logged.",
-            *(where, reason, f" {more}" if more else ""),
+            *(self._rank, where, reason, f" {more}" if more else ""),
         )
 
     def summary(self) -> str:
@@ -176,4 +181,4 @@ class Refusals:
             f"{count} time{'s'[: count > 1]}: {reason}"
             for reason, count in self._counts.most_common()
         )
-        return f"Connections that worker 0 has ended: {counts}. "
+        return f"Connections that worker {self._rank} has ended: {counts}. "

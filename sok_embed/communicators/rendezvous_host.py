@@ -1,4 +1,4 @@
-"""The part of worker 0 in the meeting of workers: see `sok_embed.communicators.rendezvous`."""
+"""The part of a worker that listens for others: see `sok_embed.communicators.rendezvous`."""
 
 from __future__ import annotations
 
@@ -29,83 +29,82 @@ _AT_ONCE = 16
 # many seconds.
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _EXHAUSTED_WAIT = 0.05
+# The place of a guest that has come by a local socket.
+LOCAL = ("this host", 0)
 
 
-class Host:
-    """Worker 0, which listens until all other workers have come, and then sends them all contents.
+class Reception:
+    """A worker that listens until the workers of some ranks have come.
 
     Only a guest that has proved that it knows the secret can end the meeting. Without a secret no
-    guest can: one that does not fit is refused, and worker 0 goes on until its time is over.
+    guest can: one that does not fit is refused, and the worker goes on until its time is over.
+
+    Args:
+        workers: This process among the workers.
+        awaited: The ranks that have to come.
+        where: The place of this worker, for messages.
+        advice: The end of the message that says that workers are missing.
+        deadline: The time until which this worker waits.
+        secret: The secret of the job.
     """
 
     def __init__(
         self,
         workers: Workers,
-        address: tuple[str, int],
+        awaited: range,
+        where: str,
+        advice: str,
         deadline: wire.Deadline,
         secret: bytes | None,
     ) -> None:
         self._workers = workers
-        self._address = address
+        self._awaited = awaited
+        self._where = where
+        self._advice = advice
         self._deadline = deadline
         self._secret = secret
+        self._name = f"worker {workers.rank}"
         self._guests: dict[socket.socket, Guest] = {}  # the oldest first
         self._told: dict[int, Guest] = {}  # by rank, the guests that have sent their contents
         self._gave_up: set[int] = (
             set()
         )  # ranks of guests that had come and did not wait long enough
-        self._refusals = Refusals()
+        self._refusals = Refusals(workers.rank)
         self._selector: selectors.BaseSelector
-        self._here_only = False  # whether no other host reaches worker 0
 
-    def gather(self, content: bytes) -> list[bytes]:
-        """Does on worker 0 what `all_gather` says."""
-        try:
-            try:
-                has_secret = self._secret is not None
-                with (
-                    listen(self._workers, self._address, self._deadline, has_secret) as listener,
-                    self._new_selector() as self._selector,
-                ):
-                    self._here_only = wire.is_loopback(listener.getsockname())
-                    self._receive(listener)
-                # From here on no guest can come: a worker that has its answer and calls again waits
-                # until worker 0 listens again.
-            except wire.ERRORS as error:
-                self._send_error_to_all(error)
-                raise
-            others = [self._told[rank] for rank in range(1, self._workers.size)]
-            contents = [content, *(guest.content or b"" for guest in others)]
-            self._send_contents(contents, others)
-            return contents
-        finally:
-            for connection in self._guests:
-                connection.close()
+    def _receive(self, listeners: Sequence[socket.socket]) -> None:
+        """Waits until all awaited workers have sent their contents.
+
+        Raises:
+            OSError: If the system has no room for that.
+            TimeoutError: If a worker does not come in time.
+            ConnectionError: If a worker of this job has ended.
+            ValueError: If a worker of this job describes the job differently.
+        """
+        with self._new_selector() as self._selector:
+            for listener in listeners:
+                self._selector.register(listener, selectors.EVENT_READ)
+            while len(self._told) < len(self._awaited):
+                if not self._deadline.left():
+                    raise self._missing()
+                waits = [guest.deadline.left() for guest in self._guests.values()]
+                ready = {key.fileobj for key, _ in self._selector.select(self._first(waits))}
+                # Guests that have sent something come first, since new guests may take their slots.
+                for guest in [guest for at, guest in self._guests.items() if at in ready]:
+                    self._read_from(guest)
+                for listener in listeners:
+                    if listener in ready:
+                        self._accept(listener)
+                for guest in [each for each in self._guests.values() if not each.deadline.left()]:
+                    self._expire(guest)
 
     def _new_selector(self) -> selectors.BaseSelector:
         try:
             return selectors.DefaultSelector()
         except OSError as error:
             raise OSError(
-                f"Expected worker 0 to wait for others at {wire.shown(self._address)}. Received: "
-                f"{error}."
+                f"Expected {self._name} to wait for others at {self._where}. Received: {error}."
             ) from None
-
-    def _receive(self, listener: socket.socket) -> None:
-        """Waits until all other workers have sent their contents."""
-        self._selector.register(listener, selectors.EVENT_READ)
-        while len(self._told) < self._workers.size - 1:
-            if not self._deadline.left():
-                raise self._missing()
-            waits = [guest.deadline.left() for guest in self._guests.values()]
-            ready = {key.fileobj for key, _ in self._selector.select(self._first(waits))}
-            # Guests that have sent something come first, since new guests may take their slots.
-            for guest in [guest for at, guest in self._guests.items() if at in ready]:
-                self._read_from(guest)
-            if listener in ready:
-                self._accept(listener)
-            for guest in [each for each in self._guests.values() if not each.deadline.left()]:
-                self._expire(guest)
 
     def _first(self, waits: Sequence[float]) -> float:
         return min(self._deadline.left(), *waits) if waits else self._deadline.left()
@@ -116,15 +115,16 @@ class Host:
         """Accepts connections, some at a time, and makes room for them."""
         for _ in range(_AT_ONCE):
             try:
-                connection, place = listener.accept()
+                connection, address = listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:
                 # Other errors come from a connection that has ended again.
                 if error.errno in _EXHAUSTED:
-                    self._make_room(f"worker 0 had no room for more ({error.strerror})")
+                    self._make_room(f"{self._name} had no room for more ({error.strerror})")
                 return
-            guest = Guest(connection, place, self._answer_greeting)
+            # A local socket has no address: it is of a process of this host.
+            guest = Guest(connection, address or LOCAL, self._answer_greeting)
             try:
                 connection.setblocking(False)
                 self._selector.register(connection, selectors.EVENT_READ)
@@ -167,7 +167,7 @@ class Host:
             elif guest.transcript:
                 self._drop(
                     guest,
-                    "it ended when it had the answer of worker 0, as a worker does whose "
+                    f"it ended when it had the answer of {self._name}, as a worker does whose "
                     f"{SECRET_VARIABLE} is another one or not set alike",
                 )
             else:
@@ -216,7 +216,7 @@ class Host:
             raise Refused(
                 f"it did not prove that it knows the secret of the job, {SECRET_VARIABLE}"
                 if self._secret is not None
-                else f"it knows a secret, and worker 0 has no {SECRET_VARIABLE}"
+                else f"it knows a secret, and {self._name} has no {SECRET_VARIABLE}"
             )
         guest.is_proven = self._secret is not None
         if guest.version != wire.VERSION:
@@ -258,20 +258,20 @@ class Host:
             self._refuse_worker(
                 guest,
                 "it knows of another number of workers",
-                f"Expected all workers to know of {ours.size} workers, as worker 0 does by "
+                f"Expected all workers to know of {ours.size} workers, as {self._name} does by "
                 f"{ours.launcher}. Received: worker {rank} at {where} knows of {size}. If it is of "
                 f"another job, that one meets at the same port. {wire.ANOTHER_PORT}",
             )
         if fingerprint != wire.fingerprint(ours):
             self._refuse_worker(
                 guest,
-                "it was started by another launcher than worker 0",
-                f"Expected all workers to be started by {ours.launcher}, as worker 0 was. "
+                f"it was started by another launcher than {self._name}",
+                f"Expected all workers to be started by {ours.launcher}, as {self._name} was. "
                 f"Received: worker {rank} at {where}, which was started otherwise. If it is of "
                 f"another job, that one meets at the same port. {wire.ANOTHER_PORT}",
             )
-        if not 0 < rank < size or rank in self._told:
-            others = ["this process"] if rank == 0 else []
+        if rank not in self._awaited or rank in self._told:
+            others = ["this process"] if rank == ours.rank else []
             others += [self._told[rank].where] if rank in self._told else []
             self._refuse_worker(
                 guest,
@@ -292,23 +292,74 @@ class Host:
         self._send_error(guest, error)
         raise Refused(reason)
 
-    # --- messages of worker 0 ---------------------------------------------------------------------
+    # --- messages to guests -----------------------------------------------------------------------
 
     def _missing(self) -> TimeoutError:
-        absent = [rank for rank in range(1, self._workers.size) if rank not in self._told]
+        absent = [rank for rank in self._awaited if rank not in self._told]
         missing = [rank for rank in absent if rank not in self._gave_up] or absent
-        here_only = ", which no other host reaches," if self._here_only else ""
         return TimeoutError(
-            f"Expected all {self._workers.size} workers at {wire.shown(self._address)}{here_only} "
-            f"within {self._deadline.seconds:g} seconds. Received: nothing of {_ranks(missing)}. "
+            f"Expected all {self._workers.size} workers at {self._where} within "
+            f"{self._deadline.seconds:g} seconds. Received: nothing of {_ranks(missing)}. "
             f"{self._refusals.summary()}See what was printed there last, whether the address leads "
-            "from there to worker 0, and whether the timeout is enough for workers that start "
-            f"late. {wire.ANOTHER_PORT}"
+            f"from there to {self._name}, and whether the timeout is enough for workers that start "
+            f"late. {self._advice}"
         )
 
     def _reply(self, guest: Guest, kind: int, number: int, body: bytes = b"") -> bytes:
         reply = wire.REPLY.pack(wire.MAGIC, wire.VERSION, kind, number) + body
         return reply + wire.proof(self._secret, wire.REPLIED, guest.transcript, reply)
+
+    def _send_error(self, guest: Guest, error: Exception) -> None:
+        kind = next(i for i, known in enumerate(wire.ERRORS, 1) if isinstance(error, known))
+        text = str(error).encode()[: wire.MAX_TEXT]
+        try:
+            guest.send(self._reply(guest, kind, len(text), text))
+        except Ended:
+            pass  # the worker has ended, maybe for the same reason
+
+
+class Host(Reception):
+    """Worker 0, which listens until all other workers have come, and then sends them all contents.
+
+    Args:
+        workers: This process among the workers.
+        address: The address where it listens.
+        deadline: The time until which it waits.
+        secret: The secret of the job.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        address: tuple[str, int],
+        deadline: wire.Deadline,
+        secret: bytes | None,
+    ) -> None:
+        awaited = range(1, workers.size)
+        super().__init__(workers, awaited, wire.shown(address), wire.ANOTHER_PORT, deadline, secret)
+        self._address = address
+
+    def gather(self, content: bytes) -> list[bytes]:
+        """Does on worker 0 what `all_gather` says."""
+        try:
+            try:
+                has_secret = self._secret is not None
+                with listen(self._workers, self._address, self._deadline, has_secret) as listener:
+                    if wire.is_loopback(listener.getsockname()):
+                        self._where += ", which no other host reaches,"
+                    self._receive([listener])
+                # From here on no guest can come: a worker that has its answer and calls again waits
+                # until worker 0 listens again.
+            except wire.ERRORS as error:
+                self._send_error_to_all(error)
+                raise
+            others = [self._told[rank] for rank in self._awaited]
+            contents = [content, *(guest.content or b"" for guest in others)]
+            self._send_contents(contents, others)
+            return contents
+        finally:
+            for connection in self._guests:
+                connection.close()
 
     def _send_contents(self, contents: Sequence[bytes], others: Sequence[Guest]) -> None:
         body = b"".join(wire.LENGTH.pack(len(content)) + content for content in contents)
@@ -330,14 +381,6 @@ class Host:
         for guest in self._guests.values():
             if not guest.is_half:
                 self._send_error(guest, error)
-
-    def _send_error(self, guest: Guest, error: Exception) -> None:
-        kind = next(i for i, known in enumerate(wire.ERRORS, 1) if isinstance(error, known))
-        text = str(error).encode()[: wire.MAX_TEXT]
-        try:
-            guest.send(self._reply(guest, kind, len(text), text))
-        except Ended:
-            pass  # the worker has ended, maybe for the same reason
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""Listens for the other workers, on worker 0."""
+"""Listens for other workers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sok_embed.communicators.secret import HOW_TO_SET
 
 # The system answers with these errors for an address that this host does not have.
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
-# The number of connections that the system keeps until worker 0 accepts them.
-_BACKLOG = 1024
+# The least number of connections that the system keeps until a worker accepts them.
+BACKLOG = 1024
 
 _log = logging.getLogger("sok_embed")
 
@@ -41,7 +41,7 @@ def listen(
     problem: OSError | None = None
     for family, place in found:
         try:
-            listener = _bound(family, place, max(_BACKLOG, workers.size))
+            listener = bound(family, place, max(BACKLOG, workers.size))
         except OSError as error:
             problem = error
             if error.errno not in _NOT_HERE:
@@ -61,7 +61,14 @@ def listen(
     )
 
 
-def _bound(family: socket.AddressFamily, place: tuple[object, ...], backlog: int) -> socket.socket:
+def bound(
+    family: socket.AddressFamily, place: tuple[object, ...] | str, backlog: int
+) -> socket.socket:
+    """Returns a socket that listens at a place, and does not block.
+
+    Raises:
+        OSError: If this host cannot listen there.
+    """
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         # The port can be used although connections of an earlier job are still closing. Linux

@@ -1,4 +1,4 @@
-"""The part of other workers in the meeting: see `sok_embed.communicators.rendezvous`."""
+"""The part of a worker that looks for another one: see `sok_embed.communicators.rendezvous`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from sok_embed.communicators import rendezvous_wire as wire
 from sok_embed.communicators.launchers import Workers
 from sok_embed.communicators.secret import HOW_TO_SET, SECRET_VARIABLE
 
-# Seconds for one of several addresses of worker 0, since one of them may never answer.
+# Seconds for one of several addresses of a worker, since one of them may never answer.
 _LONGEST_TRY = 5.0
-# Seconds for an answer to a greeting, which worker 0 gives at once.
+# Seconds for an answer to a greeting, which a worker that listens gives at once.
 _LONGEST_ANSWER = 10.0
 # Every answer begins with magic and version.
 _HEAD = struct.Struct("!8sI")
@@ -23,7 +23,11 @@ _log = logging.getLogger("sok_embed")
 
 
 class _TryAgain(Exception):
-    """This connection did not lead to worker 0, but another one may."""
+    """This connection did not lead to the other worker, but another one may."""
+
+
+class _NotThere(_TryAgain):
+    """Nobody listens, or another process does: a worker that listens already has ended."""
 
 
 class _Ended(Exception):
@@ -31,14 +35,18 @@ class _Ended(Exception):
 
 
 class Visitor:
-    """A worker that looks for worker 0, which may start later, and sends it the content.
+    """A worker that looks for another one, which may start later, and sends it the content.
 
     Args:
         content: The content that this worker sends to the others.
         workers: This process among the workers.
-        address: The address where worker 0 listens.
+        address: The address where the other worker listens.
         deadline: The time until which this worker waits.
         secret: The secret of the job. With one, no answer of another process ends the search.
+        other: The rank of the other worker.
+        advice: The end of messages that say that the other worker is not there.
+        starts_later: True if the other worker may not listen yet. If not, an address where it does
+            not listen is an error at once.
     """
 
     def __init__(
@@ -48,6 +56,9 @@ class Visitor:
         address: tuple[str, int],
         deadline: wire.Deadline,
         secret: bytes | None,
+        other: int = 0,
+        advice: str = wire.ANOTHER_PORT,
+        starts_later: bool = True,
     ) -> None:
         self._content = content
         self._workers = workers
@@ -55,24 +66,52 @@ class Visitor:
         self._where = wire.shown(address)
         self._deadline = deadline
         self._secret = secret
+        self._name = f"worker {other}"
+        self._advice = advice
+        self._starts_later = starts_later
         self._warned = ""
 
     def gather(self) -> list[bytes]:
         """Does on other workers what `all_gather` says."""
+        reader, transcript = self.call()
+        with reader.connection:
+            return self._reply(reader, transcript, is_taken_in=True)
+
+    def call(self) -> tuple[Reader, bytes]:
+        """Returns the connection once the other worker has accepted this one.
+
+        It comes with greeting and answer.
+
+        Raises:
+            TimeoutError: If the other worker does not answer in time.
+            ConnectionError: If another program is there.
+            ValueError: If the other worker is of another version or job.
+        """
         wait = wire.FIRST_WAIT
         while True:
             try:
-                with self._connect() as connection:
-                    return self._visit(connection)
+                connection = self._connect()
+                try:
+                    return self._introduce(connection)
+                except BaseException:
+                    connection.close()
+                    raise
             except _TryAgain as again:
                 problem = str(again)
+                is_over = isinstance(again, _NotThere) and not self._starts_later
+            if is_over:
+                raise ConnectionError(
+                    f"Expected {self._name} to listen at {self._where}. Received: {problem}. "
+                    f"{self._advice}"
+                )
             if not self._deadline.left():
                 if self._warned not in ("", problem):
                     problem = f"{self._warned}; and last {problem}"
                 raise TimeoutError(
-                    f"Expected worker 0 to listen at {self._where} within "
-                    f"{self._deadline.seconds:g} seconds. Received: {problem}. See what worker 0 "
-                    f"printed last, and whether this host reaches it there. {wire.ANOTHER_PORT}"
+                    f"Expected {self._name} to listen at {self._where} within "
+                    f"{self._deadline.seconds:g} seconds. Received: {problem}. See what "
+                    f"{self._name} printed last, and whether this host reaches it there. "
+                    f"{self._advice}"
                 )
             time.sleep(min(wait, self._deadline.left()))
             wait = min(2 * wait, wire.LONGEST_WAIT)
@@ -100,12 +139,12 @@ class Visitor:
             except OSError as error:
                 problem = error
             connection.close()
-        raise _TryAgain(problem)
+        raise _TryAgain(problem) if isinstance(problem, TimeoutError) else _NotThere(problem)
 
-    def _visit(self, connection: socket.socket) -> list[bytes]:
-        """Returns the contents of all workers, from one connection."""
+    def _introduce(self, connection: socket.socket) -> tuple[Reader, bytes]:
+        """Sends the content, and waits until the other worker has accepted this one."""
         transcript = self._exchange_greetings(connection)
-        reader = _Reader(connection, self._deadline)
+        reader = Reader(connection, self._deadline)
         workers = self._workers
         told = wire.HELLO.pack(
             *(workers.size, wire.fingerprint(workers)),
@@ -115,38 +154,19 @@ class Visitor:
         proof = wire.proof(self._secret, wire.WORKER, transcript)
         signature = wire.proof(self._secret, wire.CONTENT, transcript, told)
         reader.send(proof + told + signature)
-        try:
-            try:
-                self._reply(reader, transcript, is_taken_in=False)
-            except _Ended as ended:
-                # Worker 0 may have had no room for this worker among many strangers.
-                raise _TryAgain(f"the end of the connection: {ended}") from None
-            return self._reply(reader, transcript, is_taken_in=True)
-        except _Ended as ended:
-            raise ConnectionError(
-                f"Expected worker 0 at {self._where} to go on until all workers have met. "
-                f"Received: the end of the connection: {ended}. See what worker 0 printed last."
-            ) from None
-        except TimeoutError as error:
-            if error.args:
-                raise  # a reply
-            raise TimeoutError(
-                f"Expected a reply of worker 0 at {self._where} within {self._deadline.seconds:g} "
-                "seconds. Received: no reply, though a program listens there. Worker 0 may wait "
-                "for others with a longer timeout, so look for those workers; or another program "
-                f"has that port. {wire.ANOTHER_PORT}"
-            ) from None
+        self._reply(reader, transcript, is_taken_in=False)
+        return reader, transcript
 
     def _exchange_greetings(self, connection: socket.socket) -> bytes:
-        """Makes sure that worker 0 is at the other end. Returns greeting and answer.
+        """Makes sure that the other worker is at the other end. Returns greeting and answer.
 
         Raises:
             _TryAgain: If that is not certain.
             ConnectionError: Without a secret, if another program is there.
-            ValueError: If worker 0 has another version, or a secret, and this worker none.
+            ValueError: If it has another version, or a secret, and this worker none.
         """
         seconds = min(self._deadline.patience(), _LONGEST_ANSWER)
-        reader = _Reader(connection, wire.Deadline(seconds))
+        reader = Reader(connection, wire.Deadline(seconds))
         greeting = wire.GREETING.pack(wire.MAGIC, wire.VERSION, self._workers.rank, wire.nonce())
         reader.send(greeting)
         try:
@@ -169,7 +189,7 @@ class Visitor:
             reader.send(wire.proof(self._secret, wire.WORKER, greeting + answer))
             raise ValueError(
                 "Expected all workers to have one version of sok_embed, whose protocol here is "
-                f"{wire.VERSION}. Received: {version} from worker 0 at {self._where}."
+                f"{wire.VERSION}. Received: {version} from {self._name} at {self._where}."
             )
         return greeting + answer
 
@@ -177,12 +197,13 @@ class Visitor:
         """Raises for an answer whose proof is not one of this job."""
         if self._secret is None:
             raise ValueError(
-                f"Expected worker 0 at {self._where} to have no secret, as this worker has none. "
-                f"Received: an answer that proves one. {HOW_TO_SET}"
+                f"Expected {self._name} at {self._where} to have no secret, as this worker has "
+                f"none. Received: an answer that proves one. {HOW_TO_SET}"
             )
         what = "without a proof" if proof == wire.NO_PROOF else "with a wrong proof"
         self._keep_looking(
-            f"an answer {what} of the job's secret: worker 0 may have another {SECRET_VARIABLE} "
+            f"an answer {what} of the job's secret: {self._name} may have another "
+            f"{SECRET_VARIABLE} "
             "or none, or another program listens there"
         )
 
@@ -190,30 +211,52 @@ class Visitor:
         if self._secret is not None:
             self._keep_looking("the answer of another program")
         raise ConnectionError(
-            f"Expected worker 0 at {self._where}. Received: the answer of another program. "
-            f"{wire.ANOTHER_PORT}"
+            f"Expected {self._name} at {self._where}. Received: the answer of another program. "
+            f"{self._advice}"
         )
 
     def _keep_looking(self, problem: str) -> NoReturn:
-        """Logs a problem once, and goes on to look for worker 0."""
+        """Logs a problem once, and goes on to look for the other worker."""
+        if not self._starts_later:
+            raise _NotThere(problem)
         if problem != self._warned:
             self._warned = problem
             _log.warning(
-                "Worker %d looks for worker 0 at %s, and received %s. It tries again until its "
-                "timeout.",
-                *(self._workers.rank, self._where, problem),
+                "Worker %d looks for %s at %s, and received %s. It tries again until its timeout.",
+                *(self._workers.rank, self._name, self._where, problem),
             )
         raise _TryAgain(problem)
 
-    def _reply(self, reader: _Reader, transcript: bytes, is_taken_in: bool) -> list[bytes]:
+    def _reply(self, reader: Reader, transcript: bytes, is_taken_in: bool) -> list[bytes]:
         """Returns the contents of all workers; nothing for the reply that this worker is accepted.
 
         Raises:
-            _Ended: If the connection ends before.
-            TimeoutError: Without a text, if the reply does not come in time.
-            ConnectionError: If it is not a reply of worker 0.
+            TimeoutError: If the reply does not come in time.
+            ConnectionError: If it is not a reply of the other worker, or the connection ends.
             Exception: The error in the reply, of a class in `wire.ERRORS`.
         """
+        try:
+            return self._read_reply(reader, transcript, is_taken_in)
+        except _Ended as ended:
+            if not is_taken_in:
+                # The other worker may have had no room for this one among many strangers.
+                raise _TryAgain(f"the end of the connection: {ended}") from None
+            raise ConnectionError(
+                f"Expected {self._name} at {self._where} to go on until all workers have met. "
+                f"Received: the end of the connection: {ended}. See what {self._name} printed last."
+            ) from None
+        except TimeoutError as error:
+            if error.args:
+                raise  # a reply
+            raise TimeoutError(
+                f"Expected a reply of {self._name} at {self._where} within "
+                f"{self._deadline.seconds:g} seconds. Received: no reply, though a program listens "
+                f"there. {self._name.capitalize()} may wait for others with a longer timeout, so "
+                f"look for those workers; or another program has that port. {self._advice}"
+            ) from None
+
+    def _read_reply(self, reader: Reader, transcript: bytes, is_taken_in: bool) -> list[bytes]:
+        """Reads a reply; raises `_Ended`, a TimeoutError without a text, or the error in it."""
         reader.signed.clear()
         magic, version, kind, number = wire.REPLY.unpack(reader.read(wire.REPLY.size))
         contents, text = [], None
@@ -228,23 +271,24 @@ class Visitor:
         expected = wire.proof(self._secret, wire.REPLIED, transcript, bytes(reader.signed))
         if not wire.is_proof(reader.read(wire.PROOF_BYTES), expected):
             raise ConnectionError(
-                f"Expected the reply of worker 0 at {self._where}. Received: a reply that was "
-                "changed on its way. Check the network between this host and the host of worker 0."
+                f"Expected the reply of {self._name} at {self._where}. Received: a reply that was "
+                f"changed on its way. Check the network between this host and that of {self._name}."
             )
         if text is not None:
             raise wire.ERRORS[kind - 1](text.decode(errors="replace"))
         return contents
 
 
-class _Reader:
+class Reader:
     """Reads what the other side sends.
 
     Attributes:
+        connection: The connection.
         signed: The bytes that were read since `signed` was last cleared.
     """
 
     def __init__(self, connection: socket.socket, deadline: wire.Deadline) -> None:
-        self._connection = connection
+        self.connection = connection
         self._deadline = deadline
         self.signed = bytearray()
 
@@ -254,8 +298,8 @@ class _Reader:
         If the other side has stopped listening, its reason may still be read.
         """
         try:
-            self._connection.settimeout(self._deadline.patience())
-            self._connection.sendall(message)
+            self.connection.settimeout(self._deadline.patience())
+            self.connection.sendall(message)
         except OSError:
             pass
 
@@ -274,8 +318,8 @@ class _Reader:
         received = bytearray()
         try:
             while len(received) < count:
-                self._connection.settimeout(self._deadline.patience())
-                chunk = self._connection.recv(min(wire.CHUNK, count - len(received)))
+                self.connection.settimeout(self._deadline.patience())
+                chunk = self.connection.recv(min(wire.CHUNK, count - len(received)))
                 if not chunk:
                     raise _Ended("it was closed")
                 received += chunk

@@ -1,4 +1,4 @@
-"""Defines the messages, proofs, times and addresses that worker 0 and the others share."""
+"""Defines the messages, proofs, times and addresses of workers that meet."""
 
 from __future__ import annotations
 
@@ -33,9 +33,12 @@ ANOTHER_PORT = (
     "Set MASTER_ADDR and MASTER_PORT, alike for all workers, to the host of worker 0 and a free "
     "port there."
 )
-# Seconds between two tries to reach worker 0: the first wait, and the longest.
+# Seconds between two tries to reach another worker: the first wait, and the longest.
 FIRST_WAIT, LONGEST_WAIT = 0.02, 0.5
-# The roles of processes that prove that they know the secret, and the kinds of signed bytes.
+# Seconds; system calls that wait do not accept larger numbers.
+_LONGEST_TIMEOUT = 1e6
+# The roles of the process that was called and of its caller, which prove that they know the secret,
+# and the kinds of signed bytes.
 HOST, WORKER, CONTENT, REPLIED = b"worker 0", b"another worker", b"content", b"reply"
 NO_PROOF = bytes(PROOF_BYTES)
 
@@ -54,6 +57,17 @@ class Deadline:
     def patience(self) -> float:
         """Returns the same as a timeout of a socket, for which 0 would mean not to wait."""
         return max(0.001, self.left())
+
+
+def deadline_in(timeout: float) -> Deadline:
+    """Returns the end of a time that a user has set, in seconds.
+
+    Raises:
+        ValueError: For one that is not above 0.
+    """
+    if not timeout > 0:
+        raise ValueError(f"Expected a timeout above 0 seconds. Received: {timeout}.")
+    return Deadline(min(timeout, _LONGEST_TIMEOUT))
 
 
 def proof(secret: bytes | None, role: bytes, transcript: bytes, signed: bytes = b"") -> bytes:

@@ -3,39 +3,245 @@
 from __future__ import annotations
 
 import os
+import random
+import secrets
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 
 import forked
 import pytest
 from limits import HANG_S
-from sharded.meeting import HOST, SECRET
+from seeds import seed_of_test
+from sharded.meeting import (
+    ANSWER_BYTES,
+    GREETING_BYTES,
+    HOST,
+    PROOF_BYTES,
+    SECRET,
+    greeting,
+    hello,
+    is_closed,
+    read,
+    tell,
+)
 
-from sok_embed.binding import _core
 from sok_embed.communicators import connections, tcp
+from sok_embed.communicators.connecting import Address, Listening, connect_all
 from sok_embed.communicators.connections import host_of, shared_mesh
 from sok_embed.communicators.launchers import Workers
 
 
-def listening(address: str) -> tuple[str, int]:
-    """Returns host and port of a mesh's address."""
-    host, port, *_ = address.split()
-    return host, int(port)
+def worker(rank: int, size: int) -> Workers:
+    return Workers(rank, size, 0, 1, None, "test")
+
+
+def connected(
+    rank: int, known: list[Address], listening: Listening, secret: bytes | None, timeout: float
+) -> list[socket.socket | None]:
+    with listening:
+        return connect_all(worker(rank, len(known)), known, listening, timeout, secret)
+
+
+class Job:
+    """Workers in threads of this process, which listen.
+
+    Attributes:
+        listening: The sockets at which each waits.
+        known: The addresses by which the workers that begin from now on call each other.
+    """
+
+    def __init__(self, size: int, secret: bytes | None, timeout: float = HANG_S) -> None:
+        self._secret, self._timeout = secret, timeout
+        self.listening = [Listening(worker(rank, size), HOST) for rank in range(size)]
+        self.known = [each.address for each in self.listening]
+        self._threads = ThreadPoolExecutor(size)
+        self.begun: dict[int, Future[list[socket.socket | None]]] = {}
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.shutdown()
+        for listening in self.listening:
+            listening.close()
+        for each in self.begun.values():
+            for made in [] if each.exception() else each.result():
+                if made is not None:
+                    made.close()
+
+    def begin(self, rank: int, secret: bytes | None = None) -> None:
+        known, listening = list(self.known), self.listening[rank]
+        secret = secret or self._secret
+        self.begun[rank] = self._threads.submit(
+            connected, rank, known, listening, secret, self._timeout
+        )
+
+    def assert_connected(self) -> None:
+        """Has workers send each other their ranks."""
+        made = {rank: each.result() for rank, each in self.begun.items()}
+        for rank, of_rank in made.items():
+            for other, connection in enumerate(of_rank):
+                assert (connection is None) == (rank == other)
+                if connection is not None:
+                    connection.sendall(bytes([rank]))
+        for of_rank in made.values():
+            for other, connection in enumerate(of_rank):
+                if connection is not None:
+                    assert connection.recv(2) == bytes([other])
+
+
+def visit(address: Address, draw: random.Random) -> None:
+    """Calls as a stranger of some kind does, who has only the address."""
+    with suppress(OSError), socket.create_connection((HOST, address.port), HANG_S) as stranger:
+        kind = draw.randrange(4)
+        if kind == 1:
+            stranger.sendall(draw.randbytes(draw.randrange(200)))
+        elif kind == 2:
+            stranger.sendall(b"sok-meet" + draw.randbytes(draw.randrange(200)))
+        elif kind == 3:  # an impostor of any rank
+            tell(stranger, draw.randrange(4), 3, secret=draw.choice([None, SECRET[::-1]]))
+            assert is_closed(stranger)
+
+
+def test_workers_connect_among_strangers_of_every_kind(secret: bytes | None) -> None:
+    draw = random.Random(seed_of_test())
+    with Job(3, secret) as job, ThreadPoolExecutor(3) as threads:
+        ends = threading.Event()
+
+        def flood(rank: int, own: random.Random) -> None:
+            while not ends.is_set():
+                visit(job.known[rank], own)
+
+        flooding = [threads.submit(flood, rank, random.Random(draw.random())) for rank in range(3)]
+        try:
+            for rank in (2, 1, 0):
+                job.begin(rank)
+            job.assert_connected()
+        finally:
+            ends.set()
+        for each in flooding:
+            each.result()
+
+
+def test_connections_that_are_held_open_take_no_workers_room(secret: bytes | None) -> None:
+    with Job(2, secret) as job, ExitStack() as held:
+        for number in range(200):
+            stranger = held.enter_context(socket.create_connection((HOST, job.known[0].port)))
+            if number % 3 == 0:
+                stranger.sendall(greeting(1))
+        job.begin(0)
+        job.begin(1)
+        job.assert_connected()
+
+
+@pytest.mark.parametrize("ends", [0, 3])
+def test_a_worker_whose_connection_ends_before_it_is_accepted_calls_again(ends: int) -> None:
+    """What the workers say goes through this test, so worker 1 cannot use a local socket."""
+    with Job(2, SECRET) as job, socket.create_server((HOST, 0)) as server:
+        at = job.known[0]
+        job.begin(0)
+        job.known[0] = at._replace(port=server.getsockname()[1], system="-")
+        job.begin(1)
+        for _ in range(ends):
+            server.accept()[0].close()
+        came, _ = server.accept()
+        with came, socket.create_connection((HOST, at.port)) as to:
+            said = read(came, GREETING_BYTES)
+            to.sendall(said)
+            came.sendall(read(to, ANSWER_BYTES + PROOF_BYTES))
+            more = read(came, 2 * PROOF_BYTES + len(hello(2, 0)))
+            to.sendall(more)
+            came.sendall(read(to, 20 + PROOF_BYTES))
+            # What was recorded of a worker is of no use, neither here nor there.
+            assert job.begun[0].result() and job.begun[1].result()
+
+
+def test_a_worker_is_called_by_its_own_token_alone() -> None:
+    """To know the secret of the job is not enough to take the place of another worker."""
+    with Job(2, SECRET, timeout=1.0) as job:
+        job.begin(0)
+        job.known[0] = job.known[0]._replace(token=job.known[1].token, system="-")
+        job.begin(1)
+        with pytest.raises(ConnectionError, match="Expected worker 0 .* with a wrong proof"):
+            job.begun[1].result()
+        with pytest.raises(TimeoutError, match="nothing of worker 1"):
+            job.begun[0].result()
+
+
+@pytest.mark.parametrize("said", [b"", b"x" * 200])
+def test_an_impostor_of_who_is_called_is_an_error(said: bytes) -> None:
+    with Job(2, SECRET) as job, socket.create_server((HOST, 0)) as server:
+        job.known[0] = job.known[0]._replace(port=server.getsockname()[1], system="-")
+        job.begin(1)
+        came, _ = server.accept()
+        with came:
+            assert len(read(came, GREETING_BYTES)) == GREETING_BYTES
+            if said:
+                came.sendall(said)
+                assert read(came, PROOF_BYTES) == b""  # it proves nothing to a stranger
+        server.close()
+        with pytest.raises(ConnectionError, match="Expected worker 0 .*(program|refused)"):
+            job.begun[1].result()
+
+
+def test_workers_of_different_secrets_do_not_connect_and_say_so() -> None:
+    with Job(2, SECRET, timeout=1.0) as job:
+        job.begin(0)
+        job.begin(1, SECRET[::-1])
+        with pytest.raises(ConnectionError, match="worker 0 may have another SOK_EMBED_SECRET"):
+            job.begun[1].result()
+        with pytest.raises(TimeoutError, match="nothing of worker 1.*SOK_EMBED_SECRET"):
+            job.begun[0].result()
+
+
+def test_workers_that_do_not_come_or_have_ended_are_named() -> None:
+    with Job(3, None, timeout=0.3) as job:
+        job.begin(0)
+        with pytest.raises(TimeoutError, match="nothing of workers 1, 2"):
+            job.begun[0].result()
+        job.begin(1)
+        with pytest.raises(ConnectionError, match="Expected worker 0 to listen .*refused"):
+            job.begun[1].result()
+
+
+@pytest.mark.parametrize("system", ["", "-", "another"], ids=["local", "none", "wrong"])
+def test_workers_of_one_system_talk_over_local_sockets(system: str) -> None:
+    with Job(2, SECRET) as job:
+        if system:
+            job.known[0] = job.known[0]._replace(system=system)
+            # A worker that says that it is of this system, and has no local socket.
+            token = secrets.token_hex(16) if system == "another" else job.known[0].token
+            job.known[1] = job.known[1]._replace(system="another", token=token)
+            job.listening[0].sockets.pop().close()
+        job.begin(0)
+        job.begin(1)
+        job.assert_connected()
+        (_, made) = job.begun[0].result()
+        assert made is not None
+        assert (made.family == socket.AF_UNIX) == (not system)
+
+
+def test_what_is_no_address_is_refused() -> None:
+    for content in (b"", b"a b c d", b"host 1 token"):
+        with pytest.raises(ValueError, match="Expected the address of a worker"):
+            Address.from_bytes(content)
 
 
 def test_workers_of_one_host_listen_on_the_loopback_interface_alone() -> None:
-    mesh = _core.Mesh(0, 2, host_of("10.1.2.3", everybody_is_here=True), HANG_S, b"")
-    host, port = listening(mesh.address)
-    assert host == HOST
-    with socket.create_connection((host, port), HANG_S):
-        pass
-    # 127.0.0.2 is another address of this host, where one who listens to all would hear.
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.2", port), HANG_S)
+    host = host_of("10.1.2.3", everybody_is_here=True)
+    with Listening(worker(0, 2), host) as listening:
+        host, port = listening.address[:2]
+        assert host == HOST
+        with socket.create_connection((host, port), HANG_S):
+            pass
+        # 127.0.0.2 is another address of this host, where one who listens to all would hear.
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", port), HANG_S)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +272,7 @@ def test_a_host_variable_without_an_address_is_named(monkeypatch: pytest.MonkeyP
     with pytest.raises(ValueError, match="Received: SOK_EMBED_HOST=no-such-host.invalid"):
         host_of("10.1.2.3", everybody_is_here=True)
     with pytest.raises(ConnectionError, match=r"no-such-host\.invalid"):
-        _core.Mesh(0, 2, "no-such-host.invalid", HANG_S, b"")
+        Listening(worker(0, 2), "no-such-host.invalid")
 
 
 def test_a_second_init_has_the_connections_of_its_own_job(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,24 +344,25 @@ def test_a_worker_that_waits_is_interrupted(begun: str, rank: int, port: int) ->
 # Runs worker 0 of two with so few descriptors that few connections take them all.
 FEW_DESCRIPTORS = """
 import resource, sys
-from sok_embed.binding import _core
-mesh = _core.Mesh(0, 2, "127.0.0.1", 60, bytes.fromhex(sys.argv[1]))
-print(mesh.address, flush=True)
-other = sys.stdin.readline().strip()
-used = max(map(int, __import__("os").listdir("/proc/self/fd")))
-resource.setrlimit(resource.RLIMIT_NOFILE, (used + 12, used + 12))
-mesh.connect([mesh.address, other])
+from sok_embed.communicators.connecting import Address, Listening, connect_all
+from sok_embed.communicators.launchers import Workers
+workers = Workers(0, 2, 0, 1, None, "test")
+with Listening(workers, "127.0.0.1") as listening:
+    print(listening.address.to_bytes().decode(), flush=True)
+    known = [listening.address, Address.from_bytes(sys.stdin.readline().encode())]
+    used = max(map(int, __import__("os").listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 12, used + 12))
+    connect_all(workers, known, listening, 60, bytes.fromhex(sys.argv[1]) or None)
 print("connected", flush=True)
 sys.stdin.readline()
 """
 
 
-@pytest.mark.parametrize("secret", [b"", SECRET], ids=["no secret", "secret"])
-def test_a_worker_without_descriptors_takes_the_others_in(secret: bytes) -> None:
-    mesh = _core.Mesh(1, 2, HOST, 60, secret)
+def test_a_worker_without_descriptors_accepts_the_others(secret: bytes | None) -> None:
+    listening = Listening(worker(1, 2), HOST)
     with (
         subprocess.Popen(
-            [sys.executable, "-c", FEW_DESCRIPTORS, secret.hex()],
+            [sys.executable, "-c", FEW_DESCRIPTORS, (secret or b"").hex()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -165,13 +372,16 @@ def test_a_worker_without_descriptors_takes_the_others_in(secret: bytes) -> None
         ThreadPoolExecutor(1) as threads,
     ):
         assert first.stdin is not None and first.stdout is not None
-        address = first.stdout.readline().strip()
+        address = Address.from_bytes(first.stdout.readline().encode())
         for _ in range(50):
-            held.enter_context(socket.create_connection(listening(address), HANG_S))
-        print(mesh.address, file=first.stdin, flush=True)
-        connecting = threads.submit(mesh.connect, [address, mesh.address])
+            held.enter_context(socket.create_connection((HOST, address.port), HANG_S))
+        print(listening.address.to_bytes().decode(), file=first.stdin, flush=True)
+        known = [address, listening.address]
+        connecting = threads.submit(connected, 1, known, listening, secret, HANG_S)
         said = first.stdout.readline()
         with suppress(BrokenPipeError):
             print(file=first.stdin, flush=True)
         assert said == "connected\n", first.stderr and first.stderr.read()
-        connecting.result()
+        made, _ = connecting.result()
+        assert made is not None
+        made.close()

@@ -1,5 +1,6 @@
 #include "core/transport/mesh.h"
 
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -16,22 +17,17 @@
 namespace sok::binding {
 namespace {
 
+// Descriptors, and the places of their other ends; by rank.
+using Sockets = std::vector<std::pair<int, std::string>>;
+
 // A mesh that ops find by its number for as long as this lives.
 class PyMesh {
  public:
-  PyMesh(int rank, int size, const std::string& host, double timeout, const nb::bytes& secret)
-      : mesh_(Made(Mesh::Listen(
-            {rank, size, host, timeout, true, std::string(secret.c_str(), secret.size())}))),
-        number_(AddMesh(mesh_)) {}
+  PyMesh(int rank, double timeout, const Sockets& sockets)
+      : mesh_(Made(rank, timeout, sockets)), number_(AddMesh(mesh_)) {}
   ~PyMesh() { RemoveMesh(number_); }
   PyMesh(const PyMesh&) = delete;
 
-  void Connect(const std::vector<std::string>& addresses) {
-    const Status status = Unlocked([&] { return mesh_->Connect(addresses); });
-    // An interrupt has ended the wait, and is an exception of its own.
-    if (PyErr_CheckSignals() != 0) throw nb::python_error();
-    CheckConnected(status);
-  }
   nb::dict Stats() const {
     const MeshStats stats = mesh_->Stats();
     nb::dict dict;
@@ -40,18 +36,16 @@ class PyMesh {
     dict["seconds"] = stats.seconds;
     return dict;
   }
-  const std::string& address() const { return mesh_->address(); }
   bool is_broken() const { return mesh_->is_broken(); }
   int64_t number() const { return number_; }
 
  private:
-  static void CheckConnected(const Status& status) {
-    if (status.code() != Code::kUnavailable) return Check(status);
-    PyErr_SetString(PyExc_ConnectionError, status.message().c_str());
-    throw nb::python_error();
-  }
-  static std::shared_ptr<Mesh> Made(Result<std::shared_ptr<Mesh>> mesh) {
-    CheckConnected(mesh.status());
+  static std::shared_ptr<Mesh> Made(int rank, double timeout, const Sockets& sockets) {
+    std::vector<Connection> connections;
+    for (const auto& [fd, place] : sockets) connections.push_back({Descriptor(fd), place});
+    auto mesh =
+        Mesh::Make({rank, static_cast<int>(sockets.size()), timeout}, std::move(connections));
+    Check(mesh.status());
     return std::move(mesh.value());
   }
 
@@ -64,12 +58,10 @@ class PyMesh {
 void BindMesh(nb::module_& module) {
   module.def("watch_interrupts", &WatchInterrupts);
   nb::class_<PyMesh>(module, "Mesh")
-      .def(nb::init<int, int, const std::string&, double, const nb::bytes&>(), nb::arg("rank"),
-           nb::arg("size"), nb::arg("host"), nb::arg("timeout"), nb::arg("secret"))
-      .def_prop_ro("address", [](const PyMesh& self) { return self.address(); })
+      .def(nb::init<int, double, const Sockets&>(), nb::arg("rank"), nb::arg("timeout"),
+           nb::arg("sockets"))
       .def_prop_ro("number", [](const PyMesh& self) { return self.number(); })
       .def_prop_ro("broken", [](const PyMesh& self) { return self.is_broken(); })
-      .def("connect", &PyMesh::Connect, nb::arg("addresses"))
       .def("stats", &PyMesh::Stats);
 }
 

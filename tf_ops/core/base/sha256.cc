@@ -79,24 +79,4 @@ Sha256Digest Sha256(std::string_view bytes) {
   return digest;
 }
 
-Sha256Digest HmacSha256(std::string_view key, std::string_view message) {
-  std::string padded(key);
-  if (key.size() > kBlock) {
-    const Sha256Digest digest = Sha256(key);
-    padded.assign(digest.begin(), digest.end());
-  }
-  padded.resize(kBlock);
-  std::string inner = padded, outer = padded;
-  for (char& byte : inner) byte ^= 0x36;
-  for (char& byte : outer) byte ^= 0x5c;
-  const Sha256Digest digest = Sha256(inner.append(message));
-  return Sha256(outer.append(digest.begin(), digest.end()));
-}
-
-bool SameDigest(const Sha256Digest& one, const Sha256Digest& other) {
-  uint8_t differs = 0;
-  for (size_t i = 0; i < one.size(); ++i) differs |= one[i] ^ other[i];
-  return differs == 0;
-}
-
 }  // namespace sok

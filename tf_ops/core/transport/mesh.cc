@@ -14,8 +14,8 @@
 
 #include "core/base/checksum.h"
 #include "core/base/status_macros.h"
-#include "core/transport/handshake.h"
 #include "core/transport/mesh_work.h"
+#include "core/transport/socket.h"
 
 namespace sok {
 namespace {
@@ -23,32 +23,12 @@ namespace {
 const Status kNoMemory = Status::Literal(Code::kResourceExhausted, "no memory for an exchange");
 // Longer timeouts would not fit into the clock's milliseconds.
 constexpr double kLongestTimeout = 1e6;
-// The system keeps at least so many calls until this worker accepts them, so that strangers leave
-// room for workers.
-constexpr int kLeastBacklog = 1024;
 
 }  // namespace
 
 // --- how a mesh begins and ends -----------------------------------------------------------------
 
-Status Mesh::Work::Connect(const std::vector<std::string>& addresses) {
-  if (connected_) {
-    return Status(Code::kFailedPrecondition, "expected one call of Connect, got two");
-  }
-  if (addresses.size() != static_cast<size_t>(options_.size)) {
-    return InvalidArgument("expected the addresses of " + std::to_string(options_.size) +
-                           " workers, got " + std::to_string(addresses.size()));
-  }
-  std::vector<WorkerAddress> parsed;
-  for (const std::string& text : addresses) {
-    SOK_ASSIGN_OR_RETURN(auto address, WorkerAddress::FromText(text));
-    parsed.push_back(std::move(address));
-  }
-  const auto milliseconds = static_cast<int64_t>(options_.timeout_seconds * 1000);
-  SOK_ASSIGN_OR_RETURN(
-      auto made, ConnectAll(options_.rank, options_.secret, parsed, listening_, milliseconds));
-  listening_ = Listening();
-
+Status Mesh::Work::Start(std::vector<Connection> connections) {
   epoll_ = Descriptor(epoll_create1(EPOLL_CLOEXEC));
   wake_ = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!epoll_.valid() || !wake_.valid()) return SocketError("watching connections", errno);
@@ -60,11 +40,12 @@ Status Mesh::Work::Connect(const std::vector<std::string>& addresses) {
     peers_.push_back(nullptr);
     if (rank == options_.rank) continue;
     auto peer = std::make_unique<Peer>();
-    const WorkerAddress& at = parsed[static_cast<size_t>(rank)];
+    Connection& connection = connections[static_cast<size_t>(rank)];
     peer->rank = rank;
-    peer->place = at.host + ":" + std::to_string(at.port);
-    peer->socket = std::move(made[static_cast<size_t>(rank)]);
+    peer->place = std::move(connection.place);
+    peer->socket = std::move(connection.socket);
     const int fd = peer->socket.get();
+    SOK_RETURN_IF_ERROR(PrepareForExchanges(fd));
     Peer* const raw = peer.get();
     const auto watch = [this, fd, raw](int what, uint32_t events) {
       epoll_event changed{};
@@ -83,7 +64,6 @@ Status Mesh::Work::Connect(const std::vector<std::string>& addresses) {
   } catch (const std::system_error& error) {
     return Status(Code::kInternal, std::string("no thread for exchanges: ") + error.what());
   }
-  connected_ = true;
   return Status();
 }
 
@@ -108,9 +88,6 @@ Status Mesh::Work::CheckRequest(const ExchangeRequest& request) const {
                       std::to_string(getpid()) +
                       ", forked from it; start processes with multiprocessing's 'spawn', or look "
                       "nothing up in a process that only loads data");
-  }
-  if (!connected_) {
-    return Status(Code::kFailedPrecondition, "expected Connect before an exchange");
   }
   if (request.parts.size() == static_cast<size_t>(options_.size)) return Status();
   return InvalidArgument("expected rows for " + std::to_string(options_.size) +
@@ -163,7 +140,7 @@ void Mesh::Work::Exchange(ExchangeRequest request) {
   }
   if (exchange == nullptr) {
     // The other workers would wait for this one.
-    if (connected_ && !is_child()) BreakSoon(status);
+    if (!is_child()) BreakSoon(status);
     request.done(status, turn);
     return;
   }
@@ -284,7 +261,8 @@ MeshStats Mesh::Work::Stats() const {
 Mesh::Mesh(std::unique_ptr<Work> work) : work_(std::move(work)) {}
 Mesh::~Mesh() = default;
 
-Result<std::shared_ptr<Mesh>> Mesh::Listen(const MeshOptions& options) {
+Result<std::shared_ptr<Mesh>> Mesh::Make(const MeshOptions& options,
+                                         std::vector<Connection> connections) {
   if (options.size < 1 || options.rank < 0 || options.rank >= options.size) {
     return InvalidArgument("expected a rank in [0, size), got " + std::to_string(options.rank) +
                            " of " + std::to_string(options.size));
@@ -293,31 +271,19 @@ Result<std::shared_ptr<Mesh>> Mesh::Listen(const MeshOptions& options) {
     return InvalidArgument("expected a timeout of more than 0 seconds, got " +
                            std::to_string(options.timeout_seconds));
   }
+  if (connections.size() != static_cast<size_t>(options.size)) {
+    return InvalidArgument("expected connections of " + std::to_string(options.size) +
+                           " workers, got " + std::to_string(connections.size()));
+  }
   MeshOptions limited = options;
   limited.timeout_seconds = std::min(options.timeout_seconds, kLongestTimeout);
-  WorkerAddress own{options.host, 0, "", ""};
-  SOK_ASSIGN_OR_RETURN(own.token, RandomToken());
-  const int backlog = std::max(kLeastBacklog, options.size);
-  SOK_ASSIGN_OR_RETURN(auto port, ListenFor(options.host, backlog, &own.port));
-  Listening listening{std::move(port), {}};
-  if (options.local_sockets) {
-    Result<Descriptor> local = ListenLocally(own.token, backlog);
-    // Without a local socket the other workers call the port.
-    if (local.ok()) {
-      listening.local = std::move(local.value());
-      own.system = LocalSystem();
-    }
-  }
-  return std::shared_ptr<Mesh>(
-      new Mesh(std::make_unique<Work>(limited, std::move(listening), own)));
+  auto work = std::make_unique<Work>(limited);
+  SOK_RETURN_IF_ERROR(work->Start(std::move(connections)));
+  return std::shared_ptr<Mesh>(new Mesh(std::move(work)));
 }
 
 int Mesh::rank() const { return work_->options().rank; }
 int Mesh::size() const { return work_->options().size; }
-const std::string& Mesh::address() const { return work_->address(); }
-Status Mesh::Connect(const std::vector<std::string>& addresses) {
-  return work_->Connect(addresses);
-}
 void Mesh::Exchange(ExchangeRequest request) { work_->Exchange(std::move(request)); }
 MeshStats Mesh::Stats() const { return work_->Stats(); }
 bool Mesh::is_broken() const { return work_->is_broken(); }

@@ -1,8 +1,6 @@
 // A mesh: connections between every two workers of a job, over which they exchange rows.
 //
-//   Result<std::shared_ptr<Mesh>> mesh = Mesh::Listen({rank, size, "10.0.0.2"});
-//   // every worker sends the others its mesh->address(), by any means they have
-//   Status status = mesh->Connect(addresses);
+//   Result<std::shared_ptr<Mesh>> mesh = Mesh::Make({rank, size}, std::move(connections));
 //   mesh->Exchange({"clicks.keys", …});
 //
 // An exchange has a name. The k-th exchange of a name on one worker meets the k-th exchange of that
@@ -14,7 +12,7 @@
 // timeout, or sends rows that do not fit, every exchange under way on every worker ends with a
 // status that says so, and so does every later exchange.
 //
-// All functions are thread-safe once Connect has returned.
+// All functions are thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -25,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/descriptor.h"
 #include "core/base/status.h"
 
 namespace sok {
@@ -32,16 +31,14 @@ namespace sok {
 struct MeshOptions {
   int rank = 0;
   int size = 1;
-  // The name or number of the host under which the other workers reach this one.
-  std::string host = "127.0.0.1";
   // The longest time that an exchange waits for a worker that shows no sign of life.
   double timeout_seconds = 600;
-  // True if workers on one system talk over local sockets. Otherwise they use its loopback
-  // interface.
-  bool local_sockets = true;
-  // A secret of the job, the same for all workers. With a secret, only processes that know it can
-  // take part; without one, any process that knows the addresses can.
-  std::string secret = {};
+};
+
+// A connection to another worker, which knows which worker is at this end.
+struct Connection {
+  Descriptor socket;  // invalid: the connection of a worker to itself
+  std::string place;  // for messages, such as "10.0.0.2:4711"
 };
 
 // Rows for one worker. They must stay as they are until the exchange is done.
@@ -77,22 +74,16 @@ struct MeshStats {
 
 class Mesh {
  public:
-  // Listens for the other workers, on a port that the system chooses.
-  static Result<std::shared_ptr<Mesh>> Listen(const MeshOptions& options);
+  // Makes a mesh of connected sockets (size), local ones or of TCP, by the ranks of the workers at
+  // their other ends.
+  static Result<std::shared_ptr<Mesh>> Make(const MeshOptions& options,
+                                            std::vector<Connection> connections);
   // Closes all connections. Workers that wait for this one get an error.
   ~Mesh();
   Mesh(const Mesh&) = delete;
 
   int rank() const;
   int size() const;
-  // Returns the address that the other workers give to Connect. Without a secret of the job, anyone
-  // who knows the address can take part.
-  const std::string& address() const;
-
-  // Connects to all workers; collective. `addresses` (size) has the address of each worker, by
-  // rank.
-  Status Connect(const std::vector<std::string>& addresses);
-
   // Sends rows to every worker, and receives from each. Returns at once.
   void Exchange(ExchangeRequest request);
 

@@ -1,8 +1,11 @@
 #include "core/transport/mesh.h"
 
 #include <doctest/doctest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -28,23 +31,46 @@ using Meshes = std::vector<std::shared_ptr<Mesh>>;
 struct LocalSockets {};
 struct Ports {};
 
+// Returns the two ends of a new connection.
+template <typename Over>
+std::array<Descriptor, 2> NewConnection() {
+  if constexpr (std::is_same_v<Over, LocalSockets>) {
+    int ends[2];
+    REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+    return {Descriptor(ends[0]), Descriptor(ends[1])};
+  } else {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof(address);
+    auto* const generic = reinterpret_cast<sockaddr*>(&address);
+    const Descriptor listening(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    Descriptor caller(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    REQUIRE(bind(listening.get(), generic, length) == 0);
+    REQUIRE(listen(listening.get(), 1) == 0);
+    REQUIRE(getsockname(listening.get(), generic, &length) == 0);
+    REQUIRE(connect(caller.get(), generic, length) == 0);
+    return {std::move(caller), Descriptor(accept(listening.get(), nullptr, nullptr))};
+  }
+}
+
 // Workers of one process, each of which would be one of its own.
 template <typename Over>
 Meshes Connected(int size, double timeout_seconds = 60) {
+  std::vector<std::vector<Connection>> connections(static_cast<size_t>(size));
+  for (auto& of_worker : connections) of_worker.resize(connections.size());
+  for (size_t i = 0; i < connections.size(); ++i) {
+    for (size_t k = 0; k < i; ++k) {
+      auto [one, other] = NewConnection<Over>();
+      connections[i][k] = {std::move(one), "place " + std::to_string(k)};
+      connections[k][i] = {std::move(other), "place " + std::to_string(i)};
+    }
+  }
   Meshes meshes;
-  std::vector<std::string> addresses;
   for (int rank = 0; rank < size; ++rank) {
-    meshes.push_back(Value(Mesh::Listen(
-        {rank, size, "127.0.0.1", timeout_seconds, std::is_same_v<Over, LocalSockets>})));
-    addresses.push_back(meshes.back()->address());
+    meshes.push_back(Value(Mesh::Make({rank, size, timeout_seconds},
+                                      std::move(connections[static_cast<size_t>(rank)]))));
   }
-  std::vector<Status> statuses(static_cast<size_t>(size));
-  std::vector<std::thread> threads;
-  for (size_t rank = 0; rank < meshes.size(); ++rank) {
-    threads.emplace_back([&, rank] { statuses[rank] = meshes[rank]->Connect(addresses); });
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (const Status& status : statuses) REQUIRE_MESSAGE(status.ok(), status.message());
   return meshes;
 }
 
@@ -272,7 +298,7 @@ TEST_CASE_TEMPLATE("the end of a worker ends what waits for it", Over, LocalSock
   for (Side* side : {&first, &second}) {
     const Status status = side->Wait();
     CHECK(status.code() == Code::kUnavailable);
-    CHECK_MESSAGE(status.message().find("worker 2 (127.0.0.1:") != std::string::npos,
+    CHECK_MESSAGE(status.message().find("worker 2 (place 2)") != std::string::npos,
                   status.message());
   }
   CHECK(first.dones() == 1);
@@ -354,73 +380,27 @@ TEST_CASE_TEMPLATE("an exchange that finds no memory for its rows ends the mesh 
   CHECK(next.Wait().message().find("no memory in this test") != std::string::npos);
 }
 
-TEST_CASE("strangers are sent away while workers connect") {
-  Meshes meshes;
-  std::vector<std::string> addresses;
-  for (int rank = 0; rank < 2; ++rank) {
-    meshes.push_back(Value(Mesh::Listen({rank, 2, "127.0.0.1", 30})));
-    addresses.push_back(meshes.back()->address());
-  }
-  const WorkerAddress first = Value(WorkerAddress::FromText(addresses[0]));
-  const Descriptor silent = Value(ConnectTo(first, 5000));
-  const Descriptor rude = Value(ConnectTo(first, 5000));
-  const Descriptor rude_neighbour = Value(ConnectLocally(first.token));
-  const std::string nonsense(200, 'x');
-  REQUIRE(SendAll(rude.get(), nonsense.data(), nonsense.size(), 5000).ok());
-  REQUIRE(SendAll(rude_neighbour.get(), nonsense.data(), nonsense.size(), 5000).ok());
-  Status other;
-  std::thread second([&] { other = meshes[1]->Connect(addresses); });
-  const Status status = meshes[0]->Connect(addresses);
-  second.join();
-  REQUIRE_MESSAGE(status.ok(), status.message());
-  REQUIRE(other.ok());
-  Side sides[2];
-  for (size_t rank : {0, 1}) {
-    sides[rank].Begin(meshes[rank].get(), "rows", PartsOf(rank, 2, 5, 10));
-  }
-  for (Side& side : sides) CHECK(side.Wait().ok());
-}
-
-TEST_CASE("workers of one system talk over local sockets, and others over ports") {
-  const auto address = [](const std::string& text) { return Value(WorkerAddress::FromText(text)); };
-  const std::string system = LocalSystem();
-  CHECK(system.size() == 16);
-  CHECK(system == LocalSystem());
-  const auto with = Value(Mesh::Listen({0, 2})),
-             without = Value(Mesh::Listen({0, 2, "127.0.0.1", 60, false}));
-  CHECK(address(with->address()).system == system);
-  CHECK(address(without->address()).system.empty());
-  CHECK(ConnectLocally(address(with->address()).token).ok());
-  CHECK(!ConnectLocally(address(without->address()).token).ok());
-  // A worker that says that it is of this system, and is not, is reached by its port.
-  WorkerAddress wrong = address(without->address());
-  wrong.system = system;
-  const auto second = Value(Mesh::Listen({1, 2}));
-  const std::vector<std::string> addresses{wrong.ToText(), second->address()};
-  Status status;
-  std::thread other([&] { status = second->Connect(addresses); });
-  CHECK(without->Connect(addresses).ok());
-  other.join();
-  CHECK_MESSAGE(status.ok(), status.message());
-}
-
-TEST_CASE("workers that do not connect are named") {
-  const auto mesh = Value(Mesh::Listen({0, 3, "127.0.0.1", 0.2}));
-  const Status status = mesh->Connect({mesh->address(), mesh->address(), mesh->address()});
-  CHECK(status.code() == Code::kUnavailable);
-  CHECK_MESSAGE(status.message().find("missing: 1, 2") != std::string::npos, status.message());
-}
-
 TEST_CASE("what a mesh cannot be made of is refused") {
-  CHECK(Mesh::Listen({2, 2}).status().code() == Code::kInvalidArgument);
-  CHECK(Mesh::Listen({0, 0}).status().code() == Code::kInvalidArgument);
-  CHECK(Mesh::Listen({0, 1, "127.0.0.1", 0}).status().code() == Code::kInvalidArgument);
-  const auto mesh = Value(Mesh::Listen({0, 1}));
-  CHECK(mesh->Connect({}).code() == Code::kInvalidArgument);
-  CHECK(mesh->Connect({"nonsense"}).code() == Code::kInvalidArgument);
-  Side side;
-  side.Begin(mesh.get(), "rows", Nothing(1));
-  CHECK(side.Wait().code() == Code::kFailedPrecondition);
+  const auto code = [](const MeshOptions& options, size_t connections) {
+    return Mesh::Make(options, std::vector<Connection>(connections)).status().code();
+  };
+  CHECK(code({2, 2}, 2) == Code::kInvalidArgument);
+  CHECK(code({0, 0}, 0) == Code::kInvalidArgument);
+  CHECK(code({0, 1, 0}, 1) == Code::kInvalidArgument);
+  CHECK(code({0, 1}, 2) == Code::kInvalidArgument);
+  CHECK(code({0, 2}, 2) == Code::kUnavailable);  // no socket
+}
+
+TEST_CASE("a local socket takes more at a time than the system's default") {
+  const auto [plain, prepared] = NewConnection<LocalSockets>();
+  REQUIRE(PrepareForExchanges(prepared.get()).ok());
+  const auto room_of = [](const Descriptor& socket) {
+    int room = 0;
+    socklen_t length = sizeof(room);
+    REQUIRE(getsockopt(socket.get(), SOL_SOCKET, SO_SNDBUF, &room, &length) == 0);
+    return room;
+  };
+  CHECK(room_of(prepared) > room_of(plain));
 }
 
 TEST_CASE_TEMPLATE("two exchanges of one name and turn at a time are refused", Over, LocalSockets,
@@ -434,7 +414,7 @@ TEST_CASE_TEMPLATE("two exchanges of one name and turn at a time are refused", O
 }
 
 TEST_CASE("a mesh is found by its number") {
-  const auto mesh = Value(Mesh::Listen({0, 1}));
+  const auto mesh = Connected<Ports>(1)[0];
   const int64_t number = AddMesh(mesh);
   CHECK((FindMesh(number) == mesh));
   RemoveMesh(number);

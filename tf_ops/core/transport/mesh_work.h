@@ -22,13 +22,12 @@
 #include <vector>
 
 #include "core/base/forked_child.h"
+#include "core/base/interrupt.h"
 #include "core/base/status.h"
 #include "core/transport/frame.h"
-#include "core/transport/handshake.h"
 #include "core/transport/mesh.h"
 #include "core/transport/outbox.h"
 #include "core/transport/pending_exchange.h"
-#include "core/transport/socket.h"
 
 namespace sok {
 
@@ -62,16 +61,11 @@ struct Peer {
 
 class Mesh::Work {
  public:
-  Work(const MeshOptions& options, Listening listening, WorkerAddress own)
-      : options_(options),
-        listening_(std::move(listening)),
-        own_(std::move(own)),
-        address_(own_.ToText()) {}
+  explicit Work(const MeshOptions& options) : options_(options) {}
   ~Work();
 
   const MeshOptions& options() const { return options_; }
-  const std::string& address() const { return address_; }
-  Status Connect(const std::vector<std::string>& addresses);
+  Status Start(std::vector<Connection> connections);
   void Exchange(ExchangeRequest request);
   MeshStats Stats() const;
   bool is_broken() const {
@@ -129,9 +123,6 @@ class Mesh::Work {
   }
 
   const MeshOptions options_;
-  Listening listening_;
-  const WorkerAddress own_;
-  const std::string address_;
   std::vector<std::unique_ptr<Peer>> peers_;  // (size) null for this worker
   Descriptor epoll_, wake_;
   ThreadOfProcess thread_;
@@ -139,7 +130,7 @@ class Mesh::Work {
 
   mutable std::mutex mu_;
   Status broken_, break_soon_;
-  bool ending_ = false, connected_ = false;
+  bool ending_ = false;
   const int process_ = getpid();  // its children have neither connections nor the mesh's thread
   struct Name {
     std::string text;
