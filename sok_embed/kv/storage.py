@@ -139,8 +139,8 @@ class Storage:
             if not self._is_open_here():
                 raise
         raise StorageLockedError(
-            f"Expected a storage that this process has not open. Received: '{self.path}', which it "
-            "opened before, perhaps in another run of a notebook's cell. Close that first: "
+            f"Expected a folder that this process does not have open. Received: '{self.path}', "
+            "which it opened before, perhaps in another run of a notebook's cell. Close it first: "
             "storage.close(), or layer.storage.close() if a layer opened it, such as "
             "model.layers[0].storage.close(). Or use that storage again."
         )
