@@ -136,6 +136,7 @@ def test_a_copy_of_a_storage_in_use_is_whole_or_says_that_it_is_not(tmp_path, du
                     with pytest.raises(_core.CorruptionError):
                         rows_in(_core, to, read_only=True)
                 assert str(to) in again
+                assert "journal" not in again or "only checkpoint(path) makes one" in again
             except Exception as error:
                 wrong.append(f"{how}, read_only={read_only}: {type(error).__name__}: {error}")
             else:

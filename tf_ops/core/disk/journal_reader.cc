@@ -21,8 +21,9 @@ std::string PathOf(const std::string& folder, const std::string& name) {
 }
 
 constexpr char kRemedy[] =
-    "; move the files sok-journal-* and sok-written of the folder away to go on without those "
-    "calls, or restore the folder from a checkpoint or a dump";
+    "; restore the folder from a checkpoint or a dump, or, to go on without the calls since the "
+    "last flush, move its files sok-journal-* and sok-written away. A copy of a folder that is in "
+    "use is not whole either: only checkpoint(path) makes one";
 
 Status Damaged(const std::string& path, uint64_t offset, const std::string& why) {
   return Status(Code::kDataLoss, "the journal '" + path + "' is damaged at byte " +
@@ -147,7 +148,7 @@ Result<std::unique_ptr<JournalReader>> JournalReader::Open(const std::string& fo
   for (const auto& [name, file] : written) {
     if (file.bytes == 0 || JournalSegmentNumber(name) <= reader->last_) continue;
     return Status(Code::kDataLoss, "the journal '" + PathOf(folder, name) +
-                                       "' is missing, which has calls that had returned" + kRemedy);
+                                       "' is missing: it had calls that had returned" + kRemedy);
   }
   std::vector<Place>& places = reader->places_;
   // Equal keys stay in the order of their calls, so that the last one counts.

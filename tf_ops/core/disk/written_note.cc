@@ -118,7 +118,7 @@ Status WrittenNote::Load() {
   if (!newest.has_value()) {
     return Status(Code::kDataLoss,
                   "'" + path() +
-                      "' is damaged, which says how far the files of the storage have been "
+                      "' is damaged: it says how far the files of the storage have been "
                       "written; restore the folder from a checkpoint or a dump, or move this file "
                       "away to go on with the rows that can be read, of which some may be missing");
   }

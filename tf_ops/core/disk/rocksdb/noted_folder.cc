@@ -36,7 +36,7 @@ Status CheckFile(const std::string& folder, const std::string& name, const Writt
   const std::string bytes = std::to_string(noted.bytes);
   auto opened = InputFile::Open(path);
   if (opened.status().code() == Code::kNotFound) {
-    return Status(Code::kDataLoss, "the file '" + path + "' is missing, which has " + bytes +
+    return Status(Code::kDataLoss, "the file '" + path + "' is missing: it had " + bytes +
                                        " bytes of what was flushed" + kRemedy);
   }
   if (!opened.ok()) return opened.status();
