@@ -33,6 +33,11 @@ _REMEDY = (
     "not from a set."
 )
 
+_REMEDY_OF_RATES = (
+    "Change the rate alike on all workers. A callback that goes by metrics, such as "
+    "ReduceLROnPlateau, needs sok_embed.callbacks.AverageMetrics() before it."
+)
+
 
 # The attribute of a dense variable with a function that returns the layers of this package that
 # use it.
@@ -118,6 +123,7 @@ def check_same_rate(optimizer: keras.optimizers.Optimizer) -> None:
     _check(
         "the next epoch",
         lambda: {"the optimizer": {"learning_rate": of_optimizer(inner).get("learning_rate")}},
+        _REMEDY_OF_RATES,
     )
 
 
@@ -148,9 +154,9 @@ def fingerprint_of(tables: Iterable[Hosted]) -> int:
     return numbers[0] if len(numbers) == 1 else number_of({"hosts": str(numbers)})
 
 
-def _check(what: str, describe: Callable[[], Description]) -> None:
+def _check(what: str, describe: Callable[[], Description], remedy: str = _REMEDY) -> None:
     with tf.init_scope():
-        check_alike(Agreement(communicators.current()), what, describe, _REMEDY)
+        check_alike(Agreement(communicators.current()), what, describe, remedy)
 
 
 def _distinct_hosts(tables: Iterable[Hosted]) -> list[Any]:

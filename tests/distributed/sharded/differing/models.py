@@ -106,7 +106,7 @@ MODELS: dict[str, tuple[Callable[[bool], object], str]] = {
     ),
     "a rate that one worker lowers": (
         _lowered_on_one_worker,
-        "learning_rate of the optimizer is 0.01 on worker",
+        "and 0.25 on worker 1. Change the rate",
     ),
 }
 
