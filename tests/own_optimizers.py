@@ -86,7 +86,7 @@ def own_optimizers(model: Any) -> list[Any]:
     layer = holder_of(model)
     if not isinstance(layer, sok.DistributedEmbedding):
         return [layer.optimizer]
-    return [each.optimizer for each in layer._collection.configs if each.optimizer is not None]
+    return list(layer.optimizers.values())
 
 
 def state(model: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import keras
@@ -195,6 +196,13 @@ class DistributedEmbedding(LayerWithAnchor):
     def tables(self) -> Mapping[str, Table]:
         """The tables of this worker, by name."""
         return self._collection
+
+    @property
+    def optimizers(self) -> Mapping[str, keras.optimizers.Optimizer]:
+        """The optimizers of the tables that have one for themselves, by the table's name."""
+        configs = self._collection.configs
+        own = {each.name: each.optimizer for each in configs if each.optimizer is not None}
+        return MappingProxyType(own)  # Keras would save what lies in a dict a second time
 
     @property
     def plan(self) -> Plan:
