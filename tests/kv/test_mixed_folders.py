@@ -1,5 +1,6 @@
 """Files of two states of one storage in one folder are an error, and nothing there changes."""
 
+import os
 import shutil
 
 import numpy as np
@@ -105,3 +106,14 @@ def test_whole_copies_open_and_train_on(states):
         assert np.array_equal(rows_of(path / f"copy-of-{name}"), rows)
         again = train(path / f"copy-of-{name}", KEYS)
         assert np.array_equal(rows_of(path / f"copy-of-{name}"), again)
+
+
+def test_a_copy_by_hard_links_and_its_original_train_apart(states):
+    path, _, late = states
+    shutil.copytree(path / "rows", path / "linked", copy_function=os.link)
+    for _ in range(3):
+        trained = train(path / "linked", KEYS)
+    assert not np.array_equal(trained, late)
+    np.testing.assert_array_equal(rows_of(path / "rows"), late)
+    train(path / "rows", KEYS)
+    np.testing.assert_array_equal(rows_of(path / "linked"), trained)

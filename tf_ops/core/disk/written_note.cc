@@ -172,8 +172,6 @@ Status WrittenNote::Drop(const std::function<bool(const std::string& name)>& gon
 
 Status WrittenNote::Write() {
   if (!started_) return Status();
-  if (file_ < 0) file_ = open(path().c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  if (file_ < 0) return SystemError(errno, "open", path());
   const std::string note = Encode(files_, count_ + 1);
   if (note.size() > kPlaceBytes) {
     return Status(Code::kInternal, "expected at most " + std::to_string(kPlaceBytes) +
@@ -181,10 +179,21 @@ Status WrittenNote::Write() {
                                        std::to_string(note.size()) + ": of " +
                                        std::to_string(files_.size()) + " files");
   }
-  const auto at = static_cast<off_t>(count_ % 2 * kPlaceBytes);
+  const uint64_t at = count_ % 2 * kPlaceBytes;
+  if (file_ < 0) {
+    // The folder may be a copy by hard links, whose files belong to the other folder too.
+    struct stat info;
+    if (stat(path().c_str(), &info) == 0 && info.st_nlink > 1) {
+      SOK_ASSIGN_OR_RETURN(const auto own, ReplacementFile::Open(path()));
+      SOK_RETURN_IF_ERROR(own->WriteAt(at, note.data(), note.size()));
+      SOK_RETURN_IF_ERROR(own->Commit());
+    }
+    file_ = open(path().c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (file_ < 0) return SystemError(errno, "open", path());
+  }
   ssize_t written;
   do {
-    written = pwrite(file_, note.data(), note.size(), at);
+    written = pwrite(file_, note.data(), note.size(), static_cast<off_t>(at));
   } while (written < 0 && errno == EINTR);
   if (written != static_cast<ssize_t>(note.size())) {
     return SystemError(written < 0 ? errno : ENOSPC, "write", path());

@@ -55,7 +55,8 @@ class WrittenNote {
   Status Drop(const std::function<bool(const std::string& name)>& gone, bool sync);
 
  private:
-  // Writes the note, if the folder has one. Called with mu_ held.
+  // Writes the note, if the folder has one. A file that has another name too is left to that: the
+  // folder gets one of its own. Called with mu_ held.
   Status Write();
   std::string path() const { return folder_ + "/" + kFileName; }
 

@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <filesystem>
 #include <string>
 
 #include "core/base/test_folder.h"
@@ -43,6 +44,27 @@ TEST_CASE("a note says what was set last, and is made when it is started") {
   REQUIRE(note.Drop(is_log, /*sync=*/true).ok());
   CHECK(Read(folder).count("000004.log") == 0);
   CHECK(Read(folder).count("MANIFEST-000005") == 1);
+}
+
+TEST_CASE("a note that two folders share by a hard link is written for one of them alone") {
+  const TestFolder first, second;
+  {
+    WrittenNote note(first / ".");
+    REQUIRE(note.Start().ok());
+    for (uint64_t bytes : {1, 2}) REQUIRE(note.Set("000004.log", {bytes, bytes, 0}).ok());
+  }
+  std::filesystem::create_hard_link(PathOf(first), PathOf(second));
+  {
+    WrittenNote note(second / ".");
+    REQUIRE(note.Load().ok());
+    for (uint64_t bytes : {7, 8}) {
+      REQUIRE(note.Set("000009.log", {bytes, bytes, 0}).ok());
+      CHECK(Read(second).at("000009.log").bytes == bytes);
+    }
+  }
+  CHECK(Read(second).at("000004.log").bytes == 2);
+  CHECK(Read(first).size() == 1);
+  CHECK(second.CountFiles() == 1);
 }
 
 TEST_CASE("of a note that is torn the one before it counts, and a damaged file is an error") {
