@@ -186,3 +186,12 @@ def test_a_storage_does_not_lie_in_the_folder_of_another(tmp_path):
     with pytest.raises(ValueError, match="outside of the folders of storages"):
         kv.Storage(outer / "inner").ready()
     kv.Storage(outer / "inner", read_only=True).ready().close()
+
+
+def test_a_file_current_that_names_no_manifest_makes_no_storage_of_a_folder(tmp_path):
+    (tmp_path / "CURRENT").write_text("release-7\n")  # as folders of releases have it
+    (tmp_path / "a" / "CURRENT").mkdir(parents=True)
+    for name in ("rows", "a/rows"):
+        with kv.Storage(tmp_path / name) as storage:
+            adam(storage).apply_gradients(keys(1), ones(1))
+            storage.checkpoint(tmp_path / f"{name}.copy")

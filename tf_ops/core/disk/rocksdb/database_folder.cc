@@ -77,7 +77,9 @@ Status CheckNotInDatabase(const std::string& path, const char* what) {
   std::error_code ignored;
   const fs::path own = fs::weakly_canonical(fs::absolute(path, ignored), ignored);
   for (fs::path above = own.parent_path(); !above.empty(); above = above.parent_path()) {
-    if (HoldsDatabase(above.string())) {
+    // Folders of releases, say, may have a file CURRENT of another kind.
+    const auto manifest = CurrentManifest(above.string());
+    if (manifest.ok() && !manifest.value().empty()) {
       return InvalidArgument(std::string("expected ") + what +
                              " outside of the folders of storages, got '" + path + "' in '" +
                              above.string() + "'; choose another place, or move it there");

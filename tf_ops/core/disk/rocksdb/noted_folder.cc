@@ -52,16 +52,6 @@ Status CheckFile(const std::string& folder, const std::string& name, const Writt
                                      " bytes are not those that were written" + kRemedy);
 }
 
-// Returns the name of the manifest that CURRENT names; empty if it names none, which RocksDB
-// reports.
-Result<std::string> CurrentManifest(const std::string& folder) {
-  SOK_ASSIGN_OR_RETURN(const auto file, InputFile::Open(folder + "/CURRENT"));
-  std::string name(std::min<uint64_t>(file->bytes(), 64), '\0');
-  SOK_RETURN_IF_ERROR(file->ReadAt(0, name.data(), name.size()));
-  if (!name.empty() && name.back() == '\n') name.pop_back();
-  return ManifestNumber(name) > 0 ? name : std::string();
-}
-
 }  // namespace
 
 bool IsNoted(const std::string& name) { return ManifestNumber(name) > 0 || LogNumber(name) > 0; }
@@ -77,6 +67,14 @@ uint64_t ManifestNumber(const std::string& name) {
   char* end = nullptr;
   const uint64_t number = std::strtoull(name.c_str() + kManifest.size(), &end, 10);
   return *end == '\0' ? number : 0;
+}
+
+Result<std::string> CurrentManifest(const std::string& folder) {
+  SOK_ASSIGN_OR_RETURN(const auto file, InputFile::Open(folder + "/CURRENT"));
+  std::string name(std::min<uint64_t>(file->bytes(), 64), '\0');
+  SOK_RETURN_IF_ERROR(file->ReadAt(0, name.data(), name.size()));
+  if (!name.empty() && name.back() == '\n') name.pop_back();
+  return ManifestNumber(name) > 0 ? name : std::string();
 }
 
 Result<bool> CheckNoted(const std::string& folder, const WrittenNote& note) {

@@ -16,6 +16,10 @@ bool IsNoted(const std::string& name);
 uint64_t LogNumber(const std::string& name);
 uint64_t ManifestNumber(const std::string& name);
 
+// Returns the name of the manifest that the folder's CURRENT names; empty if it names none, which
+// RocksDB reports. Errors: those of reading.
+Result<std::string> CurrentManifest(const std::string& folder);
+
 // Compares the files of a database with its note, before RocksDB opens it. Returns false if they
 // are not noted, or the note has an earlier manifest than the one in use: another client of RocksDB
 // has opened the folder for writing since. Errors: kDataLoss for the first file that is missing,
