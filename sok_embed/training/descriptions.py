@@ -1,7 +1,8 @@
 """Describes what decides how a model trains, as nests of dicts and lists that workers compare.
 
 Objects of Keras are described by their configs, functions by their names and their code, other
-objects by their class and those of their attributes that are numbers or texts.
+objects by their class and those of their attributes that are numbers or texts; of a layer, those
+that are arguments of its constructor too.
 """
 
 from __future__ import annotations
@@ -142,9 +143,14 @@ def _config(get_config: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any] | 
 
 
 def _attributes(value: Any) -> dict[str, Any]:
+    found = getattr(value, "__dict__", {})
+    if isinstance(value, keras.layers.Layer):
+        # Others may be of the worker, such as its rank, a path or a time.
+        given = {name for cls in type(value).__mro__ for name in _arguments(cls)}
+        found = {name: each for name, each in found.items() if name.removeprefix("_") in given}
     simple = {
         name: plain(each)
-        for name, each in getattr(value, "__dict__", {}).items()
+        for name, each in found.items()
         if isinstance(each, (bool, int, float, str, np.generic))
     }
     return {"class": _name(type(value)), **simple}

@@ -112,14 +112,17 @@ class Unsaved(keras.layers.Layer):
 
     def __init__(self, rate: float) -> None:
         super().__init__(name="unsaved")
-        self.rate = rate
+        self._rate = rate
+        self.log = f"worker of process {id(self)}"
 
     def get_config(self) -> Any:
         raise OSError("could not get source code")
 
 
-def test_a_layer_that_cannot_be_saved_is_described_by_its_attributes() -> None:
-    assert of_layer(Unsaved(0.5)) == of_layer(Unsaved(0.5)) != of_layer(Unsaved(0.25))
+def test_a_layer_that_cannot_be_saved_is_described_by_its_arguments() -> None:
+    layers = Unsaved(0.5), Unsaved(0.5)
+    assert layers[0].log != layers[1].log  # as on two workers
+    assert of_layer(layers[0]) == of_layer(layers[1]) != of_layer(Unsaved(0.25))
 
 
 def test_seeds_and_sizes_of_batches_are_left_out() -> None:
