@@ -89,13 +89,7 @@ def test_a_trained_replica_over_a_folder_with_a_journal_is_refused(tmp_path):
     storage.close()
     train(tmp_path / "replica", KEYS[:1000])
     shutil.copytree(tmp_path / "replica", tmp_path / "killed", dirs_exist_ok=True)
-    before = contents_of(tmp_path / "killed")
-    for read_only in (True, False):
-        with pytest.raises(kv.CorruptionError, match="two histories of one storage"):
-            kv.Storage(tmp_path / "killed", read_only=read_only).ready()
-    assert {name for name in before if name.startswith("sok-journal")} <= set(
-        contents_of(tmp_path / "killed")
-    )
+    assert_refused(tmp_path / "killed", "two histories of one storage")
 
 
 def test_whole_copies_open_and_train_on(states):
@@ -117,3 +111,27 @@ def test_a_copy_by_hard_links_and_its_original_train_apart(states):
     np.testing.assert_array_equal(rows_of(path / "rows"), late)
     train(path / "rows", KEYS)
     np.testing.assert_array_equal(rows_of(path / "linked"), trained)
+
+
+@pytest.mark.parametrize("damage", ["history", "missing", "damaged"])
+def test_a_journal_is_refused_before_anything_is_written(states, damage):
+    path, _, _ = states
+    with kv.Storage(path / "early", durability="update") as storage:
+        embedding = adam(storage, 4)
+        for first in range(10):
+            embedding.apply_gradients(KEYS[first:], ones(len(KEYS) - first, 4))
+        (journal,) = (path / "early").glob("sok-journal-*")
+        if damage == "history":  # of a replica, in a folder that was closed
+            shutil.copy(journal, path / "rows")
+        else:
+            shutil.copytree(path / "early", path / "killed")  # no call runs
+    if damage == "missing":
+        (path / "killed" / journal.name).unlink()
+    if damage == "damaged":
+        with open(path / "killed" / journal.name, "r+b") as file:
+            file.seek(300)
+            file.write(b"damaged")
+    if damage == "history":
+        assert_refused(path / "rows", "two histories of one storage")
+    else:
+        assert_refused(path / "killed", f"{journal.name}' is {damage}")

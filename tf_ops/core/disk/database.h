@@ -41,8 +41,8 @@ class Database {
     // The random number of this opening. See History.
     uint64_t opening = 0;
     // Checks the named values of a database that is about to be opened for writing, before anything
-    // is written; null: nothing is checked. It is not called for a database that was closed with
-    // the same `format`, and that nobody has written to since.
+    // is written; null: nothing is checked. It is not called for a database without a journal that
+    // was closed with the same `format`, and that nobody has written to since.
     std::function<Status(const std::map<std::string, std::string>& meta)> check = nullptr;
     int format = 0;
     // The folder's note, for others who write files there; null: the database makes its own. The

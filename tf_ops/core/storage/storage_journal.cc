@@ -85,19 +85,27 @@ Result<NamedValues> Describe(const Database& database, const JournalReader& jour
   return meta;
 }
 
+// Returns the number of the last segment that a database has published; 0 without one.
+uint64_t AppliedIn(const std::string& text) { return std::strtoull(text.c_str(), nullptr, 10); }
+
 }  // namespace
 
+Result<std::unique_ptr<JournalReader>> ReadJournal(const std::string& path, uint64_t storage,
+                                                   const std::string& applied,
+                                                   const std::string& history,
+                                                   const WrittenNote& note) {
+  return JournalReader::Open(path, storage, AppliedIn(applied), History::FromText(history),
+                             note.files());
+}
+
 Result<uint64_t> ReplayJournal(Database* database, const Expiry& expiry, uint64_t storage,
-                               const History& history, bool read_only, WrittenNote* note) {
+                               const std::string& history, bool read_only, WrittenNote* note) {
   SOK_ASSIGN_OR_RETURN(auto stored, database->ReadMeta(kJournalName));
-  uint64_t applied = 0;
-  if (!stored.empty()) {
-    applied = std::strtoull(stored.begin()->second.c_str(), nullptr, 10);
-  }
+  const uint64_t applied = AppliedIn(stored[kJournalName]);
   const std::string& path = database->path();
   SOK_ASSIGN_OR_RETURN(const std::vector<uint64_t> segments, JournalSegments(path));
   SOK_ASSIGN_OR_RETURN(std::unique_ptr<JournalReader> journal,
-                       JournalReader::Open(path, storage, applied, history, note->files()));
+                       ReadJournal(path, storage, stored[kJournalName], history, *note));
   const uint64_t last = journal->last();
   if (read_only) {
     if (journal->empty()) return last + 1;

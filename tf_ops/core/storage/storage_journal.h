@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <string>
 
 #include "core/base/expiry.h"
 #include "core/base/status.h"
@@ -13,11 +15,18 @@ namespace sok {
 // The name of the value with the number of the last segment whose records the database has.
 constexpr char kJournalName[] = "journal";
 
-// Publishes the records of the journal that the database does not have, and removes the journal's
-// files; `storage` is the id of the storage, `history` the state of the database, and `note` the
-// note of its folder. A read-only database shows the records instead. Returns the number for the
-// next segment.
+// Reads and checks the part of a folder's journal that its database does not have. `storage` is the
+// id of the storage, `applied` and `history` are the database's values of the names kJournalName
+// and kHistoryName, empty without one, and `note` is the note of the folder. Errors are those of
+// JournalReader::Open.
+Result<std::unique_ptr<JournalReader>> ReadJournal(const std::string& path, uint64_t storage,
+                                                   const std::string& applied,
+                                                   const std::string& history,
+                                                   const WrittenNote& note);
+
+// Publishes that part, and removes the journal's files. A read-only database shows the records
+// instead. Returns the number for the next segment.
 Result<uint64_t> ReplayJournal(Database* database, const Expiry& expiry, uint64_t storage,
-                               const History& history, bool read_only, WrittenNote* note);
+                               const std::string& history, bool read_only, WrittenNote* note);
 
 }  // namespace sok

@@ -175,11 +175,18 @@ Result<OpenedFolder> OpenFolder(const StorageOptions& options, uint32_t ttl) {
   opened.core->read_only = options.read_only;
   const Database::Opener open = options.open_database ? options.open_database : RowDatabase::Open;
   opened.core->written = std::make_shared<WrittenNote>(options.path);
-  const auto check = [path = options.path](const std::map<std::string, std::string>& meta) {
-    const auto description = meta.find(kStorageName);
+  const auto check = [path = options.path, note = opened.core->written](
+                         const std::map<std::string, std::string>& meta) -> Status {
+    const auto text = [&](const char* name) {
+      const auto found = meta.find(name);
+      return found == meta.end() ? std::string() : found->second;
+    };
+    const std::string description = text(kStorageName);
+    if (description.empty()) return Status();
     uint32_t stated;
-    return description == meta.end() ? Status()
-                                     : ReadDescription(path, description->second, &stated);
+    SOK_RETURN_IF_ERROR(ReadDescription(path, description, &stated));
+    return ReadJournal(path, IdIn(description), text(kJournalName), text(kHistoryName), *note)
+        .status();
   };
   SOK_ASSIGN_OR_RETURN(
       opened.core->database,
@@ -242,7 +249,7 @@ Result<std::shared_ptr<Storage>> Storage::Open(const StorageOptions& options) {
   const History history = History::FromText(state[kHistoryName]);
   SOK_ASSIGN_OR_RETURN(auto next_segment,
                        ReplayJournal(core->database.get(), Expiry(opened.ttl, nullptr), core->id,
-                                     history, options.read_only, core->written.get()));
+                                     state[kHistoryName], options.read_only, core->written.get()));
   if (options.read_only) {
     SOK_ASSIGN_OR_RETURN(const auto segments, JournalSegments(options.path));
     for (uint64_t segment : segments) {

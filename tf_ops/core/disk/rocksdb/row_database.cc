@@ -306,7 +306,8 @@ Result<std::unique_ptr<Database>> RowDatabase::Open(const Options& given) {
   SOK_ASSIGN_OR_RETURN(const bool noted, exists ? CheckNoted(path, note) : Result<bool>(true));
   SOK_ASSIGN_OR_RETURN(const auto mark, FindClosedMark(path, options.format));
   if (exists && claim != nullptr && options.check) {
-    if (!mark.has_value() || !mark->is_as_closed) {
+    SOK_ASSIGN_OR_RETURN(const auto journal, JournalSegments(path));
+    if (!mark.has_value() || !mark->is_as_closed || !journal.empty()) {
       SOK_RETURN_IF_ERROR(CheckMeta(options, mark, noted));
     }
     RemoveClosedMark(path);
