@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from sok_embed.checkpoint.files import manifest as manifests
 from sok_embed.checkpoint.files.manifest import Manifest
-from sok_embed.checkpoint.files.records import dense_prefix, record_of, rows_name
+from sok_embed.checkpoint.files.records import dense_prefix, record_of
 from sok_embed.checkpoint.files.rows_file import ADMISSION, SKETCH, Rows, RowsWriter
 
 INITIALIZER = {"kind": "uniform", "a": -0.5, "b": 0.5}
@@ -76,8 +76,7 @@ def write_by_hand(
     attempt = random.randrange(2**62)
     records, entries_of = [], []
     for worker in range(workers):
-        path = folder / rows_name(worker, workers, attempt)
-        with RowsWriter(str(path), attempt, worker, workers) as writer:
+        with RowsWriter(str(folder), attempt, worker, workers) as writer:
             entries = _put(writer, tables, worker, workers)
             records.append(writer.finish(entries))
         entries_of.append(entries)

@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from sok_embed.checkpoint.files.records import rows_name
 from sok_embed.checkpoint.files.rows_file import ADMISSION, ROWS, SKETCH, RowsWriter
 from sok_embed.checkpoint.tools.saved import open_saved, write_like
 
@@ -34,8 +33,7 @@ def dealt(
     os.makedirs(target)
     records = []
     for worker in range(workers):
-        path = target / rows_name(worker, workers, attempt)
-        with RowsWriter(str(path), attempt, worker, workers) as writer:
+        with RowsWriter(str(target), attempt, worker, workers) as writer:
             entries = [dict(entry) for entry in reader.tables]
             for block in reader.blocks():
                 if block.kind == ROWS:

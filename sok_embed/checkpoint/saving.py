@@ -9,7 +9,7 @@ import secrets
 import shutil
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -17,9 +17,9 @@ import tensorflow as tf
 
 from sok_embed import communicators, kv
 from sok_embed.arguments import refuse_url
-from sok_embed.checkpoint.files.records import FileRecord, rows_name
+from sok_embed.checkpoint.files.records import FileRecord
 from sok_embed.checkpoint.state.tables import Host, find, steps_of
-from sok_embed.checkpoint.transfer.pieces import write_rows
+from sok_embed.checkpoint.transfer.pieces import records_of, write_rows
 from sok_embed.checkpoint.transfer.whole_tables import WholeTables
 from sok_embed.communicators.agreement import Agreement, check_same, number_of_text
 from sok_embed.files.scratch import locked_folder, remove_leftovers, work_folder
@@ -132,13 +132,10 @@ def save_whole(
         if hosts and agreement.size > 1:
             _, numbers = agreement.gather_together(
                 "write their rows",
-                lambda: _write_rows(work, hosts, number, agreement),
+                lambda: write_rows(work, hosts, number, agreement.rank, agreement.size),
                 FileRecord.numbers,
             )
-            records = [
-                FileRecord.of_numbers(rows_name(worker, agreement.size, number), each)
-                for worker, each in enumerate(numbers)
-            ]
+            records = records_of(numbers, number)
 
         def finish() -> None:
             assert temporary is not None
@@ -204,18 +201,6 @@ def tables_of_one_file(model: keras.Model) -> list[Host]:
             "with sok_embed.checkpoint.Checkpoint(model).save(directory), which copies rows."
         )
     return hosts
-
-
-def _write_rows(
-    folder: str, hosts: Sequence[Host], number: int, agreement: Agreement
-) -> FileRecord:
-    """Writes the rows of this worker beside the file that is to be."""
-    if not os.path.isdir(folder):
-        raise FileNotFoundError(
-            f"Expected the folder '{folder}', which worker 0 has made. Received: nothing there. "
-            "Save into a folder that all workers share."
-        )
-    return write_rows(folder, hosts, number, agreement.rank, agreement.size)
 
 
 def _fitting_contents(tables: WholeTables, table: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
 
 
 def write_whole(path: str, data: bytes, temporary: str, *, synced: bool = True) -> None:
@@ -44,13 +43,3 @@ def remove_if_there(path: str) -> None:
     """Removes a file; a missing one is not an error."""
     with contextlib.suppress(FileNotFoundError):
         os.remove(path)
-
-
-@contextlib.contextmanager
-def removed_on_error(path: str) -> Iterator[None]:
-    """Removes an unfinished file if the block fails."""
-    try:
-        yield
-    except BaseException:
-        remove_if_there(path)
-        raise

@@ -121,7 +121,6 @@ class DeltaWriter:
         self._folder = folder
         self._tables: list[dict[str, Any]] = [{"rows": None, "gone": None} for _ in base.tables]
         self.is_empty = True
-        self.counts: list[int] = []  # no counts are sent to other workers
 
     def put_rows(self, table: int, batches: Batches) -> None:
         """Writes rows of a table, in the dtype of the base."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,48 +17,71 @@ from sok_embed.tables.table import Table
 
 _BATCH_BYTES = 32 << 20
 
+# Keys, vectors, and which of the rows are exported.
+Piece = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.bool_]]
+
+
+class Elsewhere(NamedTuple):
+    """The rows of a part of a table that do not lie in the table.
+
+    Attributes:
+        rows: The number of rows, including those that are left out.
+        pieces: A function that yields all of them.
+    """
+
+    rows: int
+    pieces: Callable[[], Iterator[Piece]]
+
 
 class HeldRows:
     """The rows of one part of a table.
 
     Args:
-        part: The part.
+        source: The part.
         min_count: The least number of updates; other rows are left out.
         taken: A function that is called with the number of rows that were taken since the call
             before.
+        elsewhere: The rows in files; `None`: the rows in the table.
     """
 
     def __init__(
-        self, part: Part, min_count: int = 0, taken: Callable[[int], None] | None = None
+        self,
+        source: Part,
+        min_count: int = 0,
+        taken: Callable[[int], None] | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
-        self._part = part
+        self.source = source
         self.min_count = min_count
         self._taken = taken or (lambda rows: None)
-        self.name = part.table.name
-        self.part = part.name
-        self.dim = part.table.dim
+        self._elsewhere = elsewhere
+        self.name = source.table.name
+        self.part = source.name
+        self.dim = source.table.dim
 
     @property
     def start(self) -> MissingRows:
         """The start vectors, which keys without a row have."""
-        attributes = self._part.table._attributes
+        attributes = self.source.table._attributes
         return MissingRows(
             attributes["initializer"],
             attributes["initializer_a"],
             attributes["initializer_b"],
             attributes["seed"],
-            self._part.group,
+            self.source.group,
         )
 
     @property
     def key_limit(self) -> int:
         """The number that keys of a table without a hash must be below; 0: it has a hash."""
-        return int(getattr(self._part.table, "key_limit", 0))
+        return int(getattr(self.source.table, "key_limit", 0))
 
     @property
     def count(self) -> int:
         """The number of rows, including those that are left out."""
-        return int(tf_ops.size(self._part.handle))
+        if self._elsewhere is not None:
+            return self._elsewhere.rows
+        return int(tf_ops.size(self.source.handle))
 
     @property
     def batch_size(self) -> int:
@@ -69,15 +93,19 @@ class HeldRows:
 
         Rows that have expired are left out, as lookups do.
         """
-        table, size = self._part.table, self.batch_size
+        pieces = self._own_pieces if self._elsewhere is None else self._elsewhere.pieces
+        for keys, vectors, exported in pieces():
+            self._taken(len(keys))
+            yield (keys, vectors) if exported.all() else (keys[exported], vectors[exported])
+
+    def _own_pieces(self) -> Iterator[Piece]:
+        table, size = self.source.table, self.batch_size
         if isinstance(table, Table):
             batches = table.batches(size)
         else:
-            batches = batches_in_memory(table, self._part.handle, self.dim, size)
+            batches = batches_in_memory(table, self.source.handle, self.dim, size)
         for keys, vectors in batches:
-            stays = self.stays(keys)
-            self._taken(len(keys))
-            yield (keys, vectors) if stays.all() else (keys[stays], vectors[stays])
+            yield keys, vectors, self.is_exported(keys)
 
     def started(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         """Returns the vectors that rows of keys start from, float32 `[n, dim]`.
@@ -93,16 +121,16 @@ class HeldRows:
             initializer_b=start.b,
             seed=start.seed,
             group=start.group,
-            row_dtype=self._part.table._attributes["row_dtype"],
+            row_dtype=self.source.table._attributes["row_dtype"],
         )
         found = tf_ops.lookup(empty, tf.constant(keys), self.dim, False)
         vectors: npt.NDArray[np.float32] = found.embeddings.numpy()
         return vectors
 
-    def stays(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    def is_exported(self, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Returns which keys have a row that is not left out, bool `[n]`."""
-        found = tf_ops.metadata(self._part.handle, tf.constant(keys))
-        stays: npt.NDArray[np.bool_] = found.exists.numpy()
+        found = tf_ops.metadata(self.source.handle, tf.constant(keys))
+        exported: npt.NDArray[np.bool_] = found.exists.numpy()
         if self.min_count:
-            stays &= found.update_nums.numpy() >= self.min_count
-        return stays
+            exported &= found.update_nums.numpy() >= self.min_count
+        return exported

@@ -19,14 +19,6 @@ from sok_embed.tables.base_table import Part
 from sok_embed.tables.table import Table
 
 
-class LivePart(HeldRows):
-    """The rows of a part of a table that is trained."""
-
-    def __init__(self, part: Part, min_count: int) -> None:
-        super().__init__(part, min_count)
-        self.rows_of = part
-
-
 def check_adapted(model: keras.Model, folder: str, adapted: list[Adapted] | None) -> None:
     """Raises ValueError if layers have adapted to other data since an export.
 
@@ -70,7 +62,7 @@ def matched_weights(model: keras.Model, export: LoadedExport) -> dict[str, tf.Va
     return matched
 
 
-def matched_parts(model: keras.Model, export: LoadedExport, scratch: str) -> list[LivePart]:
+def matched_parts(model: keras.Model, export: LoadedExport, scratch: str) -> list[HeldRows]:
     """Returns the part of the model's tables for each file of an export."""
     tables = [
         each
@@ -81,7 +73,7 @@ def matched_parts(model: keras.Model, export: LoadedExport, scratch: str) -> lis
     return [_matched_part(parts, each, export, scratch) for each in export.base.tables]
 
 
-def _matched_part(parts: list[Part], of: BaseTable, export: LoadedExport, scratch: str) -> LivePart:
+def _matched_part(parts: list[Part], of: BaseTable, export: LoadedExport, scratch: str) -> HeldRows:
     metadata = of.rows.metadata
     name, kind = of.rows.name, metadata.get("part")
     if kind is None:
@@ -93,7 +85,7 @@ def _matched_part(parts: list[Part], of: BaseTable, export: LoadedExport, scratc
     if len(like) != 1 or like[0].table.dim != of.rows.dim:
         shown = ", ".join(f"dim {each.table.dim}" for each in like) or "none"
         raise _other_model(export.folder, f"one table '{name}' of dim {of.rows.dim}", shown)
-    held = LivePart(like[0], int(metadata["min_count"]))
+    held = HeldRows(like[0], int(metadata["min_count"]))
     missing = _missing_text(held, scratch)
     if metadata["missing"] not in ("zeros", missing):
         raise _other_model(

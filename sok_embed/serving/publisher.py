@@ -8,7 +8,7 @@ import os
 import secrets
 import shutil
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -17,7 +17,9 @@ import numpy.typing as npt
 
 from sok_embed import communicators
 from sok_embed.binding import _core
+from sok_embed.checkpoint.files.rows_file import RowsReader, RowsWriter
 from sok_embed.checkpoint.state.tables import begin_capture, steps_of
+from sok_embed.checkpoint.transfer.pieces import readers_of, records_of, write_file
 from sok_embed.checkpoint.transfer.saves import is_writing, wait_for_writers
 from sok_embed.communicators.agreement import Agreement, check_same
 from sok_embed.files.forks import HeldFile, check_process
@@ -30,7 +32,7 @@ from sok_embed.serving.loaded_export import LoadedExport
 from sok_embed.serving.moments import Moment
 from sok_embed.serving.published_model import check_adapted, matched_parts, matched_weights
 from sok_embed.serving.versions import export_folder, export_numbers
-from sok_embed.serving.worker_parts import PartWriter, WorkerParts
+from sok_embed.serving.worker_parts import PartWriter, batches_of, gone_of
 from sok_embed.tables.base_table import Part
 from sok_embed.tables.row_batches import Batch
 
@@ -156,22 +158,40 @@ class Publisher:
         marks = [secrets.randbits(62) | 1 for _ in self._parts]
         moment = agreement.together("look at the model", lambda: Moment(self._model, False))
         with contextlib.ExitStack() as stack:
-            writer = self._writer(stack)
+            folder, drawn, delta = self._folders(stack)
 
-            def write_own() -> list[int]:
+            def write_changes(writer: DeltaWriter | PartWriter) -> None:
                 check_adapted(self._model, *self._adapted)
                 for i, mark in enumerate(marks):
                     self._write_table(writer, i, mark, captures, stack)
                 moment.check()
-                return [_step_of(self._model), *writer.counts]
 
-            _, told = agreement.gather_together("write what has changed", write_own, _itself)
+            def write_part(file: RowsWriter) -> list[dict[str, Any]]:
+                part = PartWriter(file, [held.source for held in self._parts])
+                write_changes(part)
+                return part.entries
+
+            def write_own() -> list[int]:
+                if agreement.size == 1:
+                    write_changes(delta)
+                    return []
+                return write_file(
+                    folder, drawn, agreement.rank, agreement.size, write_part
+                ).numbers()
+
+            _, told = agreement.gather_together(
+                "write what has changed", write_own, lambda own: [_step_of(self._model), *own]
+            )
             steps = [each[0] for each in told]
             check_same("step", steps, "Publish after the same step on all of them.")
-            agreement.first_alone(
-                "write the delta",
-                lambda: self._finish(writer, [each[1:] for each in told], stack, moment, steps[0]),
-            )
+
+            def finish() -> None:
+                if agreement.size > 1:
+                    records = records_of([each[1:] for each in told], drawn)
+                    self._join(delta, readers_of(folder, records, drawn))
+                self._finish(delta, moment, steps[0])
+
+            agreement.first_alone("write the delta", finish)
             self._marks = [0] * len(self._parts)
             for i, capture in captures:
                 capture.keep()
@@ -187,21 +207,22 @@ class Publisher:
         # A call that failed may have renamed the folder before.
         return _NEW_DELTA if os.path.lexists(self._base.delta(self._number + 1)) else 0
 
-    def _writer(self, stack: contextlib.ExitStack) -> DeltaWriter | PartWriter:
-        """Returns what this worker writes its changes with. Collective."""
-        if self._agreement.size == 1:
-            return DeltaWriter(self._base, self._staged(stack))
+    def _folders(self, stack: contextlib.ExitStack) -> tuple[str, int, Any]:
+        """Makes a folder for the changes of each worker, and one for the delta. Collective.
+
+        Returns:
+            The folder of all workers, its number, and, on worker 0, the writer of the delta.
+        """
         drawn = self._of_first("draw a number", lambda: secrets.randbits(62))
 
-        def made() -> None:
-            if self._agreement.rank == 0:
-                self._staged(stack, drawn)
+        def made() -> DeltaWriter | None:
+            if self._agreement.rank:
+                return None
+            self._staged(stack, drawn)
+            return DeltaWriter(self._base, self._staged(stack))
 
-        self._agreement.together("make a folder for their changes", made)
-        folder = work_folder(self._base.deltas, STAGED, drawn)
-        self._files = WorkerParts(folder, self._agreement.size)
-        dims = [part.dim for part in self._parts]
-        return PartWriter(self._files, self._agreement.rank, dims)
+        delta = self._agreement.together("make a folder for their changes", made)
+        return work_folder(self._base.deltas, STAGED, drawn), drawn, delta
 
     def _staged(self, stack: contextlib.ExitStack, number: int | None = None) -> str:
         """Makes a folder for files, which goes with the stack unless it gets another name."""
@@ -210,24 +231,15 @@ class Publisher:
         stack.callback(lock.close)
         return folder
 
-    def _finish(
-        self,
-        writer: DeltaWriter | PartWriter,
-        told: list[list[int]],
-        stack: contextlib.ExitStack,
-        moment: Moment,
-        step: int,
-    ) -> None:
-        """Completes the delta with the changes of all workers, if there are any."""
-        if isinstance(writer, PartWriter):
-            writer = DeltaWriter(self._base, self._staged(stack))
-            for i in range(len(self._parts)):
-                rows, gone = ([each[2 * i + k] for each in told] for k in (0, 1))
-                if any(rows):
-                    writer.put_rows(i, self._files.batches(f"rows-{i}", rows))
-                if any(gone):
-                    keys = [keys for keys, _ in self._files.batches(f"gone-{i}", gone)]
-                    writer.put_gone(i, np.concatenate(keys).view(np.uint64))
+    def _join(self, writer: DeltaWriter, readers: Sequence[RowsReader]) -> None:
+        """Writes the changes of all workers."""
+        for i in range(len(self._parts)):
+            writer.put_rows(i, batches_of(readers, i))
+            if len(gone := gone_of(readers, i)):
+                writer.put_gone(i, gone)
+
+    def _finish(self, writer: DeltaWriter, moment: Moment, step: int) -> None:
+        """Completes the delta, if anything has changed."""
         weights = {name: each.numpy() for name, each in self._variables.items()}
         moment.check()
         values = {name: each.tobytes() for name, each in weights.items()}
@@ -264,7 +276,7 @@ class Publisher:
         stack: contextlib.ExitStack,
     ) -> None:
         """Writes the changes of a table, and adds the capture from which on changes are noted."""
-        part, since = self._parts[number].rows_of, self._marks[number]
+        part, since = self._parts[number].source, self._marks[number]
         if part.shared and self._agreement.rank:
             return  # worker 0 has the same rows
         if since and (capture := _begun(part, mark, since)):
@@ -283,7 +295,7 @@ class Publisher:
         self, writer: DeltaWriter | PartWriter, number: int, capture: _core.Capture
     ) -> None:
         held = self._parts[number]
-        stayed: list[npt.NDArray[np.uint64]] = []
+        left: list[npt.NDArray[np.uint64]] = []
         went = [np.frombuffer(capture.removed_keys(), np.uint64)]
 
         def batches() -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[np.float32]]]:
@@ -293,15 +305,15 @@ class Publisher:
                 vectors = np.empty([size, held.dim], np.float32)
                 count = capture.next(keys, np.empty([size], np.uint32), vectors.reshape(-1))
                 keys, vectors = keys[:count], vectors[:count]
-                stays = held.stays(keys.view(np.int64))
-                went.append(keys[~stays])
-                stayed.append(keys[stays])
-                yield keys[stays], vectors[stays]
+                exported = held.is_exported(keys.view(np.int64))
+                went.append(keys[~exported])
+                left.append(keys[exported])
+                yield keys[exported], vectors[exported]
                 if count < size:
                     return
 
         writer.put_rows(number, batches())
-        gone = np.setdiff1d(np.concatenate(went), np.concatenate(stayed))
+        gone = np.setdiff1d(np.concatenate(went), np.concatenate(left))
         if len(gone):
             writer.put_gone(number, gone)
 
@@ -316,8 +328,8 @@ class Publisher:
                 yield keys[differ], vectors[differ]
 
         writer.put_rows(number, batches())
-        mine = (keys[held.rows_of.mine(keys.view(np.int64))] for keys in table.keys())
-        gone = [keys[~held.stays(keys.view(np.int64))] for keys in mine]
+        mine = (keys[held.source.mine(keys.view(np.int64))] for keys in table.keys())
+        gone = [keys[~held.is_exported(keys.view(np.int64))] for keys in mine]
         if gone and len(keys := np.unique(np.concatenate(gone))):
             writer.put_gone(number, keys)
 
@@ -366,10 +378,6 @@ def _begun(part: Part, mark: int, since: int) -> _core.Capture | None:
 
 def _nothing() -> None:
     """Does nothing, in place of a lock, on a worker that has none."""
-
-
-def _itself(numbers: list[int]) -> list[int]:
-    return numbers
 
 
 def _step_of(model: keras.Model) -> int:

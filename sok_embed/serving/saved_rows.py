@@ -13,49 +13,10 @@ import tensorflow as tf
 from sok_embed.checkpoint.files.holding import all_files, hold
 from sok_embed.checkpoint.files.place_of import place_of
 from sok_embed.checkpoint.state.dense import DenseState
-from sok_embed.checkpoint.tools.saved import Saved, SavedTable, rows_of, saved_of
+from sok_embed.checkpoint.tools.saved import rows_of, saved_of
 from sok_embed.checkpoint.transfer.reading import check_descriptions
-from sok_embed.serving.held_rows import HeldRows
+from sok_embed.serving.held_rows import Elsewhere, HeldRows, Piece
 from sok_embed.tables.base_table import Part
-from sok_embed.tables.row_batches import Batch
-
-
-class SavedRows(HeldRows):
-    """The rows of one part of a table in a checkpoint, from all workers that saved it.
-
-    Args:
-        part: The part of the table of the model, which has the start of rows.
-        saved: The checkpoint.
-        table: The same part in the checkpoint.
-        min_count: The least number of updates; other rows are left out.
-        taken: A function that is called with the number of rows that were taken since the call
-            before.
-    """
-
-    def __init__(
-        self,
-        part: Part,
-        saved: Saved,
-        table: SavedTable,
-        min_count: int = 0,
-        taken: Callable[[int], None] | None = None,
-    ) -> None:
-        super().__init__(part, min_count, taken)
-        self._saved = saved
-        self._table = table
-
-    @property
-    def count(self) -> int:
-        """The number of rows, including those that are left out."""
-        return self._table.rows
-
-    def batches(self) -> Iterator[Batch]:
-        """See `HeldRows.batches`."""
-        for _, rows in rows_of(self._saved, [self._table]):
-            self._taken(len(rows.keys))
-            if self.min_count:
-                rows = rows.where(rows.update_nums >= self.min_count)
-            yield rows.keys, rows.embeddings
 
 
 class Checkpointed:
@@ -103,13 +64,18 @@ class Checkpointed:
 
     def rows(
         self, part: Part, min_count: int = 0, taken: Callable[[int], None] | None = None
-    ) -> SavedRows:
+    ) -> HeldRows:
         """Returns the rows of a part; the arguments are those of `HeldRows`."""
         path = self._paths[id(part.table)]
         (table,) = (
             each for each in self._saved.tables if (each.path, each.part) == (path, part.name)
         )
-        return SavedRows(part, self._saved, table, min_count, taken)
+
+        def pieces() -> Iterator[Piece]:
+            for _, rows in rows_of(self._saved, [table]):
+                yield rows.keys, rows.embeddings, rows.update_nums >= min_count
+
+        return HeldRows(part, min_count, taken, Elsewhere(table.rows, pieces))
 
 
 def _variables(dense: DenseState) -> list[tf.Variable]:

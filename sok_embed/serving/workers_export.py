@@ -7,16 +7,20 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
 
+from sok_embed.checkpoint.files.records import FileRecord
+from sok_embed.checkpoint.files.rows_file import RowsWriter
 from sok_embed.checkpoint.state.tables import Host, find, steps_of
+from sok_embed.checkpoint.transfer.pieces import readers_of, records_of, write_file
 from sok_embed.communicators.agreement import Agreement, check_same, number_of_text
 from sok_embed.files.scratch import locked_folder, remove_leftovers, work_folder
 from sok_embed.serving.moments import Moment
 from sok_embed.serving.versions import made_root, root_of
-from sok_embed.serving.worker_parts import WorkerParts, WrittenTables, write_own_rows
+from sok_embed.serving.worker_parts import WrittenTables, put_own_rows
 
 _NAME = "export"  # begins the name of the folder in which workers put their rows
 
@@ -60,7 +64,7 @@ def export_of_workers(
     check_same("path", paths, "Give all of them the same path.", texts=True)
     check_same("arguments", arguments, "Call all of them with the same ones.", texts=True)
     parts = [part for host in hosts for part in host.parts]
-    files = WorkerParts(work_folder(root, _NAME, number), agreement.size)
+    work = work_folder(root, _NAME, number)
     with contextlib.ExitStack() as stack:
 
         def make_folder() -> None:
@@ -75,16 +79,22 @@ def export_of_workers(
         agreement.together("make a folder for their rows", make_folder)
         moment = agreement.together("look at the model", lambda: Moment(model))
 
-        def write_own() -> list[int]:
-            numbers = write_own_rows(files, parts, agreement.rank, min_count)
+        def put(writer: RowsWriter) -> list[dict[str, Any]]:
+            entries = put_own_rows(writer, parts, agreement.rank, min_count)
             moment.check()
-            return numbers
+            return entries
 
         _, written = agreement.gather_together(
-            "write their rows", write_own, lambda numbers: numbers
+            "write their rows",
+            lambda: write_file(work, number, agreement.rank, agreement.size, put),
+            FileRecord.numbers,
         )
-        tables = WrittenTables(files, parts, written)
-        return written_by_first(agreement, root, lambda: write(tables, moment))
+
+        def write_all() -> str:
+            readers = readers_of(work, records_of(written, number), number)
+            return write(WrittenTables(readers, parts), moment)
+
+        return written_by_first(agreement, root, write_all)
 
 
 def written_by_first(agreement: Agreement, root: str, write: Callable[[], str]) -> str:

@@ -215,7 +215,7 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> list[Held]:
         ("rows", ["an error on worker 1", "No space left on device"]),
         ("keras_saving", ["No space left on device", "an error on worker 0"]),
         ("folder", ["No space left on device", "an error on worker 0"]),
-        ("seen", ["an error on worker 1", "Save into a folder that all workers share"]),
+        ("seen", ["an error on worker 1", "Use a folder that all workers share"]),
         ("names", ["same numbers in the logs"] * 2),
         ("keras", ["Call sok_embed.save_model(model, 'model.keras') on all workers"] * 2),
         ("weights", ["model.load_weights takes weights from a .keras file too"] * 2),

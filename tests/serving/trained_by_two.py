@@ -70,7 +70,7 @@ def export_together(model: keras.Model, folder: str) -> None:
     failing = OSError(28, "No space left on device") if rank else None
     with (
         unittest.mock.patch.object(
-            workers_export, "write_own_rows", side_effect=failing, return_value=[]
+            workers_export, "put_own_rows", side_effect=failing, return_value=[]
         ),
         pytest.raises(OSError if rank else RuntimeError, match="No space|an error on worker 1"),
     ):

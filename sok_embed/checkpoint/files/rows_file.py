@@ -24,6 +24,7 @@ from sok_embed.checkpoint.files.records import (
     check_digest,
     checksum,
     damaged,
+    rows_name,
 )
 from sok_embed.checkpoint.files.rows_index import (
     MOST_INDEX_BYTES,
@@ -32,6 +33,7 @@ from sok_embed.checkpoint.files.rows_index import (
     row_bytes,
     tables_of_index,
 )
+from sok_embed.files.whole_files import remove_if_there
 
 MAGIC, END_MAGIC = b"SOKROWS\n", b"SOKREND\n"
 VERSION = 1
@@ -105,24 +107,28 @@ def rows_a_block(dim: int, slot_floats: int) -> int:
 
 
 class RowsWriter:
-    """Writes a file of rows. It is part of a checkpoint once a manifest names it.
+    """Writes a file of rows, which is removed if a block of `with` fails.
+
+    It is part of a checkpoint once a manifest names it.
 
     Args:
-        path: The path of the file, which must not exist.
+        folder: The folder of the file, which must not exist.
         attempt: The number of the save.
         worker: The number of the worker whose rows they are.
         workers: The number of workers.
     """
 
-    def __init__(self, path: str, attempt: int, worker: int, workers: int) -> None:
-        self.path = path
-        self._core = _core.RowsFileWriter(path, attempt, worker, workers)
+    def __init__(self, folder: str, attempt: int, worker: int, workers: int) -> None:
+        self.path = os.path.join(folder, rows_name(worker, workers, attempt))
+        self._core = _core.RowsFileWriter(self.path, attempt, worker, workers)
 
     def __enter__(self) -> RowsWriter:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self._core.close()
+        if kind is not None:
+            remove_if_there(self.path)
 
     def put_rows(self, table: int, rows: Rows) -> None:
         """Adds rows, in as many blocks as they need."""

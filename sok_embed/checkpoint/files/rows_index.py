@@ -121,10 +121,28 @@ class Head(NamedTuple):
         slot_start: The floats of the slots of a new row.
     """
 
-    rule: str
-    steps: int
-    step_clock: int
-    slot_start: tuple[float, ...]
+    rule: str = ""
+    steps: int = 0
+    step_clock: int = -1
+    slot_start: tuple[float, ...] = ()
+
+
+def entry_of(
+    path: str, part: str, dim: int, head: Head, admission_bytes: int = 0
+) -> dict[str, Any]:
+    """Returns the index's entry of a part of a table whose rows are not written yet."""
+    return {
+        "path": path,
+        "part": part,
+        "dim": dim,
+        "slot_floats": len(head.slot_start),
+        **head._asdict(),
+        "rows": 0,
+        "size": 0,
+        "removed": 0,
+        "whole": True,
+        "admission_bytes": admission_bytes,
+    }
 
 
 def merged_head(name: str, entries: Sequence[dict[str, Any]]) -> Head:

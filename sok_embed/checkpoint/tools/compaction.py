@@ -6,11 +6,9 @@ import os
 import secrets
 
 from sok_embed.checkpoint.files import manifest as manifests
-from sok_embed.checkpoint.files.records import rows_name
 from sok_embed.checkpoint.files.rows_file import RowsWriter
 from sok_embed.checkpoint.tools.newest_first import Watch
 from sok_embed.checkpoint.tools.saved import Saved, copy_rows, open_saved, write_like
-from sok_embed.files.whole_files import removed_on_error
 
 
 def compact(folder: str | os.PathLike[str], watch: Watch | None = None) -> int:
@@ -50,8 +48,7 @@ def _write(saved: Saved, attempt: int, watch: Watch | None) -> None:
     manifest = saved.manifest
     records = []
     for worker in range(len(manifest.rows)):
-        path = os.path.join(saved.folder, rows_name(worker, manifest.workers, attempt))
-        with removed_on_error(path), RowsWriter(path, attempt, worker, manifest.workers) as writer:
+        with RowsWriter(saved.folder, attempt, worker, manifest.workers) as writer:
             entries = [
                 {**entry, "rows": entry["size"], "removed": 0, "whole": True}
                 for entry in saved.readers[worker].tables

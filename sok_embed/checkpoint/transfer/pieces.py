@@ -1,24 +1,122 @@
-"""Writes the rows of a worker to a file for another worker, while no table is changed."""
+"""Hands rows of workers to one of them, by files in a folder that all of them share."""
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from sok_embed import tf_ops
+from sok_embed.checkpoint.files.place_of import place_of
+from sok_embed.checkpoint.files.places import Place
 from sok_embed.checkpoint.files.records import FileRecord, rows_name
-from sok_embed.checkpoint.files.rows_file import ADMISSION, SKETCH, Rows, RowsWriter
-from sok_embed.checkpoint.files.rows_index import Head, row_bytes
+from sok_embed.checkpoint.files.rows_file import (
+    ADMISSION,
+    ROWS,
+    SKETCH,
+    Block,
+    Rows,
+    RowsReader,
+    RowsWriter,
+)
+from sok_embed.checkpoint.files.rows_index import Head, entry_of, row_bytes
 from sok_embed.checkpoint.state.tables import Host, head_of, read_head
-from sok_embed.checkpoint.transfer.writing import entry_of, sketch_of
-from sok_embed.files.whole_files import removed_on_error
+from sok_embed.checkpoint.transfer.writing import sketch_of
+from sok_embed.kv import CorruptionError
 from sok_embed.tables.base_table import Part
 from sok_embed.tables.tensors import as_errors
 
 # The bytes of the rows that are in memory twice while they are copied.
 _PIECE_BYTES = 64 << 20
+
+
+def write_file(
+    folder: str,
+    attempt: int,
+    worker: int,
+    workers: int,
+    put: Callable[[RowsWriter], Sequence[dict[str, Any]]],
+) -> FileRecord:
+    """Writes the file of rows of this worker, which is removed on an error.
+
+    Args:
+        folder: The folder, which worker 0 has made.
+        attempt: The number of the work.
+        worker: The number of this worker.
+        workers: The number of workers.
+        put: A function that writes rows, and returns the entries of the index.
+
+    Raises:
+        FileNotFoundError: If the folder is missing.
+    """
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(
+            f"Expected the folder '{folder}', which worker 0 has made. Received: nothing there. "
+            "Use a folder that all workers share."
+        )
+    with RowsWriter(folder, attempt, worker, workers) as writer:
+        return writer.finish(put(writer))
+
+
+def records_of(numbers: Sequence[Sequence[int]], attempt: int) -> list[FileRecord]:
+    """Returns the record of the file of each worker from its `numbers`."""
+    return [
+        FileRecord.of_numbers(rows_name(worker, len(numbers), attempt), each)
+        for worker, each in enumerate(numbers)
+    ]
+
+
+def readers_of(
+    folder: str | Place, records: Sequence[FileRecord], attempt: int
+) -> list[RowsReader]:
+    """Returns the reader of the file of each worker.
+
+    Raises:
+        FileNotFoundError: For a file that this worker does not see.
+        CorruptionError: For a damaged file.
+    """
+    place = place_of(folder)
+    there = set(place.names())
+    readers = []
+    for worker, record in enumerate(records):
+        if record.name not in there:
+            raise FileNotFoundError(
+                f"Expected '{place.file(record.name)}', which worker {worker} has written. "
+                "Received: nothing there. Use a folder that all workers share."
+            )
+        readers.append(RowsReader(place, record, attempt, worker, len(records)))
+    return readers
+
+
+def blocks_of_all(
+    readers: Sequence[RowsReader], number: int
+) -> Iterator[tuple[int, Block, Rows | None]]:
+    """Yields the blocks of a table in the files of all workers.
+
+    Args:
+        readers: The files.
+        number: The number of the table.
+
+    Yields:
+        A worker, a block of its file, and the rows in the block, if it has rows.
+
+    Raises:
+        CorruptionError: For a damaged file.
+    """
+    for worker, reader in enumerate(readers):
+        found, expected = 0, reader.tables[number]["rows"]
+        for block in reader.blocks_of(number):
+            rows = None
+            if block.kind == ROWS:
+                rows = reader.rows_of(block)
+                found += block.number
+            yield worker, block, rows
+        if found != expected:
+            raise CorruptionError(
+                f"Expected {expected} rows of table '{reader.tables[number]['path']}' in "
+                f"'{reader.path}'. Received: {found}. Save again."
+            )
 
 
 def write_rows(
@@ -31,14 +129,17 @@ def write_rows(
 
     Raises:
         RuntimeError: If a table was changed meanwhile.
+        FileNotFoundError: If the folder is missing.
     """
-    path = os.path.join(folder, rows_name(worker, workers, attempt))
-    entries: list[dict[str, Any]] = []
-    with removed_on_error(path), RowsWriter(path, attempt, worker, workers) as writer:
+
+    def put(writer: RowsWriter) -> list[dict[str, Any]]:
+        entries: list[dict[str, Any]] = []
         for host in hosts:
             for part in host.parts:
                 entries.append(_write_part(writer, len(entries), host, part, worker))
-        return writer.finish(entries)
+        return entries
+
+    return write_file(folder, attempt, worker, workers, put)
 
 
 def _write_part(
@@ -55,7 +156,8 @@ def _write_part(
     sketch, of_sketch = sketch_of(part)
     if sketch:
         writer.put_bytes(number, SKETCH, sketch)
-    return entry_of(host, part, head, len(admission)) | of_sketch | {"rows": rows, "size": rows}
+    entry = entry_of(host.path, part.name, part.table.dim, head, len(admission))
+    return entry | of_sketch | {"rows": rows, "size": rows}
 
 
 def _pieces(part: Part, head: Head) -> Iterator[Rows]:

@@ -19,10 +19,10 @@ from sok_embed.checkpoint.files.records import (
     record_of,
     rows_name,
 )
-from sok_embed.checkpoint.files.rows_file import RowsReader
 from sok_embed.checkpoint.files.rows_index import total
 from sok_embed.checkpoint.state.dense import DenseState
 from sok_embed.checkpoint.state.own_state import OwnState
+from sok_embed.checkpoint.transfer.pieces import readers_of
 from sok_embed.checkpoint.transfer.writing import RowsCapture, RowsOf
 from sok_embed.communicators.agreement import Agreement
 from sok_embed.kv import CorruptionError
@@ -253,15 +253,7 @@ def make_folder(place: Place) -> None:
 
 def _finish(place: Place, manifest: Manifest) -> None:
     """Writes the manifest, once this worker sees the files of all workers."""
-    readers = []
-    there = set(place.names())
-    for worker, record in enumerate(manifest.rows):
-        if record.name not in there:
-            raise FileNotFoundError(
-                f"Expected '{place.file(record.name)}', which worker {worker} has written. "
-                "Received: nothing there. Save into a folder that all workers share."
-            )
-        readers.append(RowsReader(place, record, manifest.attempt, worker, manifest.workers))
+    readers = readers_of(place, manifest.rows, manifest.attempt)
     for record in (*manifest.files, *manifest.data):
         check_length(place, record)
     entries = [entry for reader in readers for entry in reader.tables]

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from sok_embed import kv, tf_ops
+from sok_embed import tf_ops
 from sok_embed.checkpoint.files.records import FileRecord
-from sok_embed.checkpoint.files.rows_file import ADMISSION, ROWS, SKETCH, Rows, RowsReader
+from sok_embed.checkpoint.files.rows_file import ADMISSION, SKETCH, Rows
 from sok_embed.checkpoint.files.rows_index import merged_head
 from sok_embed.checkpoint.state.tables import Host, contents_of
 from sok_embed.checkpoint.tools.newest_first import CountedBytes
+from sok_embed.checkpoint.transfer.pieces import blocks_of_all, readers_of
 from sok_embed.tables.base_table import BaseTable, Part
 from sok_embed.tables.counts import merge_admissions, merge_sketches
 
@@ -32,10 +33,7 @@ class WholeTables:
     def __init__(
         self, folder: str, records: Sequence[FileRecord], attempt: int, hosts: Sequence[Host]
     ) -> None:
-        self._readers = [
-            RowsReader(folder, record, attempt, worker, len(records))
-            for worker, record in enumerate(records)
-        ]
+        self._readers = readers_of(folder, records, attempt)
         self._hosts: dict[int, tuple[Host, int]] = {}
         number = 0
         for host in hosts:
@@ -84,20 +82,14 @@ class WholeTables:
         }
         filled = 0
         counts = [CountedBytes() for _ in self._readers]
-        for reader, counted in zip(self._readers, counts, strict=True):
-            for block in reader.blocks_of(number):
-                if block.kind == ROWS:
-                    rows = reader.rows_of(block).with_slots(head.slot_start)
-                    for name, column in columns.items():
-                        column[filled : filled + block.number] = getattr(rows, name)
-                    filled += block.number
-                else:
-                    counted.add(block)
-        if filled != total:
-            raise kv.CorruptionError(
-                f"Table '{part.table.name}': expected {total} rows in the files of all workers. "
-                f"Received: {filled}. Save again."
-            )
+        for worker, block, rows in blocks_of_all(self._readers, number):
+            if rows is None:
+                counts[worker].add(block)
+                continue
+            rows = rows.with_slots(head.slot_start)
+            for name, column in columns.items():
+                column[filled : filled + block.number] = getattr(rows, name)
+            filled += block.number
         admissions = [counted.of(number, ADMISSION) or b"" for counted in counts]
         admission = merge_admissions(admissions, lambda keys: np.ones(keys.shape, np.bool_))
         sketches = {

@@ -11,9 +11,8 @@ from sok_embed import kv, tf_ops
 from sok_embed.binding import _core
 from sok_embed.checkpoint.files.records import FileRecord, rows_name
 from sok_embed.checkpoint.files.rows_file import ADMISSION, SKETCH, RowsWriter
-from sok_embed.checkpoint.files.rows_index import Head
+from sok_embed.checkpoint.files.rows_index import Head, entry_of
 from sok_embed.checkpoint.state.tables import Host, begin_capture, read_head, stored_rows
-from sok_embed.files.whole_files import removed_on_error
 from sok_embed.tables.base_table import Part
 from sok_embed.tables.tensors import as_errors
 
@@ -58,6 +57,7 @@ class RowsCapture:
 
     def __init__(self, folder: str, hosts: Sequence[Host], which: RowsOf, apart: bool) -> None:
         self._which = which
+        self._folder = folder
         self._path = os.path.join(folder, rows_name(which.worker, which.workers, which.attempt))
         self._entries: list[dict[str, Any]] = []
         self._captures: dict[int, _core.Capture] = {}
@@ -95,7 +95,8 @@ class RowsCapture:
         if sketch:
             self._counts.append((number, SKETCH, sketch))
         of_rows = {"rows": rows, "size": size, "removed": removed, "whole": whole}
-        self._entries.append(entry_of(host, part, head, len(admission)) | of_sketch | of_rows)
+        entry = entry_of(host.path, part.name, part.table.dim, head, len(admission))
+        self._entries.append(entry | of_sketch | of_rows)
 
     def _capture_memory(self, part: Part) -> tuple[Head, bytes, _core.Capture, bool]:
         """Returns the head, counts, the capture, and whether it is a capture of all rows."""
@@ -125,10 +126,7 @@ class RowsCapture:
 
     def _write(self) -> FileRecord:
         which = self._which
-        with (
-            removed_on_error(self._path),
-            RowsWriter(self._path, which.attempt, which.worker, which.workers) as writer,
-        ):
+        with RowsWriter(self._folder, which.attempt, which.worker, which.workers) as writer:
             writer.put_captures(list(self._captures), list(self._captures.values()))
             for number in self._stored:
                 self._write_stored(writer, number)
@@ -170,22 +168,6 @@ class RowsCapture:
         for folder in self._apart.values():
             shutil.rmtree(folder, ignore_errors=True)
         self._apart.clear()
-
-
-def entry_of(host: Host, part: Part, head: Head, admission_bytes: int) -> dict[str, Any]:
-    """Returns the index's entry of a part whose rows are not written yet."""
-    return {
-        "path": host.path,
-        "part": part.name,
-        "dim": part.table.dim,
-        "slot_floats": len(head.slot_start),
-        **head._asdict(),
-        "rows": 0,
-        "size": 0,
-        "removed": 0,
-        "whole": True,
-        "admission_bytes": admission_bytes,
-    }
 
 
 def sketch_of(part: Part) -> tuple[bytes, dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 from collections.abc import Iterable
@@ -13,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from sok_embed.binding import _core
-from sok_embed.checkpoint.files.records import rows_name
 from sok_embed.checkpoint.files.rows_file import Rows, RowsWriter
 from sok_embed.checkpoint.tools.conversion.tables import Head
 from sok_embed.checkpoint.tools.saved import Saved, SavedTable, copy_rows, write_like
@@ -88,14 +86,7 @@ def write_checkpoint(
     counts = [0] * workers
     with ExitStack() as stack:
         writers = [
-            stack.enter_context(
-                RowsWriter(
-                    os.path.join(folder, rows_name(worker, workers, attempt)),
-                    attempt,
-                    worker,
-                    workers,
-                )
-            )
+            stack.enter_context(RowsWriter(folder, attempt, worker, workers))
             for worker in range(workers)
         ]
         for writer, readers in zip(writers, base.readers_of, strict=True):
