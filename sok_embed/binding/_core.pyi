@@ -192,8 +192,11 @@ def schedule_value(name: str, parameters: _Numbers, initial: float, step: int) -
 # XXH3-64 of the bytes, seeded with the offset in a file at which they start
 def checksum(bytes: NDArray[np.uint8], file_offset: int) -> int: ...
 
-# the checksum of a chunk of an admission, of its first 28 bytes and of its payload
-def admission_chunk_checksum(header: NDArray[np.uint8], payload: NDArray[np.uint8]) -> int: ...
+# merges the counts of the admissions of several workers; a counter of frequency stays if its key is
+# `mine`, and of counters of counting_bloom the greatest is taken
+def merge_admissions(
+    parts: Sequence[bytes], mine: Callable[[NDArray[np.int64]], NDArray[np.bool_]]
+) -> bytes: ...
 
 class _MeshStats(TypedDict):
     exchanges: int

@@ -5,8 +5,9 @@ import pytest
 
 import sok_embed as sok
 from sok_embed import AdaptiveTable, Table, tf_ops
+from sok_embed.binding._core import merge_admissions
 from sok_embed.initializers import RowInitializer
-from sok_embed.tables.counts import SketchPlace, merge_admissions, merge_sketches
+from sok_embed.tables.counts import SketchPlace, merge_sketches
 
 ZEROS = RowInitializer("constant", 0.0, 0.0, None)
 RANDOM = np.random.default_rng(4)

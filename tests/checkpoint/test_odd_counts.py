@@ -15,7 +15,6 @@ from tiers import rounds
 
 import sok_embed as sok
 from sok_embed import tf_ops
-from sok_embed.binding import _core
 from sok_embed.checkpoint import Checkpoint
 from sok_embed.checkpoint.files.rows_file import SKETCH
 from sok_embed.tables.counts import SketchPlace, merge_sketches
@@ -23,7 +22,20 @@ from sok_embed.tables.counts import SketchPlace, merge_sketches
 COUNT = rounds(20, 60, "SOK_ODD_COUNTS")
 HEAD, CHUNK, CELLS = (struct.Struct(text) for text in ("<4sIIIQdII", "<4sIQIQ", "<4sIQQI"))
 BUCKETS = 6
+MASK = 2**64 - 1
 NUMBERS = [0, 1, 2, 3, 5, 7, 8, 16, 40, 255, 2**16, 2**31, 2**32 - 1]
+
+
+def mixed(total, data):
+    """The checksum of bytes of a chunk, behind others with a checksum of their own."""
+    words = [len(data) + 0x9E3779B97F4A7C15]
+    words += [int.from_bytes(data[at : at + 8], "little") for at in range(0, len(data), 8)]
+    for word in words if len(data) % 8 else [*words, 0]:
+        total = (total ^ word) & MASK
+        total = (total ^ total >> 30) * 0xBF58476D1CE4E5B9 & MASK
+        total = (total ^ total >> 27) * 0x94D049BB133111EB & MASK
+        total ^= total >> 31
+    return total
 
 
 def odd_sketch(data, chance):
@@ -91,9 +103,8 @@ def odd_counts(data, chance):
         head = head[:8] + struct.pack("<I", len(head) + 8) + head[12:]
     made = head + struct.pack("<Q", xxh3(head, 0))
     for *fields_of_chunk, payload in chunks:
-        header = np.frombuffer(CHUNK.pack(*fields_of_chunk), np.uint8)
-        told = _core.admission_chunk_checksum(header, np.frombuffer(payload, np.uint8))
-        made += header.tobytes() + struct.pack("<Q", told) + payload
+        header = CHUNK.pack(*fields_of_chunk)
+        made += header + struct.pack("<Q", mixed(mixed(0, header), payload)) + payload
     return made
 
 

@@ -24,7 +24,7 @@ from sharded.shards import (
 from tiers import long
 
 import sok_embed
-from sok_embed.tables.counts import merge_admissions
+from sok_embed.binding._core import merge_admissions
 
 PROGRAM = Path(__file__).parent / "sharded" / "keras_files.py"
 WORKERS = (1, 2, 3)

@@ -1,19 +1,18 @@
-// The checksums of files that Python writes and reads.
+// The checksums of files that Python writes and reads, and counts of admissions in them.
 #include "core/base/checksum.h"
 
+#include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "binding/binding.h"
-#include "core/policies/chunk_format.h"
+#include "core/policies/admission_counts.h"
 
 namespace sok::binding {
 namespace {
 
 using BytesIn = Array<const uint8_t>;
-
-std::string_view View(const BytesIn& bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
 
 }  // namespace
 
@@ -27,13 +26,23 @@ void BindChecksums(nb::module_& module) {
       nb::arg("bytes").noconvert(), nb::arg("file_offset"),
       "XXH3-64 of the bytes, seeded with the offset in the file at which they start.");
   module.def(
-      "admission_chunk_checksum",
-      [](const BytesIn& header, const BytesIn& payload) {
-        const GilReleased released;
-        return ChunkChecksum(View(header), View(payload));
+      "merge_admissions",
+      [](const std::vector<nb::bytes>& parts, const nb::callable& mine) {
+        std::vector<std::string_view> dumps;
+        for (const nb::bytes& part : parts) {
+          if (part.size() > 0) dumps.emplace_back(part.c_str(), part.size());
+        }
+        const std::string merged = Value(MergeCounts(dumps, [&](std::vector<int64_t> keys) {
+          const size_t n = keys.size();
+          const nb::object kept = mine(ToNumpy(std::move(keys))).attr("view")("uint8");
+          const auto flags = nb::cast<Array<const uint8_t>>(kept);
+          CheckSize("mine", flags.size(), n, "one a key");
+          return std::vector<uint8_t>(flags.data(), flags.data() + flags.size());
+        }));
+        return nb::bytes(merged.data(), merged.size());
       },
-      nb::arg("header").noconvert(), nb::arg("payload").noconvert(),
-      "The checksum of a chunk of an admission: of its first 28 bytes and of its payload.");
+      nb::arg("parts"), nb::arg("mine"),
+      "Merges the counts of the admissions of several workers; `mine` returns which keys stay.");
 }
 
 }  // namespace sok::binding

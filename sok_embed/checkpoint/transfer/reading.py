@@ -11,6 +11,7 @@ import numpy as np
 
 from sok_embed import kv, tf_ops
 from sok_embed.arguments import difference
+from sok_embed.binding import _core
 from sok_embed.checkpoint.files.manifest import Link, Manifest
 from sok_embed.checkpoint.files.places import Place
 from sok_embed.checkpoint.files.rows_file import ADMISSION, SKETCH, Block, Rows
@@ -19,7 +20,7 @@ from sok_embed.checkpoint.state.tables import Host, contents_of
 from sok_embed.checkpoint.tools.newest_first import CountedBytes, live_blocks
 from sok_embed.checkpoint.tools.saved import check_totals, reader_of
 from sok_embed.tables.base_table import Part
-from sok_embed.tables.counts import merge_admissions, merge_sketches
+from sok_embed.tables.counts import merge_sketches
 from sok_embed.tables.tensors import as_errors
 
 _EVERY_WORKER = "every worker"
@@ -140,7 +141,7 @@ class TablesReader:
         part = self._parts[number]
         if len(counts) == len(part.entries) == 1:
             return counts[0]
-        return merge_admissions(counts, part.part.mine)
+        return _core.merge_admissions(counts, part.part.mine)
 
     def check(self) -> None:
         """Reads all files, and raises an error for everything that `restore` would refuse."""

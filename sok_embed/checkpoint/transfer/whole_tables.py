@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from sok_embed import tf_ops
+from sok_embed.binding import _core
 from sok_embed.checkpoint.files.records import FileRecord
 from sok_embed.checkpoint.files.rows_file import ADMISSION, SKETCH, Rows
 from sok_embed.checkpoint.files.rows_index import merged_head
@@ -15,7 +16,7 @@ from sok_embed.checkpoint.state.tables import Host, contents_of
 from sok_embed.checkpoint.tools.newest_first import CountedBytes
 from sok_embed.checkpoint.transfer.pieces import blocks_of_all, readers_of
 from sok_embed.tables.base_table import BaseTable, Part
-from sok_embed.tables.counts import merge_admissions, merge_sketches
+from sok_embed.tables.counts import merge_sketches
 
 _COLUMNS = Rows._fields
 
@@ -91,7 +92,7 @@ class WholeTables:
                 column[filled : filled + block.number] = getattr(rows, name)
             filled += block.number
         admissions = [counted.of(number, ADMISSION) or b"" for counted in counts]
-        admission = merge_admissions(admissions, lambda keys: np.ones(keys.shape, np.bool_))
+        admission = _core.merge_admissions(admissions, lambda keys: np.ones(keys.shape, np.bool_))
         sketches = {
             worker: data
             for worker, counted in enumerate(counts)
@@ -145,5 +146,5 @@ def _own_rows(part: Part, whole: tf_ops.Export) -> tf_ops.Export:
     admission = np.asarray(whole.admission).tobytes()
     return whole._replace(
         **{name: column[mine] for name, column in columns.items()},
-        admission=np.frombuffer(merge_admissions([admission], part.mine), np.uint8),
+        admission=np.frombuffer(_core.merge_admissions([admission], part.mine), np.uint8),
     )

@@ -18,6 +18,7 @@
 // All numbers are little-endian.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -41,6 +42,18 @@ struct AdmissionCounts {
 // Errors: kDataLoss for bytes that were cut short or damaged, or have another format;
 // kInvalidArgument for another version.
 Result<AdmissionCounts> ReadCounts(std::string_view bytes);
+
+// Returns for each key 1 if its counter stays, and otherwise 0.
+using KeepCounters = std::function<std::vector<uint8_t>(std::vector<int64_t> keys)>;
+
+// Merges results of DumpCounts of several workers into one; of no workers it is empty. A counter of
+// frequency belongs to a key: where several workers have one, the greatest stays, if any stays. A
+// counter of counting_bloom belongs to many keys, and the greatest of all workers is taken: it is
+// never too low, but too high for some keys, which are admitted early.
+// Errors: the errors of ReadCounts, MakeAdmission and CheckChunks; kInvalidArgument for counts of
+// two configs.
+Result<std::string> MergeCounts(const std::vector<std::string_view>& dumps,
+                                const KeepCounters& keep);
 
 // Returns a text for messages, such as "frequency with min_count 2".
 std::string Described(const AdmissionConfig& config);

@@ -44,6 +44,12 @@ uint64_t ReadLittleEndian(const char* from, int bytes) {
   return value;
 }
 
+uint64_t FingerprintOf(std::string_view bytes) {
+  return ReadLittleEndian(bytes.data() + kFingerprintAt, 8);
+}
+
+std::string_view PayloadOf(std::string_view bytes) { return bytes.substr(kPayloadAt); }
+
 std::string EncodeChunk(const ChunkIdentity& identity, std::string_view payload) {
   std::string bytes;
   bytes.reserve(kPayloadAt + payload.size());

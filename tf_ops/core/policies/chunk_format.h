@@ -30,6 +30,10 @@ struct ChunkIdentity {
   uint32_t number;
 };
 
+// Return the fingerprint and the payload of a chunk that has been checked.
+uint64_t FingerprintOf(std::string_view bytes);
+std::string_view PayloadOf(std::string_view bytes);
+
 std::string EncodeChunk(const ChunkIdentity& identity, std::string_view payload);
 
 // Returns the payload, a view of `bytes`.
