@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sok_embed.checkpoint.files import schema
-from sok_embed.checkpoint.files.records import checksum
+from sok_embed.checkpoint.files.records import checksum_of_json
 from sok_embed.files.whole_files import sync, write_whole
 from sok_embed.serving import rows as rows_files
 from sok_embed.serving.dense_files import WeightSpec, packed, unpacked
@@ -178,7 +178,7 @@ class DeltaWriter:
             ],
             "weights": record_of(path),
         }
-        content["checksum"] = digest = _digest(content)
+        content["checksum"] = digest = checksum_of_json(content)
         path = os.path.join(self._folder, _MANIFEST)
         write_whole(path, json.dumps(content, indent=1).encode(), f"{path}.tmp")
         goal = self._base.delta(number)
@@ -317,17 +317,12 @@ def _manifest(path: str, base: Base) -> dict[str, Any]:
         "checksum": schema.text,
     }
     check_fields(path, content, schema.record(whole))
-    if content["checksum"] != _digest(content):
+    rest = {name: value for name, value in content.items() if name != "checksum"}
+    if content["checksum"] != checksum_of_json(rest):
         raise damaged(path, "contents that agree with their checksum", "something else")
     if content["base"] == base.identity:
         check_fields(path, content, schema.record({"tables": schema.tuple_of(*tables)}))
     return content
-
-
-def _digest(content: Mapping[str, Any]) -> str:
-    rest = {name: value for name, value in content.items() if name != "checksum"}
-    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
-    return f"{checksum(text.encode(), 0):016x}"
 
 
 def _opened(copy: str, folder: str, name: str, dim: int, count: int) -> rows_files.RowsFile:

@@ -362,7 +362,7 @@ def test_a_parent_elsewhere_or_in_a_circle_is_refused(chain, folder):
     content = json.loads(path.read_text())
     content["parent"] = {"folder": folder, "state": content["state"]}
     content.pop("checksum")
-    content["checksum"] = manifest._checksum(content)
+    content["checksum"] = manifest.checksum_of_json(content)
     path.write_text(json.dumps(content))
     with pytest.raises(sok.kv.CorruptionError):
         restored(chain[1])

@@ -153,7 +153,7 @@ def test_rows_that_do_not_fit_leave_the_table(tmp_path, storage):
     keep(model, tmp_path / "best.weights.h5", save_weights_only=True)
     for other, text in (
         (model_over(None, dim=3), "rows of 3 numbers"),
-        (model_over(None, max_rows=5), "at most 5 rows"),
+        (model_over(None, max_rows=5), "at most max_rows=5 rows"),
     ):
         with pytest.raises(ValueError, match=text):
             other.load_weights(tmp_path / "best.weights.h5")

@@ -208,7 +208,8 @@ def rewritten(folder, change):
     path = folder / "delta.json"
     content = json.loads(path.read_text())
     change(content)
-    content["checksum"] = delta_files._digest(content)
+    del content["checksum"]
+    content["checksum"] = delta_files.checksum_of_json(content)
     path.write_text(json.dumps(content))
 
 

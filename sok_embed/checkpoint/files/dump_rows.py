@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 
@@ -18,20 +17,12 @@ _BLOCK = struct.Struct("<IIQ")
 _MOST_BYTES = 1 << 20  # payload of a block, unless a single row is longer
 
 
-class DumpRows(NamedTuple):
-    """Rows of a group.
+def rows_of_dump(path: str, group: int) -> Iterator[Rows]:
+    """Yields the rows of a group in a dump: see `docs/reference/dump-format.md`.
 
-    Attributes:
-        group: The group.
-        rows: Some of its rows.
-    """
-
-    group: int
-    rows: Rows
-
-
-def rows_of_dump(path: str) -> Iterator[DumpRows]:
-    """Yields the rows of a file of `Storage.dump`: see `docs/reference/dump-format.md`.
+    Args:
+        path: The path of a file that `Storage.dump` or a conversion has written.
+        group: The number of the group. All of the file is checked.
 
     Raises:
         CorruptionError: For a damaged file.
@@ -51,7 +42,8 @@ def rows_of_dump(path: str) -> Iterator[DumpRows]:
                 head = _BLOCK.unpack_from(block)
                 if checksum(covered, offset) != told or head != (number, n, n * width):
                     raise damaged(path, f"a whole block at byte {offset}", "another")
-                yield DumpRows(number, _columns(covered[_BLOCK.size :], n, dim, slot_floats))
+                if number == group:
+                    yield _columns(covered[_BLOCK.size :], n, dim, slot_floats)
 
 
 def _columns(payload: memoryview, n: int, dim: int, slot_floats: int) -> Rows:

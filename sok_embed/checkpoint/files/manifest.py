@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from sok_embed.checkpoint.files import manifest_schema
 from sok_embed.checkpoint.files.place_of import place_of
 from sok_embed.checkpoint.files.places import Place
-from sok_embed.checkpoint.files.records import OWN_NAME, FileRecord, checksum, damaged
+from sok_embed.checkpoint.files.records import OWN_NAME, FileRecord, checksum_of_json, damaged
 from sok_embed.checkpoint.files.schema import (
     MOST_BYTES,
     brief,
@@ -104,7 +104,7 @@ def write(folder: str | Place, manifest: Manifest) -> None:
         "files": [record._asdict() for record in manifest.files],
         "data": [record._asdict() for record in manifest.data],
     }
-    content["checksum"] = _checksum(content)
+    content["checksum"] = checksum_of_json(content)
     data = json.dumps(content, indent=1, allow_nan=False).encode()
     _parsed(place.file(NAME), data)
     place.write(NAME, data, f"manifest-{manifest.attempt:016x}.tmp")
@@ -169,7 +169,7 @@ def _parsed(path: str, data: bytes) -> dict[str, Any]:
     if type(content) is not dict or content.get("format") != _FORMAT:
         raise damaged(path, f"the format {_FORMAT!r}", brief(content))
     _check_version(path, content)
-    if content.pop("checksum", None) != _checksum(content):
+    if content.pop("checksum", None) != checksum_of_json(content):
         raise damaged(path, "contents that agree with their checksum", "something else")
     checked(path, content, manifest_schema.manifest)
     for entry in content["tables"]:
@@ -276,8 +276,3 @@ def _check_version(path: str, content: dict[str, Any]) -> None:
             f"{f', with unknown features {unknown}' if unknown else ''}. Restore it with the "
             "sok-embed that wrote it, or a newer one."
         )
-
-
-def _checksum(content: dict[str, Any]) -> str:
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return f"{checksum(text.encode(), 0):016x}"

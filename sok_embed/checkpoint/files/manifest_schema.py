@@ -35,8 +35,8 @@ MOST_PATH = 4096  # letters that lead to an object
 MOST_DIMENSIONS = 254  # of a tensor of TensorFlow
 _SEED = integer(-(2**63), 2**64 - 1)  # as int64 or as uint64
 _HEX = re.compile(r"[0-9a-f]{16}")
-_ONE_WORKER = re.compile(r"[0-9]+")
-_MIXED = re.compile(r"mixed_owners\(key, (-?[0-9]+), size\)")
+ONE_WORKER = re.compile(r"[0-9]+")
+MIXED_OWNERS = re.compile(r"mixed_owners\(key, (-?[0-9]+), size\)")
 # The parts of a table, by its kind, in the order of their entries in an index of rows.
 PARTS = {"table": ("rows",), "adaptive": ("own", "static")}
 BUCKET_OWNERS = "bucket % size"
@@ -157,9 +157,9 @@ def _check_owners(entry: dict[str, Any], field: str, workers: int) -> None:
         raise Misfit(field, repr(BUCKET_OWNERS), brief(owners))
     if not is_adaptive and owners == BUCKET_OWNERS:
         raise Misfit(field, "a rule of a table without buckets", brief(owners))
-    if _ONE_WORKER.fullmatch(owners) and (len(owners) > 10 or int(owners) >= workers):
+    if ONE_WORKER.fullmatch(owners) and (len(owners) > 10 or int(owners) >= workers):
         raise Misfit(field, f"a worker below {workers}", brief(owners))
-    mixed = _MIXED.fullmatch(owners)
+    mixed = MIXED_OWNERS.fullmatch(owners)
     if mixed and len(mixed[1]) > 20:
         raise Misfit(field, "a salt of 64 bits", brief(owners))
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,6 +61,12 @@ class FileRecord(NamedTuple):
 def checksum(data: Any, offset: int) -> int:
     """Returns XXH3-64 of bytes, seeded with the offset in the file of the first one."""
     return _core.checksum(np.frombuffer(data, np.uint8), offset)
+
+
+def checksum_of_json(content: Mapping[str, Any]) -> str:
+    """Returns the checksum of JSON as one text: sorted by names, without spaces."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return f"{checksum(text.encode(), 0):016x}"
 
 
 class FileChecksum:

@@ -86,8 +86,7 @@ def stored_rows(storage: kv.Storage | _core.Storage, group: int, scratch: str) -
     """
     try:
         storage.dump(scratch, group=group)
-        for *_, rows in rows_of_dump(scratch):
-            yield rows
+        yield from rows_of_dump(scratch, group)
     finally:
         if os.path.exists(scratch):
             os.remove(scratch)

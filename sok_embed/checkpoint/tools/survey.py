@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -268,11 +269,7 @@ def as_report(found: Difference) -> dict[str, Any]:
                 "table": each.table,
                 "name": each.name,
                 "same": each.same,
-                "head": {name: list(values) for name, values in each.head.items()},
-                "only_a": each.only_a,
-                "only_b": each.only_b,
-                "both": each.both,
-                "differing": each.differing,
+                **asdict(each),
                 "largest": {name: _finite(value) for name, value in each.largest.items()},
             }
             for each in found.tables

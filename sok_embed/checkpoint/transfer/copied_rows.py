@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import tensorflow as tf
 
 from sok_embed import kv, tf_ops
 from sok_embed.checkpoint.files.dump_rows import rows_of_dump
-from sok_embed.checkpoint.files.rows_file import Rows
 from sok_embed.checkpoint.files.rows_index import Head
 from sok_embed.checkpoint.state.tables import contents_of, read_head
+from sok_embed.checkpoint.transfer.reading import PartReader
 from sok_embed.files.scratch import ScratchFolder
-from sok_embed.tables.row_dtypes import FLOAT32
 from sok_embed.tables.table import Table
 from sok_embed.tables.tensors import as_errors
 
@@ -32,7 +30,6 @@ class CopiedRows:
         (self._part,) = table.parts
         self._copy = copy
         self._group = group
-        self._types = (FLOAT32, FLOAT32)  # of its rows and slots; check looks
         # Beside the table's storage, where there is room for its rows.
         own = self._table.storage
         parent = None if own is None else os.path.dirname(os.path.abspath(own.path))
@@ -54,7 +51,6 @@ class CopiedRows:
                 f"{self._copy!r}. Received: the groups {sorted(there)}. Save the model again."
             )
         saved = there[self._group]
-        self._types = saved.row_dtype, saved.slot_dtype
         dim = saved.dimension
         if dim != table.dim:
             raise ValueError(
@@ -67,35 +63,25 @@ class CopiedRows:
                 f"Table '{table.name}': expected a storage that may be written, to replace its "
                 f"rows by the rows of the file. Received: {own!r}. Open it without read_only=True."
             )
-        head, admission = self._head()
-        empty = contents_of(head, table.dim, admission=admission)
-        table.check_restore(empty)
+        self._head, self._admission = self._read_head(saved.row_dtype, saved.slot_dtype)
+        table.check_restore(contents_of(self._head, table.dim, admission=self._admission))
         self._copy.dump(self._dump, group=self._group)
-        count = 0
-        for rows in self._rows():
-            count += len(rows.keys)
-            piece = contents_of(head, table.dim, rows)
-            as_errors(lambda piece=piece: tf_ops.check_restore(self._part.handle, piece))
-        limit = self._part.max_rows
-        if limit and count > limit:
-            raise ValueError(
-                f"Table '{table.name}': expected at most max_rows={limit} rows in the file. "
-                f"Received: {count}. Raise max_rows."
-            )
+        own_rows = PartReader(self._part, self._head, "the file")
+        for rows in rows_of_dump(self._dump, self._group):
+            own_rows.check(rows)
 
     def restore(self) -> None:
         """Replaces the rows of the table; `check` has been called."""
         table = self._table
-        head, admission = self._head()
-        table.restore(contents_of(head, table.dim, admission=admission))
-        for rows in self._rows():
-            piece = contents_of(head, table.dim, rows)
-            as_errors(lambda piece=piece: tf_ops.add_rows(self._part.handle, piece))
-        if self._table.storage is not None:
-            self._table.storage.flush()
+        table.restore(contents_of(self._head, table.dim, admission=self._admission))
+        own_rows = PartReader(self._part, self._head, "the file")
+        for rows in rows_of_dump(self._dump, self._group):
+            own_rows.add(rows)
+        if table.storage is not None:
+            table.storage.flush()
         self._scratch.end()
 
-    def _head(self) -> tuple[Head, bytes]:
+    def _read_head(self, row_dtype: str, slot_dtype: str) -> tuple[Head, bytes]:
         """Returns the head of the group, and the counts of its admission."""
         table = self._table
         attributes = {
@@ -104,14 +90,9 @@ class CopiedRows:
             "storage_id": self._copy.id,
             "group": self._group,
             "step_clock": False,
-            "row_dtype": self._types[0],
-            "slot_dtype": self._types[1],
+            "row_dtype": row_dtype,
+            "slot_dtype": slot_dtype,
         }
         with tf.init_scope():
             handle = as_errors(lambda: tf_ops.anonymous_table(table.name, table.dim, **attributes))
             return read_head(handle, table.dim)
-
-    def _rows(self) -> Iterator[Rows]:
-        """Yields the rows of this worker, from the dump that `check` has made."""
-        for _, rows in rows_of_dump(self._dump):
-            yield rows.where(self._part.mine(rows.keys))

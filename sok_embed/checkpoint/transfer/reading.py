@@ -15,7 +15,7 @@ from sok_embed.binding import _core
 from sok_embed.checkpoint.files.manifest import Link, Manifest
 from sok_embed.checkpoint.files.places import Place
 from sok_embed.checkpoint.files.rows_file import ADMISSION, SKETCH, Block, Rows
-from sok_embed.checkpoint.files.rows_index import merged_head
+from sok_embed.checkpoint.files.rows_index import Head, merged_head
 from sok_embed.checkpoint.state.tables import Host, contents_of
 from sok_embed.checkpoint.tools.newest_first import CountedBytes, live_blocks
 from sok_embed.checkpoint.tools.saved import check_totals, reader_of
@@ -27,22 +27,21 @@ _EVERY_WORKER = "every worker"
 
 
 class PartReader:
-    """Collects this worker's rows of a part, whichever worker wrote them.
+    """Collects this worker's rows of a part, whoever wrote them.
 
     Args:
         part: The part into which they are restored.
-        entries: The entries of the part in the newest indices, by worker, for all workers whose
-            files may have such rows.
+        head: The head that the table will have.
+        source: The place of the rows, for messages.
 
     Attributes:
-        head: The head that the table will have.
         rows: The number of rows that `check` has found.
     """
 
-    def __init__(self, part: Part, entries: Mapping[int, dict[str, Any]]) -> None:
+    def __init__(self, part: Part, head: Head, source: str) -> None:
         self.part = part
-        self.entries = entries
-        self.head = merged_head(part.table.name, list(entries.values()))
+        self.head = head
+        self._source = source
         self.rows = 0
 
     def check(self, rows: Rows) -> None:
@@ -53,7 +52,7 @@ class PartReader:
         if limit and self.rows > limit:
             raise ValueError(
                 f"Table '{self.part.table.name}': expected at most max_rows={limit} rows for this "
-                f"worker in the checkpoint. Received: {self.rows} or more. Raise max_rows, or "
+                f"worker in {self._source}. Received: {self.rows} or more. Raise max_rows, or "
                 "start more workers. Nothing was restored."
             )
         if len(own.keys):
@@ -104,6 +103,8 @@ class TablesReader:
         self._check_totals(chain)
         self._counted = {worker: CountedBytes() for worker in self._readers}
         self._parts: list[PartReader] = []
+        # For each part, its entries in the newest files that may have such rows, by worker.
+        self._saved: list[dict[int, dict[str, Any]]] = []
         self._of_hosts: list[range] = []  # the numbers of the parts of each host
         for host, of_host in zip(hosts, sources, strict=True):
             first = len(self._parts)
@@ -112,7 +113,9 @@ class TablesReader:
                 entries = {
                     worker: self._readers[worker][0].tables[number] for worker in sorted(of_host)
                 }
-                self._parts.append(PartReader(part, entries))
+                self._saved.append(entries)
+                head = merged_head(part.table.name, list(entries.values()))
+                self._parts.append(PartReader(part, head, "the checkpoint"))
             self._of_hosts.append(range(first, len(self._parts)))
 
     def _check_totals(self, chain: Sequence[Link]) -> None:
@@ -124,24 +127,21 @@ class TablesReader:
     def _blocks(self) -> Iterator[tuple[int, PartReader, Block, Rows | None]]:
         """Yields a worker, a part, and the block that `live_blocks` yields for them."""
         for worker, readers in self._readers.items():
-            wanted = {i for i, part in enumerate(self._parts) if worker in part.entries}
+            wanted = {i for i, entries in enumerate(self._saved) if worker in entries}
             for block, rows in live_blocks(readers, wanted):
                 yield worker, self._parts[block.table], block, rows
 
     def _counts(self, number: int, kind: int) -> dict[int, bytes]:
         """Returns the counts of one kind in the files for a part, by worker."""
-        found = {
-            worker: self._counted[worker].of(number, kind) for worker in self._parts[number].entries
-        }
+        found = {worker: self._counted[worker].of(number, kind) for worker in self._saved[number]}
         return {worker: data for worker, data in found.items() if data is not None}
 
     def _admission(self, number: int) -> bytes:
         """Returns the counts that the admission of a part will have on this worker."""
         counts = list(self._counts(number, ADMISSION).values())
-        part = self._parts[number]
-        if len(counts) == len(part.entries) == 1:
+        if len(counts) == len(self._saved[number]) == 1:
             return counts[0]
-        return _core.merge_admissions(counts, part.part.mine)
+        return _core.merge_admissions(counts, self._parts[number].part.mine)
 
     def check(self) -> None:
         """Reads all files, and raises an error for everything that `restore` would refuse."""
@@ -203,10 +203,10 @@ class TablesReader:
         # The figures of several workers add up to the saved figures.
         inherited = [
             entry["counters"]
-            for worker, entry in first.entries.items()
+            for worker, entry in self._saved[numbers[0]].items()
             if worker % self._size == self._rank
         ]
-        like = next(iter(first.entries.values()))["counters"]
+        like = next(iter(self._saved[numbers[0]].values()))["counters"]
         counters = np.array(inherited or [[0] * len(like)], np.int64).sum(0)
         counters[0] = like[0]  # the version
         return table._joined(exports, cells, counters)

@@ -23,7 +23,7 @@ from sok_embed.checkpoint.files.rows_index import total
 from sok_embed.checkpoint.state.dense import DenseState
 from sok_embed.checkpoint.state.own_state import OwnState
 from sok_embed.checkpoint.transfer.pieces import readers_of
-from sok_embed.checkpoint.transfer.writing import RowsCapture, RowsOf
+from sok_embed.checkpoint.transfer.writing import RowsCapture
 from sok_embed.communicators.agreement import Agreement
 from sok_embed.kv import CorruptionError
 
@@ -119,14 +119,16 @@ class Save:
         agreement, options = self.agreement, self.options
         self._work = self._place.work()
         if hosts:
-            which = RowsOf(
+            self._capture = RowsCapture(
+                self._work.folder,
+                hosts,
                 self.attempt,
                 agreement.rank,
                 agreement.size,
-                self.attempt if options.notes_changes else 0,
-                options.parent.state if options.parent else 0,
+                mark=self.attempt if options.notes_changes else 0,
+                since=options.parent.state if options.parent else 0,
+                apart=options.goes_on,
             )
-            self._capture = RowsCapture(self._work.folder, hosts, which, options.goes_on)
         if agreement.rank == 0:
             self._dense_names = self._dense.write(self._work.folder, dense_prefix(self.attempt))
         self._own_names = self._own.write(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from sok_embed import kv, tf_ops
 from sok_embed.binding import _core
@@ -19,25 +19,6 @@ from sok_embed.tables.tensors import as_errors
 _CACHE_BYTES = 8 << 20  # of a storage that is opened only for a dump
 
 
-class RowsOf(NamedTuple):
-    """The selection of the rows of a capture.
-
-    Attributes:
-        attempt: The number of the save.
-        worker: The number of the worker.
-        workers: The number of workers.
-        mark: The number of this state, since which the next save may save changes; 0: no save will.
-        since: The number of an earlier state: only changes since then are captured; 0: all rows are
-            captured.
-    """
-
-    attempt: int
-    worker: int
-    workers: int
-    mark: int = 0
-    since: int = 0
-
-
 class RowsCapture:
     """The contents of a worker's tables at one moment, while training goes on.
 
@@ -47,7 +28,12 @@ class RowsCapture:
     Args:
         folder: The folder of the checkpoint.
         hosts: The tables.
-        which: The selection of their rows.
+        attempt: The number of the save.
+        worker: The number of the worker.
+        workers: The number of workers.
+        mark: The number of this state, since which the next save may save changes; 0: no save will.
+        since: The number of an earlier state: only changes since then are captured; 0: all rows are
+            captured.
         apart: True if storages change before `write` is called, so that their present rows are kept
             separately in the folder.
 
@@ -55,10 +41,20 @@ class RowsCapture:
         RuntimeError: If another save of a table is in progress.
     """
 
-    def __init__(self, folder: str, hosts: Sequence[Host], which: RowsOf, apart: bool) -> None:
-        self._which = which
-        self._folder = folder
-        self._path = os.path.join(folder, rows_name(which.worker, which.workers, which.attempt))
+    def __init__(
+        self,
+        folder: str,
+        hosts: Sequence[Host],
+        attempt: int,
+        worker: int,
+        workers: int,
+        mark: int,
+        since: int,
+        apart: bool,
+    ) -> None:
+        self._file = folder, attempt, worker, workers
+        self._worker, self._mark, self._since = worker, mark, since
+        self._path = os.path.join(folder, rows_name(worker, workers, attempt))
         self._entries: list[dict[str, Any]] = []
         self._captures: dict[int, _core.Capture] = {}
         self._stored: dict[int, tuple[kv.Storage | str, int]] = {}  # its storage and group
@@ -74,7 +70,7 @@ class RowsCapture:
 
     def _capture(self, host: Host, part: Part, apart: bool) -> None:
         number = len(self._entries)
-        has_rows = self._which.worker == 0 or not part.shared
+        has_rows = self._worker == 0 or not part.shared
         whole, rows, size, removed = True, 0, 0, 0
         storage = part.table.storage
         if storage is None:
@@ -100,13 +96,12 @@ class RowsCapture:
 
     def _capture_memory(self, part: Part) -> tuple[Head, bytes, _core.Capture, bool]:
         """Returns the head, counts, the capture, and whether it is a capture of all rows."""
-        mark, since = self._which.mark, self._which.since
-        if since:
+        if self._since:
             try:
-                return *begin_capture(part, mark, since), False
+                return *begin_capture(part, self._mark, self._since), False
             except RuntimeError:
                 pass  # the table was replaced, or has another rule now, or another save goes on
-        return *begin_capture(part, mark, 0), True
+        return *begin_capture(part, self._mark, 0), True
 
     def _set_apart(self, storage: kv.Storage) -> str:
         """Makes a checkpoint of a storage in the folder; its files are links where possible."""
@@ -125,8 +120,7 @@ class RowsCapture:
                 capture.release()
 
     def _write(self) -> FileRecord:
-        which = self._which
-        with RowsWriter(self._folder, which.attempt, which.worker, which.workers) as writer:
+        with RowsWriter(*self._file) as writer:
             writer.put_captures(list(self._captures), list(self._captures.values()))
             for number in self._stored:
                 self._write_stored(writer, number)

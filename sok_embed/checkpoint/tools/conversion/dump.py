@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,6 @@ from sok_embed.checkpoint.files.records import checksum
 from sok_embed.checkpoint.files.rows_file import Rows
 from sok_embed.checkpoint.files.rows_index import row_bytes
 from sok_embed.checkpoint.tools.conversion.tables import (
-    DumpGroup,
     Head,
     Moving,
     head_of_group,
@@ -147,12 +146,7 @@ def dump_tables(path: str) -> list[Moving]:
         CorruptionError: For a damaged file.
         ValueError: For another kind of file.
     """
-    groups = [DumpGroup(*group) for group in _core.dump_groups(path)]
     return [
-        Moving(head_of_group(path, group), partial(_rows_of_group, path, group.number))
-        for group in groups
+        Moving(head_of_group(path, *group), partial(rows_of_dump, path, group[0]))
+        for group in _core.dump_groups(path)
     ]
-
-
-def _rows_of_group(path: str, number: int) -> Iterator[Rows]:
-    return (rows for group, rows in rows_of_dump(path) if group == number)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -12,15 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sok_embed.binding import _core
+from sok_embed.checkpoint.files.manifest_schema import ANY_WORKER, MIXED_OWNERS, ONE_WORKER
 from sok_embed.checkpoint.files.rows_file import Rows, RowsWriter
 from sok_embed.checkpoint.tools.conversion.tables import Head
 from sok_embed.checkpoint.tools.saved import Saved, SavedTable, copy_rows, write_like
 from sok_embed.kv import CorruptionError
 from sok_embed.tables.owners import MixedRule, ModuloRule, OneWorkerRule, OwnerRule
-
-# In a manifest, this rule of a table means that a row may be in the file of any worker, so that
-# readers search all files.
-ANY_WORKER = "any worker"
 
 
 def check_fits(base: Saved, table: SavedTable, head: Head) -> None:
@@ -172,9 +168,9 @@ def _rule_of(text: str) -> OwnerRule | None:
     """
     if text == ModuloRule.text:
         return ModuloRule()
-    if (mixed := re.fullmatch(r"mixed_owners\(key, (-?[0-9]+), size\)", text)) is not None:
+    if (mixed := MIXED_OWNERS.fullmatch(text)) is not None:
         return MixedRule(int(mixed[1]))
-    if re.fullmatch("[0-9]+", text):
+    if ONE_WORKER.fullmatch(text):
         return OneWorkerRule(int(text))
     return None
 

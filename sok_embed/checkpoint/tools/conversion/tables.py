@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_embed.binding import _core
-from sok_embed.checkpoint.files.records import checksum, damaged
+from sok_embed.checkpoint.files.records import checksum_of_json, damaged
 from sok_embed.checkpoint.files.rows_file import Rows
 from sok_embed.checkpoint.files.schema import (
     MOST_DIM,
@@ -96,13 +95,7 @@ class Head:
     def metadata(self) -> dict[str, Any]:
         """Returns the metadata from which `head_of_metadata` makes the head again."""
         told = {"version": _VERSION, **asdict(self), "slots": self.slots}
-        return {**told, "checksum": _checksum(told)}
-
-
-def _checksum(metadata: dict[str, Any]) -> str:
-    """Returns the checksum of metadata, as sorted JSON without spaces and without its checksum."""
-    text = json.dumps(metadata, sort_keys=True, separators=(",", ":"))
-    return f"{checksum(text.encode(), 0):016x}"
+        return {**told, "checksum": checksum_of_json(told)}
 
 
 _initializer = record(
@@ -149,38 +142,47 @@ def head_of_metadata(path: str, data: bytes) -> Head:
             "newer one."
         )
     told = fields.pop("checksum", None)
-    if told not in (None, _checksum(fields)):
+    if told not in (None, checksum_of_json(fields)):
         raise damaged(path, "metadata that agree with their checksum", "others")
     checked(path, fields, _metadata)
     known = {name: fields[name] for name in Head.__dataclass_fields__ if name in fields}
     return Head(**{**known, "slot_start": tuple(map(float, fields["slot_start"]))})
 
 
-def head_of_group(path: str, group: DumpGroup) -> Head:
+def head_of_group(
+    path: str, number: int, dim: int, slot_floats: int, rows: int, description: str
+) -> Head:
     """Returns the head of a group of a dump, which a storage or a conversion has written.
+
+    Args:
+        path: The path of the dump.
+        number: The group.
+        dim: The length of its vectors.
+        slot_floats: The floats of a row that its optimizer keeps.
+        rows: The number of rows.
+        description: The description of the group, as JSON.
 
     Raises:
         CorruptionError: For a description that does not fit the rows.
     """
-    meta = parsed(path, group.meta.encode(), MOST_METADATA_VALUES)
-    checked(path, meta, _group, f"group {group.number}")
+    meta = parsed(path, description.encode(), MOST_METADATA_VALUES)
+    checked(path, meta, _group, f"group {number}")
     widths = [slot["width"] for slot in meta["slots"]]
-    if sum(widths) != group.slot_floats:
-        expected = f"slots of {group.slot_floats} floats in group {group.number}"
-        raise damaged(path, expected, str(sum(widths)))
+    if sum(widths) != slot_floats:
+        raise damaged(path, f"slots of {slot_floats} floats in group {number}", str(sum(widths)))
     start = [float(slot["initial"]) for slot in meta["slots"] for _ in range(slot["width"])]
     return Head(
-        label=str(group.number),
-        name=meta.get("name", f"group {group.number}"),
-        dim=group.dim,
+        label=str(number),
+        name=meta.get("name", f"group {number}"),
+        dim=dim,
         rule=meta["rule"],
         slot_start=tuple(start),
         steps=meta["steps"],
         step_clock=-1,
         initializer=meta["initializer"],
-        rows=group.rows,
+        rows=rows,
         ttl=meta.get("ttl", 0),
-        group=group.number,
+        group=number,
     )
 
 
@@ -198,24 +200,6 @@ def head_of_saved(table: SavedTable) -> Head:
         initializer={**described["initializer"], "seed": described["seed"]},
         rows=table.rows,
     )
-
-
-class DumpGroup(NamedTuple):
-    """The description of a group in the index of a dump.
-
-    Attributes:
-        number: The group.
-        dim: The length of its vectors.
-        slot_floats: The floats of a row that its optimizer keeps.
-        rows: The number of rows.
-        meta: The description of the group, as JSON.
-    """
-
-    number: int
-    dim: int
-    slot_floats: int
-    rows: int
-    meta: str
 
 
 class Moving(NamedTuple):
