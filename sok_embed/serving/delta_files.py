@@ -10,26 +10,25 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from sok_embed.checkpoint.files import schema
-from sok_embed.checkpoint.files.records import checksum_of_json
+from sok_embed.checkpoint.files.records import (
+    DELTA,
+    PIECE_BYTES,
+    FileChecksum,
+    checksum_of_json,
+    damaged,
+    opened,
+    record_of,
+)
 from sok_embed.files.whole_files import sync, write_whole
 from sok_embed.serving import rows as rows_files
 from sok_embed.serving.dense_files import WeightSpec, packed, unpacked
-from sok_embed.serving.recorded_files import (
-    RECORD,
-    check_fields,
-    damaged,
-    parsed,
-    read_bytes,
-    read_recorded,
-    record_of,
-)
 
 FOLDER = "deltas"  # within the folder of the version
 CURRENT = "CURRENT.json"
@@ -139,8 +138,13 @@ class DeltaWriter:
         if written.rows == 0:
             os.remove(path)
             return
-        self._tables[table][kind] = {"rows": written.rows, **record_of(path)}
+        self._tables[table][kind] = {"rows": written.rows, **self._record(path)}
         self.is_empty = False
+
+    def _record(self, path: str) -> dict[str, Any]:
+        record = record_of(self._folder, os.path.basename(path))._asdict()
+        del record["name"]  # which its place in the manifest says
+        return record
 
     def finish(
         self,
@@ -176,7 +180,7 @@ class DeltaWriter:
                 {"file": table.file, **entry}
                 for table, entry in zip(self._base.tables, self._tables, strict=True)
             ],
-            "weights": record_of(path),
+            "weights": self._record(path),
         }
         content["checksum"] = digest = checksum_of_json(content)
         path = os.path.join(self._folder, _MANIFEST)
@@ -238,13 +242,13 @@ def read_delta(base: Base, number: int, previous: str, scratch: str) -> Delta:
     tables: list[TableChanges] = []
     try:
         for i, (table, entry) in enumerate(zip(base.tables, content["tables"], strict=True)):
-            opened: list[rows_files.RowsFile | None] = [None, None]
+            files: list[rows_files.RowsFile | None] = [None, None]
             for place, (kind, dim) in enumerate((("rows", table.rows.dim), ("gone", 1))):
                 name = f"{kind}-{i}.safetensors"
                 copy = copied(name, entry[kind])
                 if copy is not None:
-                    opened[place] = _opened(copy, folder, name, dim, entry[kind]["rows"])
-            tables.append(TableChanges(*opened))
+                    files[place] = _opened(copy, folder, name, dim, entry[kind]["rows"])
+            tables.append(TableChanges(*files))
         parts: list[bytes] = []
         path = os.path.join(folder, _WEIGHTS)
         read_recorded(path, content["weights"], parts.append)
@@ -279,7 +283,7 @@ def read_current(base: Base) -> int:
     """
     path = os.path.join(base.deltas, CURRENT)
     try:
-        content = parsed(path, read_bytes(path, 4096), schema.record({"delta": _number}))
+        content = _json(path, 4096, {"delta": _number})
     except FileNotFoundError:
         return 0
     return int(content["delta"])
@@ -292,12 +296,47 @@ def write_current(base: Base, number: int) -> None:
 
 
 _number = schema.integer(0, MOST_NUMBER)
-_rows = schema.nothing_or(schema.record({**RECORD, "rows": schema.integer(1)}))
+_record = {"bytes": schema.integer(), "checksum": schema.hexadecimal}
+_rows = schema.nothing_or(schema.record({**_record, "rows": schema.integer(1)}))
+
+
+def _opened_file(path: str) -> Any:
+    """Opens a regular file of a delta; a link is refused."""
+    try:
+        return opened(path, DELTA, links=False)
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"Expected a file '{path}'. Received: no such file. The delta is incomplete."
+        ) from None
+
+
+def _json(path: str, most: int, fields: Mapping[str, schema.Check]) -> Any:
+    """Returns the JSON of a file of at most so many bytes, after its fields were checked."""
+    with _opened_file(path) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise damaged(path, f"at most {most} bytes", "more", DELTA)
+    content = schema.parsed(path, data, of=DELTA)
+    schema.checked(path, content, schema.record(fields), of=DELTA)
+    return content
+
+
+def read_recorded(path: str, record: Mapping[str, Any], take: Callable[[bytes], object]) -> None:
+    """Passes the content of a file on in pieces; raises unless it fits its record."""
+    found, size = FileChecksum(), record["bytes"]
+    with _opened_file(path) as file:
+        length = os.fstat(file.fileno()).st_size
+        if length != size:
+            raise damaged(path, f"{size} bytes", f"{length}", DELTA)
+        while data := file.read(min(size - found.bytes, PIECE_BYTES)):
+            found.update(data)
+            take(data)
+    if found.digest() != record["checksum"]:  # it covers the length too
+        raise damaged(path, f"the checksum {record['checksum']}", found.digest(), DELTA)
 
 
 def _manifest(path: str, base: Base) -> dict[str, Any]:
-    data = read_bytes(path, schema.MOST_BYTES)
-    content = parsed(path, data, schema.record({"format": schema.exactly(_FORMAT)}))
+    content: dict[str, Any] = _json(path, schema.MOST_BYTES, {"format": schema.exactly(_FORMAT)})
     if content.get("format_version") != _VERSION:
         raise ValueError(
             f"Expected a delta of format {_VERSION} in '{path}'. Received: format "
@@ -313,22 +352,23 @@ def _manifest(path: str, base: Base) -> dict[str, Any]:
         "number": _number,
         "previous": schema.text,
         "step": schema.integer(),
-        "weights": schema.record(RECORD),
+        "weights": schema.record(_record),
         "checksum": schema.text,
     }
-    check_fields(path, content, schema.record(whole))
+    schema.checked(path, content, schema.record(whole), of=DELTA)
     rest = {name: value for name, value in content.items() if name != "checksum"}
     if content["checksum"] != checksum_of_json(rest):
-        raise damaged(path, "contents that agree with their checksum", "something else")
+        raise damaged(path, "contents that agree with their checksum", "something else", DELTA)
     if content["base"] == base.identity:
-        check_fields(path, content, schema.record({"tables": schema.tuple_of(*tables)}))
+        schema.checked(path, content, schema.record({"tables": schema.tuple_of(*tables)}), of=DELTA)
     return content
 
 
 def _opened(copy: str, folder: str, name: str, dim: int, count: int) -> rows_files.RowsFile:
     path = os.path.join(folder, name)
-    opened = rows_files.open(copy)
-    if opened.dim != dim or len(opened) != count:
-        raise damaged(path, f"{count} rows of dim {dim}", f"{len(opened)} rows of dim {opened.dim}")
-    opened.verify()
-    return opened
+    rows = rows_files.open(copy)
+    if rows.dim != dim or len(rows) != count:
+        received = f"{len(rows)} rows of dim {rows.dim}"
+        raise damaged(path, f"{count} rows of dim {dim}", received, DELTA)
+    rows.verify()
+    return rows

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from tiers import few_or_many
 
+from sok_embed.checkpoint.files.records import record_of
 from sok_embed.kv import CorruptionError
-from sok_embed.serving import Publisher, delta_files, export, load, recorded_files
+from sok_embed.serving import Publisher, delta_files, export, load
 from sok_embed.serving import layers as live_layers
 from sok_embed.serving import publisher as publishing
 
@@ -264,7 +265,8 @@ def test_a_file_that_is_another_one_is_refused_with_a_right_record_too(kind, pub
         table = int(names[0][5]) if kind != "weights" else 0
         # A file of rows of the other table, whose rows have another length.
         shutil.copyfile(folder / f"rows-{1 - table}.safetensors", folder / names[0])
-        found = recorded_files.record_of(str(folder / names[0]))
+        found = record_of(str(folder), names[0])._asdict()
+        del found["name"]
 
         def change(content, table=table, found=found):
             of = content if kind == "weights" else content["tables"][table]

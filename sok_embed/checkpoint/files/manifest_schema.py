@@ -20,6 +20,7 @@ from sok_embed.checkpoint.files.schema import (
     MOST_SLOT_FLOATS,
     Misfit,
     brief,
+    hexadecimal,
     integer,
     list_of,
     nothing_or,
@@ -34,7 +35,6 @@ MOST_WORKERS = 1 << 20
 MOST_PATH = 4096  # letters that lead to an object
 MOST_DIMENSIONS = 254  # of a tensor of TensorFlow
 _SEED = integer(-(2**63), 2**64 - 1)  # as int64 or as uint64
-_HEX = re.compile(r"[0-9a-f]{16}")
 ONE_WORKER = re.compile(r"[0-9]+")
 MIXED_OWNERS = re.compile(r"mixed_owners\(key, (-?[0-9]+), size\)")
 # The parts of a table, by its kind, in the order of their entries in an index of rows.
@@ -50,10 +50,9 @@ def _path(value: Any, field: str) -> None:
         raise Misfit(field, f"a text of at most {MOST_PATH} letters", brief(value))
 
 
-_hexadecimal = text_like(_HEX.fullmatch, "16 hexadecimal digits")
 _plain_name = text_like(is_plain_name, "the plain name of a file or a folder")
 _variables = list_of(tuple_of(_path, text, list_of(integer(), MOST_DIMENSIONS)))
-_file = record({"name": _plain_name, "bytes": integer(), "checksum": _hexadecimal})
+_file = record({"name": _plain_name, "bytes": integer(), "checksum": hexadecimal})
 _part = record(
     {
         "rule": text,
@@ -84,7 +83,7 @@ _adaptive = record(
 )
 _fields = record(
     {
-        "attempt": _hexadecimal,
+        "attempt": hexadecimal,
         "step": integer(),
         # The next save of a manager has a greater serial.
         "workers": integer(1, MOST_WORKERS),
@@ -102,9 +101,9 @@ _fields = record(
     },
     {
         "serial": integer(0, MOST - 1),
-        "state": _hexadecimal,
+        "state": hexadecimal,
         "data": list_of(_file),
-        "parent": nothing_or(record({"folder": _plain_name, "state": _hexadecimal})),
+        "parent": nothing_or(record({"folder": _plain_name, "state": hexadecimal})),
     },
 )
 

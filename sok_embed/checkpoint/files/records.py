@@ -17,6 +17,10 @@ import numpy as np
 from sok_embed.binding import _core
 from sok_embed.kv import CorruptionError
 
+# A message about a damaged file ends with one of these.
+CHECKPOINT = "The checkpoint is damaged or incomplete: take another one, or a copy of it."
+DELTA = "The delta is damaged or incomplete."
+
 # A file's checksum is made of the checksums of its pieces, so that its writer need not read it
 # again.
 PIECE_BYTES = 1 << 20
@@ -131,12 +135,9 @@ def check_digest(path: str, record: FileRecord, found: FileChecksum) -> None:
         raise damaged(path, f"the checksum {record.checksum}", found.digest())
 
 
-def damaged(path: str, expected: str, received: str) -> CorruptionError:
-    """Returns the error for a file of a checkpoint that is not as it was written."""
-    return CorruptionError(
-        f"Expected {expected} in '{path}'. Received: {received}. The checkpoint is damaged or "
-        "incomplete: take another one, or a copy of it."
-    )
+def damaged(path: str, expected: str, received: str, of: str = CHECKPOINT) -> CorruptionError:
+    """Returns the error for a file that is not as it was written, of a `CHECKPOINT` or `DELTA`."""
+    return CorruptionError(f"Expected {expected} in '{path}'. Received: {received}. {of}")
 
 
 @contextlib.contextmanager
@@ -197,21 +198,30 @@ def local_path(path: str | os.PathLike[str]) -> str:
     return os.path.abspath(text)
 
 
-def opened(path: str) -> io.BufferedReader:
+def opened(path: str, of: str = CHECKPOINT, links: bool = True) -> io.BufferedReader:
     """Opens a file for reading, without waiting if it is not a regular file.
+
+    Args:
+        path: The path of the file.
+        of: `CHECKPOINT` or `DELTA`.
+        links: False to refuse links to files.
 
     Raises:
         CorruptionError: For a FIFO, a device, a folder, and links that lead to each other.
         OSError: From the file system.
     """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, flags if links else flags | os.O_NOFOLLOW)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):  # ENXIO is the error for a socket
-            raise damaged(path, "a file", str(error.strerror)) from None
+            is_link = error.errno == errno.ELOOP and not links
+            raise damaged(
+                path, "a file", "a link" if is_link else str(error.strerror), of
+            ) from None
         raise
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
-        raise damaged(path, "a file", f"something else, of the mode {stat.filemode(mode)}")
+        raise damaged(path, "a file", f"something else, of the mode {stat.filemode(mode)}", of)
     return open(descriptor, "rb")

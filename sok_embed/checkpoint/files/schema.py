@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import reprlib
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sok_embed.checkpoint.files.records import damaged
+from sok_embed.checkpoint.files.records import CHECKPOINT, damaged
 
 Check = Callable[[Any, str], None]  # gets the value and the name of its field
 
@@ -48,26 +49,27 @@ def brief(value: Any) -> str:
     return _SHOWN.repr(value)
 
 
-def parsed(path: str, data: bytes, most_values: int = MOST_VALUES) -> Any:
+def parsed(path: str, data: bytes, most_values: int = MOST_VALUES, of: str = CHECKPOINT) -> Any:
     """Reads JSON without NaN and infinity, and with a bounded number of values.
 
     Args:
         path: The name of the file, for messages.
         data: The text; the caller has bounded its length.
         most_values: The most values that it may have. Commas in strings may count as values too.
+        of: `CHECKPOINT` or `DELTA`.
 
     Raises:
         CorruptionError: For anything else.
     """
     values = sum(data.count(mark) for mark in (b",", b"[", b"{"))
     if values > most_values:
-        raise damaged(path, f"JSON of at most {most_values} values", f"{values}")
+        raise damaged(path, f"JSON of at most {most_values} values", f"{values}", of)
     try:
         return json.loads(data, parse_constant=_refuse, parse_float=_finite)
     except RecursionError:
-        raise damaged(path, "JSON", "lists in lists that are too many to read") from None
+        raise damaged(path, "JSON", "lists in lists that are too many to read", of) from None
     except ValueError as error:
-        raise damaged(path, "JSON", str(error)) from None
+        raise damaged(path, "JSON", str(error), of) from None
 
 
 def _refuse(text: str) -> Any:
@@ -79,13 +81,13 @@ def _finite(text: str) -> float:
     return value if math.isfinite(value) else _refuse(text)
 
 
-def checked(path: str, value: Any, check: Check, field: str = "") -> None:
+def checked(path: str, value: Any, check: Check, field: str = "", of: str = CHECKPOINT) -> None:
     """Raises CorruptionError with the name of the file for a value that does not fit."""
     try:
         check(value, field)
     except Misfit as misfit:
-        of = f" as '{misfit.field}'" if misfit.field else ""
-        raise damaged(path, f"{misfit.expected}{of}", misfit.received) from None
+        place = f" as '{misfit.field}'" if misfit.field else ""
+        raise damaged(path, f"{misfit.expected}{place}", misfit.received, of) from None
 
 
 def integer(least: int = 0, most: int = MOST) -> Check:
@@ -134,6 +136,9 @@ def text_like(fits: Callable[[str], object], expected: str) -> Check:
             raise Misfit(field, expected, brief(value))
 
     return check
+
+
+hexadecimal = text_like(re.compile(r"[0-9a-f]{16}").fullmatch, "16 hexadecimal digits")
 
 
 def exactly(expected: Any) -> Check:
