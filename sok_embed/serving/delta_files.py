@@ -28,7 +28,7 @@ from sok_embed.checkpoint.files.records import (
 )
 from sok_embed.files.whole_files import sync, write_whole
 from sok_embed.serving import rows as rows_files
-from sok_embed.serving.dense_files import WeightSpec, packed, unpacked
+from sok_embed.serving.safetensors import WeightSpec, packed, unpacked
 
 FOLDER = "deltas"  # within the folder of the version
 CURRENT = "CURRENT.json"

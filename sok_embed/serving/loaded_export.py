@@ -15,8 +15,8 @@ from sok_embed.files.forks import check_process
 from sok_embed.serving import rows as rows_files
 from sok_embed.serving.adapted_layers import Adapted
 from sok_embed.serving.delta_files import Base, BaseTable
-from sok_embed.serving.dense_files import WeightSpec
 from sok_embed.serving.layers import State, TableState
+from sok_embed.serving.safetensors import WeightSpec
 
 
 class Version(NamedTuple):

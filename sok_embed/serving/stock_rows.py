@@ -8,6 +8,7 @@ adjacent keys as the longest bucket has.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ import tensorflow as tf
 
 from sok_embed.serving.held_rows import HeldRows
 from sok_embed.serving.rows import MissingRows
-from sok_embed.serving.table_files import Columns, TableFiles, columns_of
+from sok_embed.serving.safetensors import arrays_of
+from sok_embed.serving.table_files import TableFiles
 from sok_embed.tf_ops import stock_hashes
 from sok_embed.tf_ops.served import ServedRows, checked
 
@@ -31,16 +33,16 @@ class Values(tf.Module):
     """Rows in the type of a file, which are read as float32.
 
     Args:
-        columns: The arrays of the file.
+        arrays: The arrays of the file, by name.
         held: The table to which the rows belong.
         order: The places in the file of the rows, in their new order; `None`: the order of the
             file.
     """
 
-    def __init__(self, columns: Columns, held: HeldRows, order: Any = None) -> None:
+    def __init__(self, arrays: Mapping[str, Any], held: HeldRows, order: Any = None) -> None:
         super().__init__()
         self._dim = held.dim
-        rows, scale_bias = columns.rows, columns.scale_bias
+        rows, scale_bias = arrays["rows"], arrays.get("scale_bias", ())
         if order is not None:
             rows = rows[order]
             scale_bias = scale_bias[order] if len(scale_bias) else scale_bias
@@ -80,11 +82,11 @@ class StockRows(tf.Module, ServedRows):
         self._start_vector = held.started(np.zeros([1], np.int64))[0]
         self._key_limit = held.key_limit
         path = files.write(held)
-        columns = columns_of(path)
-        keys = columns.keys.view(np.int64)
+        arrays = arrays_of(path)
+        keys = arrays["keys"].view(np.int64)
         self._count = len(keys)
         self._bits = max(0, int(self._count // _KEYS_A_BUCKET).bit_length())
-        hashed = _mix64(columns.keys)
+        hashed = _mix64(arrays["keys"])
         # A shift by 64 is not defined.
         buckets = (hashed >> np.uint64(1)) >> np.uint64(63 - self._bits)
         lengths = np.bincount(buckets.astype(np.int64), minlength=1 << self._bits)
@@ -97,7 +99,7 @@ class StockRows(tf.Module, ServedRows):
         with tf.device(_CPU):
             self.keys = tf.Variable(padded, trainable=False, name="keys")
             self.begins = tf.Variable(begins, trainable=False, name="begins")
-        self.values = Values(columns, held)
+        self.values = Values(arrays, held)
         os.remove(path)
 
     def find(self, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -156,8 +158,8 @@ class DenseRows(tf.Module, ServedRows):
         super().__init__()
         self._name_of_table, self._dim, self._limit = held.name, held.dim, limit
         path, exists = files.write_all(held, limit, missing)
-        columns = columns_of(path)
-        self.values = Values(columns, held, np.argsort(columns.keys))
+        arrays = arrays_of(path)
+        self.values = Values(arrays, held, np.argsort(arrays["keys"]))
         os.remove(path)
         with tf.device(_CPU):
             self.exists = tf.Variable(exists, trainable=False, name="exists")

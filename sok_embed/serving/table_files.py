@@ -1,13 +1,11 @@
-"""Files of rows of the tables of an export, and their contents as arrays."""
+"""Files of rows of the tables of an export."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,40 +14,6 @@ from sok_embed.serving import rows as rows_files
 from sok_embed.serving.held_rows import HeldRows
 from sok_embed.serving.rows import MissingRows
 from sok_embed.tables.row_batches import Batch
-
-_DTYPES = {"U64": np.uint64, "F32": np.float32, "F16": np.float16, "I8": np.int8, "U8": np.uint8}
-
-
-class Columns(NamedTuple):
-    """The arrays of a file of rows, which lie in the file.
-
-    Attributes:
-        keys: uint64 `[n]`, sorted by their hashes.
-        rows: The values in the type of the file, `[n, dim]`; for int4, uint8 `[n, (dim + 1) // 2]`.
-        scale_bias: float16 `[n, 2]`; `[0, 2]` for floats.
-    """
-
-    keys: npt.NDArray[np.uint64]
-    rows: npt.NDArray[Any]
-    scale_bias: npt.NDArray[np.float16]
-
-
-def columns_of(path: str) -> Columns:
-    """Returns the arrays of a file of rows, which is in the form of safetensors."""
-    with open(path, "rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
-
-    def array(name: str) -> npt.NDArray[Any]:
-        told = header[name]
-        shape, dtype = tuple(told["shape"]), _DTYPES[told["dtype"]]
-        if told["data_offsets"][0] == told["data_offsets"][1]:
-            return np.empty([0, *shape[1:]], dtype)  # an empty array cannot be mapped
-        begin = 8 + size + told["data_offsets"][0]
-        return np.memmap(path, dtype, "r", begin, shape)
-
-    scale_bias = array("scale_bias") if "scale_bias" in header else np.empty([0, 2], np.float16)
-    return Columns(array("keys"), array("rows"), scale_bias)
 
 
 class TableFiles:

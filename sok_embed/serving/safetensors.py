@@ -1,11 +1,11 @@
-"""Files of dense weights, in the form of safetensors; no TensorFlow."""
+"""Files in the form of safetensors: dense weights, and arrays of rows; no TensorFlow."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +78,26 @@ def unpacked(path: str, data: bytes, specs: Mapping[str, WeightSpec]) -> dict[st
         end = begin + specs[name].bytes
         found[name] = data[begin:end]
         begin = end
+    return found
+
+
+def arrays_of(path: str) -> dict[str, npt.NDArray[Any]]:
+    """Returns the arrays of a file, which lie in the file."""
+    names = {text: name for name, (text, _) in _DTYPES.items()}
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+    header.pop("__metadata__", None)
+    found: dict[str, npt.NDArray[Any]] = {}
+    for name, told in header.items():
+        shape, (begin, end) = tuple(told["shape"]), told["data_offsets"]
+        dtype = np.dtype(names[told["dtype"]])
+        # An empty array cannot be mapped.
+        found[name] = (
+            np.memmap(path, dtype, "r", 8 + size + begin, shape)
+            if begin < end
+            else np.empty(shape, dtype)
+        )
     return found
 
 
