@@ -12,14 +12,14 @@ import keras
 import tensorflow as tf
 
 from sok_embed import communicators
-from sok_embed.checkpoint.files.holding import Held, hold
+from sok_embed.checkpoint.files.holding import OpenCheckpoint, hold
 from sok_embed.checkpoint.files.manifest import Manifest
 from sok_embed.checkpoint.files.place_of import place_of
 from sok_embed.checkpoint.files.places import check_record
 from sok_embed.checkpoint.files.records import nothing_restored
 from sok_embed.checkpoint.state.dense import DenseState
 from sok_embed.checkpoint.state.own_state import OwnState
-from sok_embed.checkpoint.state.tables import Found, calls_of, steps_of
+from sok_embed.checkpoint.state.tables import SavedObjects, calls_of, steps_of
 from sok_embed.checkpoint.transfer.reading import TablesReader, check_descriptions, workers_needed
 from sok_embed.checkpoint.transfer.saves import Save, SaveOptions, make_folder
 from sok_embed.communicators.agreement import Agreement, add_lists, check_same, number_of_text
@@ -45,7 +45,7 @@ _TRIES = 10  # attempts to open the same save on all workers, if another job sav
 
 # Maps tables and models that a restore has begun to change, and has not finished, to the
 # checkpoint. Another object than the one that restored them may try to save them.
-_in_part: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+_partially_restored: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 class Checkpoint:
@@ -134,7 +134,7 @@ class Checkpoint:
         """
         agreement = Agreement(communicators.current())
 
-        def where(found: Found) -> tuple[int, str]:
+        def where(found: SavedObjects) -> tuple[int, str]:
             return self.step(found) if options is None else options.step, folder
 
         ready = self._ready(agreement, where)
@@ -149,7 +149,9 @@ class Checkpoint:
         own = OwnState(self._own_objects())
         return Save(agreement, ready.folder, ready.attempt, ready.dense, own, options)
 
-    def _ready(self, agreement: Agreement, where: Callable[[Found], tuple[int, str]]) -> _Ready:
+    def _ready(
+        self, agreement: Agreement, where: Callable[[SavedObjects], tuple[int, str]]
+    ) -> _Ready:
         """Finds and checks everything that is to be saved. Collective.
 
         Args:
@@ -168,7 +170,7 @@ class Checkpoint:
         def look() -> _Ready:
             nonlocal half_restored
             dense = self._prepared()
-            parts = [_in_part.get(each) for each in self._shared_parts(dense.found)]
+            parts = [_partially_restored.get(each) for each in self._shared_parts(dense.found)]
             half_restored = next(filter(None, [self._half_restored, *parts]), None)
             return _Ready(dense, *where(dense.found), secrets.randbelow(2**62) + 1)
 
@@ -241,7 +243,9 @@ class Checkpoint:
         finally:
             held.end()
 
-    def _held(self, folder: str, agreement: Agreement, dense: DenseState, own: OwnState) -> Held:
+    def _held(
+        self, folder: str, agreement: Agreement, dense: DenseState, own: OwnState
+    ) -> OpenCheckpoint:
         """Opens the files that this worker needs, of the same save as all other workers."""
         rank, size = agreement.rank, agreement.size
         hosts = dense.found.tables
@@ -256,7 +260,7 @@ class Checkpoint:
                 records += [*manifest.files, *own.needed(manifest, rank, size)]
             return [record.name for record in records]
 
-        def open_files() -> Held:
+        def open_files() -> OpenCheckpoint:
             with nothing_restored():
                 return hold(folder, needed)
 
@@ -277,7 +281,7 @@ class Checkpoint:
         self,
         folder: str,
         agreement: Agreement,
-        held: Held,
+        held: OpenCheckpoint,
         dense: DenseState,
         own: OwnState,
     ) -> int:
@@ -307,7 +311,7 @@ class Checkpoint:
 
         self._half_restored = folder
         for each in self._shared_parts(dense.found):
-            _in_part[each] = folder
+            _partially_restored[each] = folder
         self._restores += 1
         agreement.together(
             "restore the checkpoint, which is now restored in part and must be restored again",
@@ -315,11 +319,11 @@ class Checkpoint:
         )
         self._half_restored = None
         for each in self._shared_parts(dense.found):
-            _in_part.pop(each, None)
+            _partially_restored.pop(each, None)
         return manifest.step
 
     def _checked(
-        self, held: Held, dense: DenseState, own: OwnState, agreement: Agreement
+        self, held: OpenCheckpoint, dense: DenseState, own: OwnState, agreement: Agreement
     ) -> TablesReader:
         """Reads all files that this worker needs, and raises if something cannot be restored."""
         manifest, place = held.chain[0].manifest, held.places[0]
@@ -332,7 +336,7 @@ class Checkpoint:
         tables.check()
         return tables
 
-    def step(self, found: Found | None = None) -> int:
+    def step(self, found: SavedObjects | None = None) -> int:
         """Returns the step of a save: the iterations of the model's optimizer, or 0."""
         optimizer = getattr(self._model, "optimizer", None)
         if optimizer is not None:
@@ -356,7 +360,7 @@ class Checkpoint:
             )
         return dense
 
-    def _shared_parts(self, found: Found) -> Iterator[Any]:
+    def _shared_parts(self, found: SavedObjects) -> Iterator[Any]:
         """Yields the objects that other checkpoints may have too: tables, and the model."""
         yield from (host.table for host in found.tables)
         if self._model is not None:
@@ -369,7 +373,7 @@ class Checkpoint:
         }
 
 
-def waiting_calls(found: Found) -> int:
+def waiting_calls(found: SavedObjects) -> int:
     """Returns the number of calls whose gradients optimizers have accumulated and not applied."""
     return max(
         (

@@ -19,7 +19,7 @@ from sok_embed.checkpoint.files import manifest as manifests
 from sok_embed.checkpoint.files.manifest import Parent
 from sok_embed.checkpoint.files.place_of import place_of
 from sok_embed.checkpoint.files.step_folders import MOST, StepFolders
-from sok_embed.checkpoint.state.tables import Found
+from sok_embed.checkpoint.state.tables import SavedObjects
 from sok_embed.checkpoint.transfer.saves import (
     WRITER,
     Save,
@@ -151,7 +151,7 @@ class CheckpointManager(StepFolders):
             self._last_step, self._chain = None, None
         agreement = Agreement(communicators.current())
 
-        def where(found: Found) -> tuple[int, str]:
+        def where(found: SavedObjects) -> tuple[int, str]:
             own_step = self._step_of_save(step, found)
             return own_step, self._folder(own_step)
 
@@ -315,7 +315,7 @@ class CheckpointManager(StepFolders):
             "remove all checkpoints", lambda: remove() if agreement.rank == 0 else None
         )
 
-    def _step_of_save(self, given: int | None, found: Found) -> int:
+    def _step_of_save(self, given: int | None, found: SavedObjects) -> int:
         """Returns the step that this worker saves."""
         if given is not None:
             return check_integer("step", given, 0, LARGEST)

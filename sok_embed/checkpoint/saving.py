@@ -18,7 +18,7 @@ import tensorflow as tf
 from sok_embed import communicators, kv
 from sok_embed.arguments import refuse_url
 from sok_embed.checkpoint.files.records import FileRecord
-from sok_embed.checkpoint.state.tables import Host, find, steps_of
+from sok_embed.checkpoint.state.tables import LocatedTable, find, steps_of
 from sok_embed.checkpoint.transfer.pieces import records_of, write_rows
 from sok_embed.checkpoint.transfer.whole_tables import WholeTables
 from sok_embed.communicators.agreement import Agreement, check_same, number_of_text
@@ -104,7 +104,7 @@ def save_whole(
     target = os.path.realpath(os.fsdecode(path))
     agreement = Agreement(communicators.current())
 
-    def numbers_of(hosts: list[Host]) -> list[int]:
+    def numbers_of(hosts: list[LocatedTable]) -> list[int]:
         step = steps_of(model.optimizer) if getattr(model, "optimizer", None) else 0
         tables = repr([host.description() for host in hosts])
         return [step, number_of_text(tables), number_of_text(target), secrets.randbits(62)]
@@ -152,7 +152,7 @@ def save_whole(
         agreement.first_alone("write the file", finish)
 
 
-def _prepared(model: keras.Model, path: Any, ending: str) -> list[Host]:
+def _prepared(model: keras.Model, path: Any, ending: str) -> list[LocatedTable]:
     """Returns the tables whose rows go into a file; none of one worker, which writes its own."""
     refuse_url(os.fsdecode(path))
     if not os.fsdecode(path).endswith(ending):
@@ -183,7 +183,7 @@ def check_rows_can_be_copied(model: keras.Model) -> None:
             )
 
 
-def tables_of_one_file(model: keras.Model) -> list[Host]:
+def tables_of_one_file(model: keras.Model) -> list[LocatedTable]:
     """Returns the tables of several workers whose rows one file is to have; none with one worker.
 
     Raises:

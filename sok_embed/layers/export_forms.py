@@ -21,7 +21,7 @@ from sok_embed.lookups.input_forms import Form
 # record.
 _seen: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
 # The features of layers for which a warning was given.
-_told: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+_warned: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 
 def refuse_dense_signature(
@@ -96,9 +96,9 @@ _MADE_BY = {
 def _warn_of_dense_ids(layer: Any, feature: str, chosen: Any, calls: Any) -> None:
     """Warns if a functional model was given dense ids for an input that is not dense."""
     form = _form_of_input(layer, chosen, calls)
-    told = _told.setdefault(layer, set())
-    if form in _MADE_BY and feature not in told:
-        told.add(feature)
+    warned = _warned.setdefault(layer, set())
+    if form in _MADE_BY and feature not in warned:
+        warned.add(feature)
         of_feature = f"feature '{feature}': " if feature else ""
         warnings.warn(
             f"Layer '{layer.name}': {of_feature}expected {form} ids, as the keras.Input of the "

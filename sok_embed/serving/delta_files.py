@@ -40,7 +40,7 @@ MOST_NUMBER = 2**53
 Batches = Iterator[tuple[npt.NDArray[Any], npt.NDArray[np.float32]]]
 
 
-class BaseTable(NamedTuple):
+class ExportedTable(NamedTuple):
     """A table of an exported model, described by its file of rows.
 
     Attributes:
@@ -64,7 +64,7 @@ class Base(NamedTuple):
 
     folder: str
     identity: str
-    tables: Sequence[BaseTable]
+    tables: Sequence[ExportedTable]
     weights: Mapping[str, WeightSpec]
 
     @property

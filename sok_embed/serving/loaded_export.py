@@ -14,7 +14,7 @@ import tensorflow as tf
 from sok_embed.files.forks import check_process
 from sok_embed.serving import rows as rows_files
 from sok_embed.serving.adapted_layers import Adapted
-from sok_embed.serving.delta_files import Base, BaseTable
+from sok_embed.serving.delta_files import Base, ExportedTable
 from sok_embed.serving.layers import State, TableState
 from sok_embed.serving.safetensors import WeightSpec
 
@@ -124,7 +124,7 @@ class LoadedExport:
             folder,
             _identity(folder),
             [
-                BaseTable(name, rows_files.open(os.path.join(folder, "assets", name)))
+                ExportedTable(name, rows_files.open(os.path.join(folder, "assets", name)))
                 for name in sorted(found)
             ],
             {

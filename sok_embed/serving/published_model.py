@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from sok_embed.serving import rows as rows_files
 from sok_embed.serving.adapted_layers import Adapted, adapted_layers
-from sok_embed.serving.delta_files import BaseTable
+from sok_embed.serving.delta_files import ExportedTable
 from sok_embed.serving.held_rows import HeldRows
 from sok_embed.serving.loaded_export import LoadedExport
 from sok_embed.serving.table_files import start_of
@@ -73,7 +73,9 @@ def matched_parts(model: keras.Model, export: LoadedExport, scratch: str) -> lis
     return [_matched_part(parts, each, export, scratch) for each in export.base.tables]
 
 
-def _matched_part(parts: list[Part], of: BaseTable, export: LoadedExport, scratch: str) -> HeldRows:
+def _matched_part(
+    parts: list[Part], of: ExportedTable, export: LoadedExport, scratch: str
+) -> HeldRows:
     metadata = of.rows.metadata
     name, kind = of.rows.name, metadata.get("part")
     if kind is None:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from sok_embed.checkpoint.files.records import FileRecord
 from sok_embed.checkpoint.files.rows_file import RowsWriter
-from sok_embed.checkpoint.state.tables import Host, find, steps_of
+from sok_embed.checkpoint.state.tables import LocatedTable, find, steps_of
 from sok_embed.checkpoint.transfer.pieces import readers_of, records_of, write_file
 from sok_embed.communicators.agreement import Agreement, check_same, number_of_text
 from sok_embed.files.scratch import locked_folder, remove_leftovers, work_folder
@@ -48,7 +48,7 @@ def export_of_workers(
         The path of the version, on all workers.
     """
 
-    def numbers_of(hosts: list[Host]) -> list[int]:
+    def numbers_of(hosts: list[LocatedTable]) -> list[int]:
         step = steps_of(model.optimizer) if getattr(model, "optimizer", None) else 0
         tables = repr([host.description() for host in hosts])
         texts = [number_of_text(each) for each in (tables, os.path.realpath(root), options)]
@@ -104,6 +104,6 @@ def written_by_first(agreement: Agreement, root: str, write: Callable[[], str]) 
     return os.path.join(root, str(number))
 
 
-def _tables_of(model: keras.Model, root: str) -> list[Host]:
+def _tables_of(model: keras.Model, root: str) -> list[LocatedTable]:
     root_of(root)
     return find(tf.train.Checkpoint(model=model)).tables

@@ -7,7 +7,7 @@ import pytest
 import sok_embed as sok
 from sok_embed import AdaptiveTable, Table, kv, tf_ops
 from sok_embed.checkpoint import saving
-from sok_embed.checkpoint.state.tables import Host
+from sok_embed.checkpoint.state.tables import LocatedTable
 from sok_embed.checkpoint.transfer.pieces import write_rows
 from sok_embed.checkpoint.transfer.whole_tables import WholeTables, own_part
 from sok_embed.initializers import RowInitializer
@@ -59,7 +59,7 @@ def look_up(made):
 def written(folder, tables):
     """Files of rows, each as its worker has written it, and their hosts."""
     for worker, made in enumerate(tables):
-        hosts = [Host("one", made), Host("another", table(worker, len(tables)))]
+        hosts = [LocatedTable("one", made), LocatedTable("another", table(worker, len(tables)))]
         yield write_rows(str(folder), hosts, 7, worker, len(tables)), hosts
 
 

@@ -15,7 +15,7 @@ _Reading = Callable[[str], Manifest]
 _TRIES = 100  # in each attempt the checkpoint was replaced meanwhile
 
 
-class Held(NamedTuple):
+class OpenCheckpoint(NamedTuple):
     """A checkpoint whose files stay readable, even if another process removes them.
 
     Attributes:
@@ -36,7 +36,7 @@ def hold(
     folder: str,
     needed: Callable[[int, Manifest], Iterable[str]],
     read_chain: Callable[[str, _Reading], list[Link]] = manifests.read_chain,
-) -> Held:
+) -> OpenCheckpoint:
     """Opens all files of a checkpoint that are needed; files that it lacks are left out.
 
     If another process replaces the checkpoint, or compacts one on which it builds, the manifests
@@ -75,9 +75,11 @@ def hold(
     )
 
 
-def _held(chain: list[Link], needed: Callable[[int, Manifest], Iterable[str]]) -> Held | None:
+def _held(
+    chain: list[Link], needed: Callable[[int, Manifest], Iterable[str]]
+) -> OpenCheckpoint | None:
     """Opens the files of a chain; returns `None` if the chain has changed."""
-    held = Held(chain, [])
+    held = OpenCheckpoint(chain, [])
     try:
         is_lacking = False
         for number, (folder, manifest) in enumerate(chain):

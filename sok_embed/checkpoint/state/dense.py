@@ -15,7 +15,7 @@ from sok_embed.checkpoint.files.manifest import Manifest
 from sok_embed.checkpoint.files.places import LocalFolder
 from sok_embed.checkpoint.files.records import damaged
 from sok_embed.checkpoint.state.bundle import Bundle
-from sok_embed.checkpoint.state.tables import Found, find
+from sok_embed.checkpoint.state.tables import SavedObjects, find
 from sok_embed.optimizers import own_variables
 from sok_embed.tables import contents
 
@@ -50,7 +50,7 @@ class DenseState:
                 f"{_METRIC}{i}": each for i, each in enumerate(model.metrics_variables)
             }
             found = find(tf.train.Checkpoint(**self._given))
-        self.found: Found = found
+        self.found: SavedObjects = found
         # Variables of tables' own optimizers that the checked checkpoint lacks.
         self._lacking: list[str] = []
 

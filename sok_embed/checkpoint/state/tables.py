@@ -111,7 +111,7 @@ def _integer(variable: Any) -> int:
     return int(tf.convert_to_tensor(held))
 
 
-class Host(NamedTuple):
+class LocatedTable(NamedTuple):
     """A table and where it was found.
 
     Attributes:
@@ -147,7 +147,7 @@ class Host(NamedTuple):
         return described | {name: int(attributes[name]) for name in self.table.fixed}
 
 
-class Found(NamedTuple):
+class SavedObjects(NamedTuple):
     """The parts that hang on the objects of a checkpoint.
 
     Attributes:
@@ -158,24 +158,24 @@ class Found(NamedTuple):
         others: Paths of all other objects that have something to save, including iterators.
     """
 
-    tables: list[Host]
+    tables: list[LocatedTable]
     variables: dict[str, Any]
     optimizers: list[keras.optimizers.Optimizer]
     iterators: list[str]
     others: list[str]
 
 
-def find(root: tf.train.Checkpoint) -> Found:
+def find(root: tf.train.Checkpoint) -> SavedObjects:
     """Searches all objects that `tf.train.Checkpoint` would write, the nearest first."""
     view = tf.train.TrackableView(root)
     paths: dict[int, str] = {id(root): ""}
     waiting: deque[Any] = deque([root])
-    found = Found([], {}, [], [], [])
+    found = SavedObjects([], {}, [], [], [])
     while waiting:
         each = waiting.popleft()
         path = paths[id(each)]
         if isinstance(each, BaseTable):
-            found.tables.append(Host(path, each))
+            found.tables.append(LocatedTable(path, each))
         elif isinstance(each, (keras.Variable, tf.Variable)):
             found.variables[path] = each
         elif isinstance(each, keras.optimizers.Optimizer):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sok_embed.checkpoint.files import manifest as manifests
-from sok_embed.checkpoint.files.holding import Held, all_files, hold
+from sok_embed.checkpoint.files.holding import OpenCheckpoint, all_files, hold
 from sok_embed.checkpoint.files.manifest import Link, Manifest
 from sok_embed.checkpoint.files.manifest_schema import PARTS
 from sok_embed.checkpoint.files.places import Place
@@ -90,7 +90,7 @@ class Saved(NamedTuple):
         tables: The tables in the order of the indices.
     """
 
-    held: Held
+    held: OpenCheckpoint
     readers_of: list[list[RowsReader]]
     tables: list[SavedTable]
 
@@ -166,7 +166,7 @@ def open_saved(folder: str) -> Saved:
     return saved_of(hold(local_path(folder), all_files))
 
 
-def saved_of(held: Held) -> Saved:
+def saved_of(held: OpenCheckpoint) -> Saved:
     """Returns the same as `open_saved`, for a checkpoint whose files are already open."""
     of_links = [
         [reader_of(place, manifest, worker) for worker in range(len(manifest.rows))]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sok_embed.checkpoint.files.holding import Held, all_files, hold
+from sok_embed.checkpoint.files.holding import OpenCheckpoint, all_files, hold
 from sok_embed.checkpoint.files.manifest import Link, Manifest
 from sok_embed.checkpoint.files.partitions import Partitions
 from sok_embed.checkpoint.files.places import Fetched, check_record
@@ -61,7 +61,7 @@ def verify(folder: str, watch: Watch | None = None) -> Verified:
     """
     folder = local_path(folder)
     broken: list[str] = []
-    whole_chain: list[Held] = []
+    whole_chain: list[OpenCheckpoint] = []
     if not _holds(broken, lambda: whole_chain.append(hold(folder, all_files))):
         whole_chain.append(hold(folder, all_files, lambda path, read: [Link(path, read(path))]))
     (held,) = whole_chain
@@ -81,7 +81,7 @@ def verify(folder: str, watch: Watch | None = None) -> Verified:
     return found
 
 
-def _check_live(held: Held) -> None:
+def _check_live(held: OpenCheckpoint) -> None:
     """Raises CorruptionError unless a chain has as many rows as its newest manifest says."""
     saved = saved_of(held)
     live: Counter[int] = Counter()

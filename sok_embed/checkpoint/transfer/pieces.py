@@ -21,7 +21,7 @@ from sok_embed.checkpoint.files.rows_file import (
     RowsWriter,
 )
 from sok_embed.checkpoint.files.rows_index import Head, entry_of, row_bytes
-from sok_embed.checkpoint.state.tables import Host, head_of, read_head
+from sok_embed.checkpoint.state.tables import LocatedTable, head_of, read_head
 from sok_embed.checkpoint.transfer.writing import sketch_of
 from sok_embed.kv import CorruptionError
 from sok_embed.tables.base_table import Part
@@ -120,7 +120,7 @@ def blocks_of_all(
 
 
 def write_rows(
-    folder: str, hosts: Sequence[Host], attempt: int, worker: int, workers: int
+    folder: str, hosts: Sequence[LocatedTable], attempt: int, worker: int, workers: int
 ) -> FileRecord:
     """Writes all rows of this worker in memory into one file, which is removed on an error.
 
@@ -143,7 +143,7 @@ def write_rows(
 
 
 def _write_part(
-    writer: RowsWriter, number: int, host: Host, part: Part, worker: int
+    writer: RowsWriter, number: int, host: LocatedTable, part: Part, worker: int
 ) -> dict[str, Any]:
     head, admission = read_head(part.handle, part.table.dim)
     rows = 0

@@ -16,7 +16,7 @@ from sok_embed.checkpoint.files.manifest import Link, Manifest
 from sok_embed.checkpoint.files.places import Place
 from sok_embed.checkpoint.files.rows_file import ADMISSION, SKETCH, Block, Rows
 from sok_embed.checkpoint.files.rows_index import Head, merged_head
-from sok_embed.checkpoint.state.tables import Host, contents_of
+from sok_embed.checkpoint.state.tables import LocatedTable, contents_of
 from sok_embed.checkpoint.tools.newest_first import CountedBytes, live_blocks
 from sok_embed.checkpoint.tools.saved import check_totals, reader_of
 from sok_embed.tables.base_table import Part
@@ -82,7 +82,7 @@ class TablesReader:
         self,
         chain: Sequence[Link],
         folders: Sequence[Place],
-        hosts: Sequence[Host],
+        hosts: Sequence[LocatedTable],
         rank: int,
         size: int,
     ) -> None:
@@ -226,7 +226,9 @@ class TablesReader:
         return {storage for storage in storages if storage is not None}
 
 
-def workers_needed(hosts: Sequence[Host], manifest: Manifest, rank: int, size: int) -> list[int]:
+def workers_needed(
+    hosts: Sequence[LocatedTable], manifest: Manifest, rank: int, size: int
+) -> list[int]:
     """Returns the workers whose files of rows a worker reads.
 
     Args:
@@ -238,7 +240,9 @@ def workers_needed(hosts: Sequence[Host], manifest: Manifest, rank: int, size: i
     return sorted(set().union(*_sources(hosts, manifest, rank, size)))
 
 
-def _sources(hosts: Sequence[Host], manifest: Manifest, rank: int, size: int) -> list[set[int]]:
+def _sources(
+    hosts: Sequence[LocatedTable], manifest: Manifest, rank: int, size: int
+) -> list[set[int]]:
     """Returns, for each table, the workers that may have written rows of this worker."""
     found = []
     for host, entry in zip(hosts, manifest.tables, strict=True):
@@ -251,7 +255,7 @@ def _sources(hosts: Sequence[Host], manifest: Manifest, rank: int, size: int) ->
     return found
 
 
-def check_descriptions(manifest: Manifest, hosts: Sequence[Host]) -> None:
+def check_descriptions(manifest: Manifest, hosts: Sequence[LocatedTable]) -> None:
     """Raises ValueError unless the tables are the same as in the checkpoint.
 
     Owner rules and the places of rows may differ. Warns if names or initializers differ.

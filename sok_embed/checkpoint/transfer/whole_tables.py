@@ -12,7 +12,7 @@ from sok_embed.binding import _core
 from sok_embed.checkpoint.files.records import FileRecord
 from sok_embed.checkpoint.files.rows_file import ADMISSION, SKETCH, Rows
 from sok_embed.checkpoint.files.rows_index import merged_head
-from sok_embed.checkpoint.state.tables import Host, contents_of
+from sok_embed.checkpoint.state.tables import LocatedTable, contents_of
 from sok_embed.checkpoint.tools.newest_first import CountedBytes
 from sok_embed.checkpoint.transfer.pieces import blocks_of_all, readers_of
 from sok_embed.tables.base_table import BaseTable, Part
@@ -32,10 +32,14 @@ class WholeTables:
     """
 
     def __init__(
-        self, folder: str, records: Sequence[FileRecord], attempt: int, hosts: Sequence[Host]
+        self,
+        folder: str,
+        records: Sequence[FileRecord],
+        attempt: int,
+        hosts: Sequence[LocatedTable],
     ) -> None:
         self._readers = readers_of(folder, records, attempt)
-        self._hosts: dict[int, tuple[Host, int]] = {}
+        self._hosts: dict[int, tuple[LocatedTable, int]] = {}
         number = 0
         for host in hosts:
             self._hosts[id(host.table)] = (host, number)

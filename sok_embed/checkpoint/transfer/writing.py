@@ -12,7 +12,7 @@ from sok_embed.binding import _core
 from sok_embed.checkpoint.files.records import FileRecord, rows_name
 from sok_embed.checkpoint.files.rows_file import ADMISSION, SKETCH, RowsWriter
 from sok_embed.checkpoint.files.rows_index import Head, entry_of
-from sok_embed.checkpoint.state.tables import Host, begin_capture, read_head, stored_rows
+from sok_embed.checkpoint.state.tables import LocatedTable, begin_capture, read_head, stored_rows
 from sok_embed.tables.base_table import Part
 from sok_embed.tables.tensors import as_errors
 
@@ -44,7 +44,7 @@ class RowsCapture:
     def __init__(
         self,
         folder: str,
-        hosts: Sequence[Host],
+        hosts: Sequence[LocatedTable],
         attempt: int,
         worker: int,
         workers: int,
@@ -68,7 +68,7 @@ class RowsCapture:
             self.end()
             raise
 
-    def _capture(self, host: Host, part: Part, apart: bool) -> None:
+    def _capture(self, host: LocatedTable, part: Part, apart: bool) -> None:
         number = len(self._entries)
         has_rows = self._worker == 0 or not part.shared
         whole, rows, size, removed = True, 0, 0, 0
