@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from sok_embed.checkpoint.files import manifest as manifests
 from sok_embed.checkpoint.files.manifest import Manifest
-from sok_embed.checkpoint.files.records import dense_prefix, record_of
+from sok_embed.checkpoint.files.names import dense_prefix
 from sok_embed.checkpoint.files.rows_file import ADMISSION, SKETCH, Rows, RowsWriter
+from sok_embed.files.records import record_of
 
 INITIALIZER = {"kind": "uniform", "a": -0.5, "b": 0.5}
 NAN = np.array([0x7FC01234], np.uint32).view(np.float32)[0]  # with a payload of its own

@@ -12,8 +12,8 @@ import keras
 from sok_embed import communicators
 from sok_embed.callbacks.averaged_logs import FiguresOfAll
 from sok_embed.checkpoint import Checkpoint
-from sok_embed.checkpoint.files.records import local_path
 from sok_embed.checkpoint.transfer.saves import wait_for_writers
+from sok_embed.files.records import local_path
 from sok_embed.keras_bridge.private_state import print_line
 
 

@@ -14,15 +14,15 @@ import tensorflow as tf
 from sok_embed import communicators
 from sok_embed.checkpoint.files.holding import OpenCheckpoint, hold
 from sok_embed.checkpoint.files.manifest import Manifest
-from sok_embed.checkpoint.files.place_of import place_of
-from sok_embed.checkpoint.files.places import check_record
-from sok_embed.checkpoint.files.records import nothing_restored
+from sok_embed.checkpoint.files.names import nothing_restored
 from sok_embed.checkpoint.state.dense import DenseState
 from sok_embed.checkpoint.state.own_state import OwnState
 from sok_embed.checkpoint.state.tables import SavedObjects, calls_of, steps_of
 from sok_embed.checkpoint.transfer.reading import TablesReader, check_descriptions, workers_needed
 from sok_embed.checkpoint.transfer.saves import Save, SaveOptions, make_folder
 from sok_embed.communicators.agreement import Agreement, add_lists, check_same, number_of_text
+from sok_embed.files.place_of import place_of
+from sok_embed.files.places import check_record
 
 
 class _Ready(NamedTuple):

@@ -17,7 +17,6 @@ from sok_embed.binding import _core
 from sok_embed.checkpoint.checkpoint import Checkpoint
 from sok_embed.checkpoint.files import manifest as manifests
 from sok_embed.checkpoint.files.manifest import Parent
-from sok_embed.checkpoint.files.place_of import place_of
 from sok_embed.checkpoint.files.step_folders import MOST, StepFolders
 from sok_embed.checkpoint.state.tables import SavedObjects
 from sok_embed.checkpoint.transfer.saves import (
@@ -29,6 +28,7 @@ from sok_embed.checkpoint.transfer.saves import (
 )
 from sok_embed.communicators.agreement import LARGEST, Agreement
 from sok_embed.files.forks import check_process
+from sok_embed.files.place_of import place_of
 
 # After so many batches of training, workers ask each other whether they have written a save.
 POLL_EVERY = 16

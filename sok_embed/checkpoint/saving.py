@@ -17,11 +17,11 @@ import tensorflow as tf
 
 from sok_embed import communicators, kv
 from sok_embed.arguments import refuse_url
-from sok_embed.checkpoint.files.records import FileRecord
 from sok_embed.checkpoint.state.tables import LocatedTable, find, steps_of
 from sok_embed.checkpoint.transfer.pieces import records_of, write_rows
 from sok_embed.checkpoint.transfer.whole_tables import WholeTables
 from sok_embed.communicators.agreement import Agreement, check_same, number_of_text
+from sok_embed.files.records import FileRecord
 from sok_embed.files.scratch import locked_folder, remove_leftovers, work_folder
 from sok_embed.files.whole_files import sync
 from sok_embed.keras_bridge.dense_alone import LayerWithRows

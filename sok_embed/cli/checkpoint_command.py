@@ -35,7 +35,7 @@ class _MountedPath(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Refuses a URL, and checks other paths as `click.Path` does."""
         if "://" in os.fspath(value):
-            from sok_embed.checkpoint.files.records import local_path
+            from sok_embed.files.records import local_path
 
             try:
                 local_path(value)

@@ -1,1 +1,1 @@
-"""Files of a file system: folders for work in progress, locks, writes that reach the disk."""
+"""Files of every room: places, records, checks of JSON, whole writes, folders for work, locks."""

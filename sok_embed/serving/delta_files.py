@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sok_embed.checkpoint.files import schema
-from sok_embed.checkpoint.files.records import (
+from sok_embed.files import schema
+from sok_embed.files.records import (
     DELTA,
     PIECE_BYTES,
     FileChecksum,

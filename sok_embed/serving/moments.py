@@ -6,8 +6,8 @@ import keras
 import tensorflow as tf
 
 from sok_embed import tf_ops
-from sok_embed.checkpoint.files.records import checksum
 from sok_embed.checkpoint.state.tables import steps_of
+from sok_embed.files.records import checksum
 from sok_embed.tables.base_table import BaseTable
 
 

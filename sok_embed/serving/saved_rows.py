@@ -11,10 +11,10 @@ import keras
 import tensorflow as tf
 
 from sok_embed.checkpoint.files.holding import all_files, hold
-from sok_embed.checkpoint.files.place_of import place_of
 from sok_embed.checkpoint.state.dense import DenseState
 from sok_embed.checkpoint.tools.saved import rows_of, saved_of
 from sok_embed.checkpoint.transfer.reading import check_descriptions
+from sok_embed.files.place_of import place_of
 from sok_embed.serving.held_rows import Elsewhere, HeldRows, Piece
 from sok_embed.tables.base_table import Part
 

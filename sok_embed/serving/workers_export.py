@@ -12,11 +12,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from sok_embed.checkpoint.files.records import FileRecord
 from sok_embed.checkpoint.files.rows_file import RowsWriter
 from sok_embed.checkpoint.state.tables import LocatedTable, find, steps_of
 from sok_embed.checkpoint.transfer.pieces import readers_of, records_of, write_file
 from sok_embed.communicators.agreement import Agreement, check_same, number_of_text
+from sok_embed.files.records import FileRecord
 from sok_embed.files.scratch import locked_folder, remove_leftovers, work_folder
 from sok_embed.serving.moments import Moment
 from sok_embed.serving.versions import made_root, root_of

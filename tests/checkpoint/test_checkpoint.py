@@ -12,10 +12,11 @@ from changed_files import flipped, rewritten
 import sok_embed as sok
 from sok_embed import feature_column as fc
 from sok_embed.checkpoint import Checkpoint
-from sok_embed.checkpoint.files import manifest, records, rows_file
-from sok_embed.checkpoint.files.place_of import place_of
+from sok_embed.checkpoint.files import manifest, rows_file
 from sok_embed.checkpoint.state.own_state import OwnState
 from sok_embed.checkpoint.transfer import reading
+from sok_embed.files import records
+from sok_embed.files.place_of import place_of
 
 
 def test_everything_comes_back_bit_for_bit(saved):
@@ -315,7 +316,7 @@ def test_files_of_an_earlier_save_that_cannot_be_removed_are_a_warning(tmp_path,
         raise PermissionError(13, "Permission denied", path)
 
     with monkeypatch.context() as patch:
-        patch.setattr("sok_embed.checkpoint.files.places.remove_if_there", refuse)
+        patch.setattr("sok_embed.files.places.remove_if_there", refuse)
         with pytest.warns(UserWarning, match="files of earlier saves.*Permission denied"):
             checkpoint.save(tmp_path)
     variable.assign(3.0)
@@ -325,7 +326,7 @@ def test_files_of_an_earlier_save_that_cannot_be_removed_are_a_warning(tmp_path,
 
 def test_every_folder_that_a_save_makes_is_forced_to_disk(tmp_path, monkeypatch):
     synced = []
-    monkeypatch.setattr("sok_embed.checkpoint.files.places.sync", synced.append)
+    monkeypatch.setattr("sok_embed.files.places.sync", synced.append)
     Checkpoint(variable=tf.Variable(1.0)).save(tmp_path / "a/b/c")
     folders = [str(tmp_path / each) for each in ("a/b", "a", "")]
     assert {folder.rstrip("/") for folder in folders} <= set(synced)

@@ -14,8 +14,8 @@ from one_table import one_table, restored
 import sok_embed as sok
 from sok_embed.checkpoint import Checkpoint, CheckpointManager
 from sok_embed.checkpoint.files import manifest, rows_file
-from sok_embed.checkpoint.files.place_of import place_of
 from sok_embed.checkpoint.tools import survey
+from sok_embed.files.place_of import place_of
 
 
 def kinds(manager):

@@ -16,8 +16,8 @@ from tiers import long
 
 import sok_embed as sok
 from sok_embed.checkpoint.files import manifest
-from sok_embed.checkpoint.files.object_store import StoreError
-from sok_embed.checkpoint.files.place_of import place_of
+from sok_embed.files.object_store import StoreError
+from sok_embed.files.place_of import place_of
 
 pytestmark = pytest.mark.usefixtures("scratch")
 

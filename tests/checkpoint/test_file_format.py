@@ -9,7 +9,7 @@ from changed_files import xxh3
 
 import sok_embed as sok
 from sok_embed.checkpoint import Checkpoint
-from sok_embed.checkpoint.files.records import FileChecksum
+from sok_embed.files.records import FileChecksum
 
 
 def test_a_file_of_rows_is_laid_out_as_documented(tmp_path):

@@ -22,8 +22,8 @@ from tiers import rounds
 import sok_embed as sok
 from sok_embed.checkpoint import Checkpoint, CheckpointManager
 from sok_embed.checkpoint.files import manifest as manifests
-from sok_embed.checkpoint.files.records import record_of
 from sok_embed.cli import main
+from sok_embed.files.records import record_of
 
 COUNT = rounds(120, 400, "SOK_MANIFEST_MUTATIONS")
 MEMORY = 200 << 20

@@ -13,12 +13,12 @@ from one_table import files_below, one_table, restored, steps_of
 import sok_embed as sok
 from sok_embed.callbacks import BackupAndRestore
 from sok_embed.checkpoint import Checkpoint, CheckpointManager
-from sok_embed.checkpoint.files.object_store import StoreError, StoreFolder
 from sok_embed.checkpoint.tools.conversion.convert import convert
 from sok_embed.checkpoint.tools.saved import open_saved
 from sok_embed.checkpoint.tools.survey import checkpoints_in, listed, pruned
 from sok_embed.checkpoint.tools.verify import verify
 from sok_embed.cli import main
+from sok_embed.files.object_store import StoreError, StoreFolder
 
 pytestmark = pytest.mark.usefixtures("scratch")
 

@@ -189,7 +189,7 @@ ENDS_AFTER_SAVES = """
     from concurrent.futures import ThreadPoolExecutor
     import numpy as np
     import sok_embed as sok
-    from sok_embed.checkpoint.files import object_store
+    from sok_embed.files import object_store
 
     put = object_store.StoreFolder.put
 
@@ -258,7 +258,7 @@ def test_a_file_system_without_locks_of_folders_keeps_what_is_in_work(tmp_path, 
 def test_a_forked_child_leaves_the_scratch_folder_to_its_parent(scratch):
     program = """
         import os, sys
-        from sok_embed.checkpoint.files.object_store import _Scratch
+        from sok_embed.files.object_store import _Scratch
         scratch = _Scratch(None)
         child = os.fork()
         if child == 0:

@@ -194,7 +194,7 @@ def test_more_files_than_may_be_open_are_refused_before_anything_changes(two, mo
         manager.restore_or_initialize()  # the limit is raised as far as it may be
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > few
         resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
-        monkeypatch.setattr("sok_embed.checkpoint.files.places._allow_open", lambda more: None)
+        monkeypatch.setattr("sok_embed.files.places._allow_open", lambda more: None)
         with pytest.raises(OSError, match="Too many open files"):
             manager.restore_or_initialize()
     finally:

@@ -97,7 +97,7 @@ def test_the_root_has_public_modules_alone():
         ("sok_embed.tf_ops.lookup", "from sok_embed.tables.table import Table", False),
         ("sok_embed.checkpoint.manager", "from sok_embed.tables import table", True),
         ("sok_embed.checkpoint.manager", "from sok_embed.layers import embedding", False),
-        ("sok_embed.checkpoint.files.places", "from sok_embed.checkpoint import manager", False),
+        ("sok_embed.files.places", "from sok_embed.checkpoint import manager", False),
         ("sok_embed.checkpoint.state.dense", "from sok_embed.checkpoint.tools import saved", False),
         ("sok_embed.lookups.lookup", "from sok_embed.tables.table import Table", True),
         ("sok_embed.lookups.lookup", "from sok_embed.layers import embedding", False),

@@ -36,7 +36,7 @@ import sok_embed
 from sok_embed import admission, checkpoint, cli, communicators, damo, kv
 from sok_embed.checkpoint.files import manifest
 from sok_embed.checkpoint.files import dump_rows, rows_file, step_folders
-from sok_embed.checkpoint.files import places
+from sok_embed.files import places
 from sok_embed.serving import rows
 assert "Checkpoint" in dir(checkpoint)
 with kv.Storage("rows") as storage:

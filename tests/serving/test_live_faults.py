@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tiers import few_or_many
 
-from sok_embed.checkpoint.files.records import record_of
+from sok_embed.files.records import record_of
 from sok_embed.kv import CorruptionError
 from sok_embed.serving import Publisher, delta_files, export, load
 from sok_embed.serving import layers as live_layers

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from sok_embed.binding import _core
-from sok_embed.checkpoint.files.records import checksum, damaged
 from sok_embed.checkpoint.files.rows_file import Rows
+from sok_embed.files.records import checksum, damaged
 
 _HEADER_BYTES = 24
 _BLOCK = struct.Struct("<IIQ")

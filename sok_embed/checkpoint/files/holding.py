@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from sok_embed.checkpoint.files import manifest as manifests
 from sok_embed.checkpoint.files.manifest import Link, Manifest
-from sok_embed.checkpoint.files.place_of import place_of
-from sok_embed.checkpoint.files.places import Fetched
+from sok_embed.files.place_of import place_of
+from sok_embed.files.places import Fetched
 from sok_embed.kv import CorruptionError
 
 _Reading = Callable[[str], Manifest]

@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sok_embed.checkpoint.files import manifest_schema
-from sok_embed.checkpoint.files.place_of import place_of
-from sok_embed.checkpoint.files.places import Place
-from sok_embed.checkpoint.files.records import OWN_NAME, FileRecord, checksum_of_json, damaged
-from sok_embed.checkpoint.files.schema import (
+from sok_embed.checkpoint.files.names import OWN_NAME
+from sok_embed.files.place_of import place_of
+from sok_embed.files.places import Place
+from sok_embed.files.records import FileRecord, checksum_of_json, damaged
+from sok_embed.files.schema import (
     MOST_BYTES,
     brief,
     checked,

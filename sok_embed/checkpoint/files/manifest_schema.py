@@ -7,14 +7,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from sok_embed.checkpoint.files.records import (
-    data_names,
-    dense_prefix,
-    is_plain_name,
-    rows_name,
-)
+from sok_embed.checkpoint.files.names import data_names, dense_prefix, rows_name
 from sok_embed.checkpoint.files.rows_index import row_bytes
-from sok_embed.checkpoint.files.schema import (
+from sok_embed.files.records import is_plain_name
+from sok_embed.files.schema import (
     MOST,
     MOST_DIM,
     MOST_SLOT_FLOATS,

@@ -16,16 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sok_embed.binding import _core
-from sok_embed.checkpoint.files.place_of import place_of
-from sok_embed.checkpoint.files.places import Place, Readable, check_length
-from sok_embed.checkpoint.files.records import (
-    FileChecksum,
-    FileRecord,
-    check_digest,
-    checksum,
-    damaged,
-    rows_name,
-)
+from sok_embed.checkpoint.files.names import rows_name
 from sok_embed.checkpoint.files.rows_index import (
     MOST_INDEX_BYTES,
     ROW_HEAD_BYTES,
@@ -33,6 +24,9 @@ from sok_embed.checkpoint.files.rows_index import (
     row_bytes,
     tables_of_index,
 )
+from sok_embed.files.place_of import place_of
+from sok_embed.files.places import Place, Readable, check_length
+from sok_embed.files.records import FileChecksum, FileRecord, check_digest, checksum, damaged
 from sok_embed.files.whole_files import remove_if_there
 
 MAGIC, END_MAGIC = b"SOKROWS\n", b"SOKREND\n"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from sok_embed.checkpoint.files.schema import (
+from sok_embed.files.schema import (
     MOST_DIM,
     MOST_SLOT_FLOATS,
     Misfit,

@@ -11,11 +11,12 @@ from typing import NamedTuple
 from sok_embed.arguments import check_positive
 from sok_embed.checkpoint.files import manifest as manifests
 from sok_embed.checkpoint.files.manifest import Manifest
-from sok_embed.checkpoint.files.object_store import StoreError
-from sok_embed.checkpoint.files.place_of import place_of
-from sok_embed.checkpoint.files.places import Place
-from sok_embed.checkpoint.files.records import ROWS_NAME, FileRecord, is_of_a_save
+from sok_embed.checkpoint.files.names import ROWS_NAME, is_of_a_save
 from sok_embed.checkpoint.files.rows_file import RowsReader
+from sok_embed.files.object_store import StoreError
+from sok_embed.files.place_of import place_of
+from sok_embed.files.places import Place
+from sok_embed.files.records import FileRecord
 from sok_embed.kv import CorruptionError
 
 _STEP_FOLDER = re.compile(r"step-(\d{9,})")

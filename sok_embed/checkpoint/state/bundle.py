@@ -13,9 +13,9 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
-from sok_embed.checkpoint.files.places import LocalFolder
-from sok_embed.checkpoint.files.records import FileRecord, damaged
-from sok_embed.checkpoint.files.schema import brief
+from sok_embed.files.places import LocalFolder
+from sok_embed.files.records import FileRecord, damaged
+from sok_embed.files.schema import brief
 
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 _VALUE = "VARIABLE_VALUE"

@@ -12,10 +12,10 @@ import tensorflow as tf
 
 from sok_embed.arguments import difference
 from sok_embed.checkpoint.files.manifest import Manifest
-from sok_embed.checkpoint.files.places import LocalFolder
-from sok_embed.checkpoint.files.records import damaged
 from sok_embed.checkpoint.state.bundle import Bundle
 from sok_embed.checkpoint.state.tables import SavedObjects, find
+from sok_embed.files.places import LocalFolder
+from sok_embed.files.records import damaged
 from sok_embed.optimizers import own_variables
 from sok_embed.tables import contents
 

@@ -9,9 +9,10 @@ from typing import Any
 import tensorflow as tf
 
 from sok_embed.checkpoint.files.manifest import Manifest
-from sok_embed.checkpoint.files.places import LocalFolder, check_record
-from sok_embed.checkpoint.files.records import DATA_ENDINGS, FileRecord, data_prefix
+from sok_embed.checkpoint.files.names import DATA_ENDINGS, data_prefix
 from sok_embed.checkpoint.state.bundle import Bundle
+from sok_embed.files.places import LocalFolder, check_record
+from sok_embed.files.records import FileRecord
 
 
 class OwnState:

@@ -12,18 +12,13 @@ from sok_embed.checkpoint.files import manifest as manifests
 from sok_embed.checkpoint.files.holding import OpenCheckpoint, all_files, hold
 from sok_embed.checkpoint.files.manifest import Link, Manifest
 from sok_embed.checkpoint.files.manifest_schema import PARTS
-from sok_embed.checkpoint.files.places import Place
-from sok_embed.checkpoint.files.records import (
-    FileRecord,
-    damaged,
-    dense_prefix,
-    local_path,
-    record_of,
-)
+from sok_embed.checkpoint.files.names import dense_prefix
 from sok_embed.checkpoint.files.rows_file import Rows, RowsReader, RowsWriter
 from sok_embed.checkpoint.files.rows_index import merged_head, total
-from sok_embed.checkpoint.files.schema import brief
 from sok_embed.checkpoint.tools.newest_first import CountedBytes, Watch, live_blocks
+from sok_embed.files.places import Place
+from sok_embed.files.records import FileRecord, damaged, local_path, record_of
+from sok_embed.files.schema import brief
 from sok_embed.files.whole_files import sync
 
 

@@ -13,11 +13,11 @@ import numpy as np
 from sok_embed.binding import _core
 from sok_embed.checkpoint.files import manifest as manifests
 from sok_embed.checkpoint.files.manifest import Manifest
-from sok_embed.checkpoint.files.records import local_path
 from sok_embed.checkpoint.files.rows_index import row_bytes
 from sok_embed.checkpoint.files.step_folders import StepFolders
 from sok_embed.checkpoint.tools.difference import Difference
 from sok_embed.checkpoint.tools.saved import Saved, SavedTable, bytes_of, rows_of
+from sok_embed.files.records import local_path
 from sok_embed.kv import CorruptionError
 
 # A trainer that keeps one checkpoint may replace it while the directory is read. Then it is read

@@ -12,8 +12,6 @@ import numpy as np
 from sok_embed.checkpoint.files.holding import OpenCheckpoint, all_files, hold
 from sok_embed.checkpoint.files.manifest import Link, Manifest
 from sok_embed.checkpoint.files.partitions import Partitions
-from sok_embed.checkpoint.files.places import Fetched, check_record
-from sok_embed.checkpoint.files.records import damaged, local_path
 from sok_embed.checkpoint.files.rows_file import ADMISSION, REMOVED, ROWS, SKETCH, RowsReader
 from sok_embed.checkpoint.tools.newest_first import Watch
 from sok_embed.checkpoint.tools.saved import (
@@ -24,6 +22,8 @@ from sok_embed.checkpoint.tools.saved import (
     saved_of,
     saved_tables,
 )
+from sok_embed.files.places import Fetched, check_record
+from sok_embed.files.records import damaged, local_path
 from sok_embed.kv import CorruptionError
 
 _KEY = np.dtype([("table", "<i4"), ("worker", "<i4"), ("key", "<i8")])

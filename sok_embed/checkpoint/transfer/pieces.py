@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from sok_embed import tf_ops
-from sok_embed.checkpoint.files.place_of import place_of
-from sok_embed.checkpoint.files.places import Place
-from sok_embed.checkpoint.files.records import FileRecord, rows_name
+from sok_embed.checkpoint.files.names import rows_name
 from sok_embed.checkpoint.files.rows_file import (
     ADMISSION,
     ROWS,
@@ -23,6 +21,9 @@ from sok_embed.checkpoint.files.rows_file import (
 from sok_embed.checkpoint.files.rows_index import Head, entry_of, row_bytes
 from sok_embed.checkpoint.state.tables import LocatedTable, head_of, read_head
 from sok_embed.checkpoint.transfer.writing import sketch_of
+from sok_embed.files.place_of import place_of
+from sok_embed.files.places import Place
+from sok_embed.files.records import FileRecord
 from sok_embed.kv import CorruptionError
 from sok_embed.tables.base_table import Part
 from sok_embed.tables.tensors import as_errors

@@ -13,12 +13,12 @@ from sok_embed import kv, tf_ops
 from sok_embed.arguments import difference
 from sok_embed.binding import _core
 from sok_embed.checkpoint.files.manifest import Link, Manifest
-from sok_embed.checkpoint.files.places import Place
 from sok_embed.checkpoint.files.rows_file import ADMISSION, SKETCH, Block, Rows
 from sok_embed.checkpoint.files.rows_index import Head, merged_head
 from sok_embed.checkpoint.state.tables import LocatedTable, contents_of
 from sok_embed.checkpoint.tools.newest_first import CountedBytes, live_blocks
 from sok_embed.checkpoint.tools.saved import check_totals, reader_of
+from sok_embed.files.places import Place
 from sok_embed.tables.base_table import Part
 from sok_embed.tables.counts import merge_sketches
 from sok_embed.tables.tensors import as_errors

@@ -10,21 +10,16 @@ from typing import NamedTuple
 
 from sok_embed.checkpoint.files import manifest as manifests
 from sok_embed.checkpoint.files.manifest import Manifest, Parent
-from sok_embed.checkpoint.files.place_of import place_of
-from sok_embed.checkpoint.files.places import Place, Work, check_length
-from sok_embed.checkpoint.files.records import (
-    FileRecord,
-    data_names,
-    dense_prefix,
-    record_of,
-    rows_name,
-)
+from sok_embed.checkpoint.files.names import data_names, dense_prefix, rows_name
 from sok_embed.checkpoint.files.rows_index import total
 from sok_embed.checkpoint.state.dense import DenseState
 from sok_embed.checkpoint.state.own_state import OwnState
 from sok_embed.checkpoint.transfer.pieces import readers_of
 from sok_embed.checkpoint.transfer.writing import RowsCapture
 from sok_embed.communicators.agreement import Agreement
+from sok_embed.files.place_of import place_of
+from sok_embed.files.places import Place, Work, check_length
+from sok_embed.files.records import FileRecord, record_of
 from sok_embed.kv import CorruptionError
 
 # The name of threads that write a save while training goes on.

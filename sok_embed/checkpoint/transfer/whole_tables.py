@@ -9,12 +9,12 @@ import numpy as np
 
 from sok_embed import tf_ops
 from sok_embed.binding import _core
-from sok_embed.checkpoint.files.records import FileRecord
 from sok_embed.checkpoint.files.rows_file import ADMISSION, SKETCH, Rows
 from sok_embed.checkpoint.files.rows_index import merged_head
 from sok_embed.checkpoint.state.tables import LocatedTable, contents_of
 from sok_embed.checkpoint.tools.newest_first import CountedBytes
 from sok_embed.checkpoint.transfer.pieces import blocks_of_all, readers_of
+from sok_embed.files.records import FileRecord
 from sok_embed.tables.base_table import BaseTable, Part
 from sok_embed.tables.counts import merge_sketches
 

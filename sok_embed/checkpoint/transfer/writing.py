@@ -9,10 +9,11 @@ from typing import Any
 
 from sok_embed import kv, tf_ops
 from sok_embed.binding import _core
-from sok_embed.checkpoint.files.records import FileRecord, rows_name
+from sok_embed.checkpoint.files.names import rows_name
 from sok_embed.checkpoint.files.rows_file import ADMISSION, SKETCH, RowsWriter
 from sok_embed.checkpoint.files.rows_index import Head, entry_of
 from sok_embed.checkpoint.state.tables import LocatedTable, begin_capture, read_head, stored_rows
+from sok_embed.files.records import FileRecord
 from sok_embed.tables.base_table import Part
 from sok_embed.tables.tensors import as_errors
 

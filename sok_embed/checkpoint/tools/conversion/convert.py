@@ -11,7 +11,6 @@ from typing import NamedTuple
 from sok_embed import kv
 from sok_embed.binding import _core
 from sok_embed.checkpoint.files import manifest as manifests
-from sok_embed.checkpoint.files.records import local_path, opened
 from sok_embed.checkpoint.files.rows_file import Rows
 from sok_embed.checkpoint.tools.conversion.dump import dump_tables, groups_of, write_dump
 from sok_embed.checkpoint.tools.conversion.into_checkpoint import (
@@ -35,6 +34,7 @@ from sok_embed.checkpoint.tools.conversion.tables import (
 )
 from sok_embed.checkpoint.tools.saved import Saved, SavedTable, open_saved, rows_of
 from sok_embed.checkpoint.tools.verify import verify
+from sok_embed.files.records import local_path, opened
 from sok_embed.files.whole_files import sync
 
 FORMS = ("parquet", "npz", "dump", "storage", "checkpoint")

@@ -13,7 +13,6 @@ import numpy as np
 
 from sok_embed.binding import _core
 from sok_embed.checkpoint.files.dump_rows import rows_of_dump
-from sok_embed.checkpoint.files.records import checksum
 from sok_embed.checkpoint.files.rows_file import Rows
 from sok_embed.checkpoint.files.rows_index import row_bytes
 from sok_embed.checkpoint.tools.conversion.tables import (
@@ -22,6 +21,7 @@ from sok_embed.checkpoint.tools.conversion.tables import (
     head_of_group,
     in_pieces,
 )
+from sok_embed.files.records import checksum
 from sok_embed.kv import GROUPS
 
 _HEADER = struct.Struct("<8sII")

@@ -14,18 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from sok_embed.checkpoint.files.records import damaged
 from sok_embed.checkpoint.files.rows_file import Rows, rows_a_block
 from sok_embed.checkpoint.files.rows_index import row_bytes
-from sok_embed.checkpoint.files.schema import (
+from sok_embed.checkpoint.tools.conversion.members import stored_member
+from sok_embed.checkpoint.tools.conversion.tables import Head, Moving
+from sok_embed.files.records import damaged
+from sok_embed.files.schema import (
     MOST_BYTES,
     MOST_DIM,
     MOST_SLOT_FLOATS,
     brief,
     parsed,
 )
-from sok_embed.checkpoint.tools.conversion.members import stored_member
-from sok_embed.checkpoint.tools.conversion.tables import Head, Moving
 
 WEIGHTS = "model.weights.h5"
 HDF5_MAGIC = b"\x89HDF"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import zipfile
 
-from sok_embed.checkpoint.files.records import damaged
+from sok_embed.files.records import damaged
 
 
 def stored_member(path: str, archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:

@@ -16,7 +16,6 @@ from typing import IO, Any
 import numpy as np
 from numpy.lib import format as npy
 
-from sok_embed.checkpoint.files.records import damaged
 from sok_embed.checkpoint.files.rows_file import Rows, rows_a_block
 from sok_embed.checkpoint.tools.conversion.members import stored_member
 from sok_embed.checkpoint.tools.conversion.tables import (
@@ -25,6 +24,7 @@ from sok_embed.checkpoint.tools.conversion.tables import (
     Head,
     head_of_metadata,
 )
+from sok_embed.files.records import damaged
 
 # The names of the members, by the columns of `Rows`, with their dtypes in the file.
 COLUMNS = {

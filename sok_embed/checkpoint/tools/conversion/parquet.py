@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sok_embed.checkpoint.files.records import damaged
 from sok_embed.checkpoint.files.rows_file import Rows, rows_a_block
 from sok_embed.checkpoint.files.rows_index import row_bytes
 from sok_embed.checkpoint.tools.conversion.npz import COLUMNS, shape_of
@@ -19,6 +18,7 @@ from sok_embed.checkpoint.tools.conversion.tables import (
     head_of_metadata,
     in_pieces,
 )
+from sok_embed.files.records import damaged
 
 # Size of a group of rows in the file, before it is compressed.
 _GROUP_BYTES = 32 << 20

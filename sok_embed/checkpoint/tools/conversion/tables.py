@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sok_embed.binding import _core
-from sok_embed.checkpoint.files.records import checksum_of_json, damaged
 from sok_embed.checkpoint.files.rows_file import Rows
-from sok_embed.checkpoint.files.schema import (
+from sok_embed.checkpoint.tools.saved import SavedTable
+from sok_embed.files.records import checksum_of_json, damaged
+from sok_embed.files.schema import (
     MOST_DIM,
     MOST_SLOT_FLOATS,
     brief,
@@ -24,7 +25,6 @@ from sok_embed.checkpoint.files.schema import (
     record,
     text,
 )
-from sok_embed.checkpoint.tools.saved import SavedTable
 from sok_embed.kv import GROUPS
 
 # Files in other forms keep the description of a table under this name.

@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sok_embed.checkpoint.files.records import damaged
 from sok_embed.checkpoint.files.rows_file import Rows, rows_a_block
-from sok_embed.checkpoint.files.schema import MOST_DIM
 from sok_embed.checkpoint.tools.conversion.tables import Head, Moving
 from sok_embed.checkpoint.tools.conversion.tfra_checkpoint import (
     CHECKPOINT_FOLDER,
     checkpoint_prefix,
     unpacked_checkpoint,
 )
+from sok_embed.files.records import damaged
+from sok_embed.files.schema import MOST_DIM
 
 _NAME = re.compile(
     r"(?P<table>.+)_mht_(?P<shard>\d+)of(?P<shards>\d+)_rank(?P<rank>\d+)_size(?P<size>\d+)-keys"

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sok_embed.checkpoint.files.records import damaged
+from sok_embed.files.records import damaged
 
 CHECKPOINT_FOLDER = "TFRADynamicEmbedding"  # where a FileSystemSaver puts files
 STATUS_SUFFIXES = ("_frequency", "_timestamp")  # tables of restrict policies, of int32

@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from sok_embed.checkpoint.files.records import (
+from sok_embed.files.records import (
     PIECE_BYTES,
     FileChecksum,
     FileRecord,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 
-from sok_embed.checkpoint.files.object_store import StoreFolder
-from sok_embed.checkpoint.files.places import LocalFolder, Place
+from sok_embed.files.object_store import StoreFolder
+from sok_embed.files.places import LocalFolder, Place
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _ONE_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from sok_embed.checkpoint.files.places import SCRATCH_NAME, Fetched, Place, Readable, Work
-from sok_embed.checkpoint.files.records import check_most
+from sok_embed.files.places import SCRATCH_NAME, Fetched, Place, Readable, Work
+from sok_embed.files.records import check_most
 from sok_embed.files.scratch import ScratchFolder
 
 # File systems of fsspec that show a file before it is complete, or that can only read.

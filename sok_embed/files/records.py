@@ -1,21 +1,20 @@
-"""The files of a checkpoint: their names, their checksums, and errors for damaged ones."""
+"""Records of files: their checksums, and errors for damaged ones."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import io
 import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sok_embed.binding import _core
-from sok_embed.kv import CorruptionError
+from sok_embed.binding._core import CorruptionError
 
 # A message about a damaged file ends with one of these.
 CHECKPOINT = "The checkpoint is damaged or incomplete: take another one, or a copy of it."
@@ -24,16 +23,6 @@ DELTA = "The delta is damaged or incomplete."
 # A file's checksum is made of the checksums of its pieces, so that its writer need not read it
 # again.
 PIECE_BYTES = 1 << 20
-# Files that saves write. All have the number of the attempt in their names.
-OWN_NAME = re.compile(
-    r"(?:(?:rows|data)-\d{5,}-of-\d{5,}|dense|manifest)-(?P<attempt>[0-9a-f]{16})[.\w-]*"
-)
-ROWS_NAME = re.compile(
-    r"rows-(?P<worker>\d{5,})-of-(?P<workers>\d{5,})-(?P<attempt>[0-9a-f]{16})\.sok"
-)
-# `tf.train.Checkpoint` appends these to the prefix of a worker's own files. Records have
-# this order.
-DATA_ENDINGS = (".index", ".data-00000-of-00001")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")  # file systems have no longer ones
 
 
@@ -140,47 +129,9 @@ def damaged(path: str, expected: str, received: str, of: str = CHECKPOINT) -> Co
     return CorruptionError(f"Expected {expected} in '{path}'. Received: {received}. {of}")
 
 
-@contextlib.contextmanager
-def nothing_restored() -> Iterator[None]:
-    """Adds to a CorruptionError of the block that nothing was restored."""
-    try:
-        yield
-    except CorruptionError as error:
-        raise CorruptionError(f"{error} Nothing was restored.") from error
-
-
 def is_plain_name(name: Any) -> bool:
     """Returns whether a name can only lead to a file directly in its folder."""
     return isinstance(name, str) and _PLAIN_NAME.fullmatch(name) is not None
-
-
-def is_of_a_save(name: str) -> bool:
-    """Returns true if a name of a file or a folder is one that saves use."""
-    return OWN_NAME.fullmatch(name) is not None
-
-
-def rows_name(worker: int, workers: int, attempt: int) -> str:
-    """Returns the name of a worker's file of rows."""
-    return f"rows-{worker + 1:05d}-of-{workers:05d}-{attempt:016x}.sok"
-
-
-def dense_prefix(attempt: int) -> str:
-    """Returns the beginning of the names of the files of dense weights."""
-    return f"dense-{attempt:016x}"
-
-
-def data_prefix(worker: int, workers: int, attempt: int) -> str:
-    """Returns the prefix of the names of a worker's own files."""
-    return f"data-{worker + 1:05d}-of-{workers:05d}-{attempt:016x}"
-
-
-def data_names(workers: int, attempt: int) -> list[str]:
-    """Returns the names of the own files of all workers, by worker."""
-    return [
-        f"{data_prefix(worker, workers, attempt)}{ending}"
-        for worker in range(workers)
-        for ending in DATA_ENDINGS
-    ]
 
 
 def local_path(path: str | os.PathLike[str]) -> str:

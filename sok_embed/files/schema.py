@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sok_embed.checkpoint.files.records import CHECKPOINT, damaged
+from sok_embed.files.records import CHECKPOINT, damaged
 
 Check = Callable[[Any, str], None]  # gets the value and the name of its field
 
