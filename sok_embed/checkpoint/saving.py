@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from sok_embed import communicators, kv
 from sok_embed.arguments import refuse_url
-from sok_embed.checkpoint.state.tables import LocatedTable, find, steps_of
+from sok_embed.checkpoint.state.tables import LocatedTable, find, step_of
 from sok_embed.checkpoint.transfer.pieces import records_of, write_rows
 from sok_embed.checkpoint.transfer.whole_tables import WholeTables
 from sok_embed.communicators.agreement import Agreement, check_same, number_of_text
@@ -105,7 +105,7 @@ def save_whole(
     agreement = Agreement(communicators.current())
 
     def numbers_of(hosts: list[LocatedTable]) -> list[int]:
-        step = steps_of(model.optimizer) if getattr(model, "optimizer", None) else 0
+        step = step_of(model)
         tables = repr([host.description() for host in hosts])
         return [step, number_of_text(tables), number_of_text(target), secrets.randbits(62)]
 

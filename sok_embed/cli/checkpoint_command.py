@@ -390,8 +390,8 @@ def convert_into(
     read: Any = None,
 ) -> None:
     """Converts, and prints the result; the arguments are the same as for the command."""
-    from sok_embed.checkpoint.tools.conversion.convert import Base, form_of_target
     from sok_embed.checkpoint.tools.conversion.convert import convert as convert_rows
+    from sok_embed.checkpoint.tools.conversion.convert import form_of_target
 
     if base_table is not None and base is None:
         raise click.UsageError("Expected --base with --base-table. Received: --base-table alone.")
@@ -402,7 +402,8 @@ def convert_into(
             form_of_target(target, form),
             tables=tables,
             group=group,
-            base=None if base is None else Base(base, base_table),
+            base=base,
+            base_table=base_table,
             watch=progress,
             read=read,
         )

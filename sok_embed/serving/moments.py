@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from sok_embed import tf_ops
-from sok_embed.checkpoint.state.tables import steps_of
+from sok_embed.checkpoint.state.tables import step_of
 from sok_embed.files.records import checksum
 from sok_embed.tables.base_table import BaseTable
 
@@ -27,14 +27,14 @@ class Moment:
         self._weights = model.weights if reads_weights else []
         found = tf.train.TrackableView(model).descendants()
         self._parts = [part for each in found if isinstance(each, BaseTable) for part in each.parts]
-        self._step = self._steps()
+        self._step = step_of(self._model)
         self._state = self._look()
 
     def check(self) -> None:
         """Raises RuntimeError if rows or weights have changed since."""
         if self._look() == self._state:
             return
-        steps = f"from step {self._step} to step {self._steps()}"
+        steps = f"from step {self._step} to step {step_of(self._model)}"
         raise RuntimeError(
             f"Expected model '{self._model.name}' to stay as it is while its rows and dense "
             "weights are read, so that all are of one step. Received: a model that another thread "
@@ -42,13 +42,9 @@ class Moment:
             "or export a checkpoint in another process, by source=."
         )
 
-    def _steps(self) -> int:
-        optimizer = getattr(self._model, "optimizer", None)
-        return 0 if optimizer is None else steps_of(optimizer)
-
     def _look(self) -> list[int]:
         """Returns numbers that change when rows or weights do."""
-        numbers = [self._steps()]
+        numbers = [step_of(self._model)]
         numbers += [int(tf_ops.steps(part.handle)) for part in self._parts]
         for each in self._weights:
             numbers.append(checksum(each.value.numpy().tobytes(), 0))

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from sok_embed import communicators
 from sok_embed.binding import _core
 from sok_embed.checkpoint.files.rows_file import RowsReader, RowsWriter
-from sok_embed.checkpoint.state.tables import begin_capture, steps_of
+from sok_embed.checkpoint.state.tables import begin_capture, step_of
 from sok_embed.checkpoint.transfer.pieces import readers_of, records_of, write_file
 from sok_embed.checkpoint.transfer.saves import is_writing, wait_for_writers
 from sok_embed.communicators.agreement import Agreement, check_same
@@ -180,7 +180,7 @@ class Publisher:
                 ).numbers()
 
             _, told = agreement.gather_together(
-                "write what has changed", write_own, lambda own: [_step_of(self._model), *own]
+                "write what has changed", write_own, lambda own: [step_of(self._model), *own]
             )
             steps = [each[0] for each in told]
             check_same("step", steps, "Publish after the same step on all of them.")
@@ -378,11 +378,6 @@ def _begun(part: Part, mark: int, since: int) -> _core.Capture | None:
 
 def _nothing() -> None:
     """Does nothing, in place of a lock, on a worker that has none."""
-
-
-def _step_of(model: keras.Model) -> int:
-    optimizer = getattr(model, "optimizer", None)
-    return 0 if optimizer is None else steps_of(optimizer)
 
 
 def _locked(folder: str) -> HeldFile:

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from sok_embed.checkpoint.files.rows_file import RowsWriter
-from sok_embed.checkpoint.state.tables import LocatedTable, find, steps_of
+from sok_embed.checkpoint.state.tables import LocatedTable, find, step_of
 from sok_embed.checkpoint.transfer.pieces import readers_of, records_of, write_file
 from sok_embed.communicators.agreement import Agreement, check_same, number_of_text
 from sok_embed.files.records import FileRecord
@@ -49,7 +49,7 @@ def export_of_workers(
     """
 
     def numbers_of(hosts: list[LocatedTable]) -> list[int]:
-        step = steps_of(model.optimizer) if getattr(model, "optimizer", None) else 0
+        step = step_of(model)
         tables = repr([host.description() for host in hosts])
         texts = [number_of_text(each) for each in (tables, os.path.realpath(root), options)]
         return [step, *texts, secrets.randbits(62)]

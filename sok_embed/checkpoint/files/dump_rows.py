@@ -12,9 +12,9 @@ from sok_embed.binding import _core
 from sok_embed.checkpoint.files.rows_file import Rows
 from sok_embed.files.records import checksum, damaged
 
-_HEADER_BYTES = 24
-_BLOCK = struct.Struct("<IIQ")
-_MOST_BYTES = 1 << 20  # payload of a block, unless a single row is longer
+HEADER_BYTES = 24
+BLOCK = struct.Struct("<IIQ")
+MOST_BYTES = 1 << 20  # payload of a block, unless a single row is longer
 
 
 def rows_of_dump(path: str, group: int) -> Iterator[Rows]:
@@ -29,21 +29,21 @@ def rows_of_dump(path: str, group: int) -> Iterator[Rows]:
     """
     groups = _core.dump_groups(path)  # this checks the ends of the file
     with open(path, "rb") as file:
-        file.seek(_HEADER_BYTES, os.SEEK_SET)
+        file.seek(HEADER_BYTES, os.SEEK_SET)
         for number, dim, slot_floats, count, _ in groups:
             width = 16 + 4 * (dim + slot_floats)
-            most = max(1, _MOST_BYTES // width)
+            most = max(1, MOST_BYTES // width)
             for begin in range(0, count, most):
                 n = min(most, count - begin)
                 offset = file.tell()
-                block = file.read(_BLOCK.size + n * width + 8)
-                covered = memoryview(block)[: _BLOCK.size + n * width]
+                block = file.read(BLOCK.size + n * width + 8)
+                covered = memoryview(block)[: BLOCK.size + n * width]
                 told = int.from_bytes(block[len(covered) :], "little")
-                head = _BLOCK.unpack_from(block)
+                head = BLOCK.unpack_from(block)
                 if checksum(covered, offset) != told or head != (number, n, n * width):
                     raise damaged(path, f"a whole block at byte {offset}", "another")
                 if number == group:
-                    yield _columns(covered[_BLOCK.size :], n, dim, slot_floats)
+                    yield _columns(covered[BLOCK.size :], n, dim, slot_floats)
 
 
 def _columns(payload: memoryview, n: int, dim: int, slot_floats: int) -> Rows:

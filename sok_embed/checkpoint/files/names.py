@@ -20,11 +20,6 @@ ROWS_NAME = re.compile(
 DATA_ENDINGS = (".index", ".data-00000-of-00001")
 
 
-def is_of_a_save(name: str) -> bool:
-    """Returns true if a name of a file or a folder is one that saves use."""
-    return OWN_NAME.fullmatch(name) is not None
-
-
 def rows_name(worker: int, workers: int, attempt: int) -> str:
     """Returns the name of a worker's file of rows."""
     return f"rows-{worker + 1:05d}-of-{workers:05d}-{attempt:016x}.sok"

@@ -245,7 +245,9 @@ class RowsReader:
         with self._place.open(self._record.name) as file:
             found.update(file.read(_HEADER_BYTES))
             while found.bytes < self._index_offset:
-                yield self._next_block(file, found)
+                block, read = self._read_block(file, found.bytes)
+                found.update(read)
+                yield block
             found.update(file.read(self._record.bytes - self._index_offset))
         check_digest(self.path, self._record, found)
 
@@ -268,11 +270,6 @@ class RowsReader:
             for offset in self._offsets.get(table, []):
                 file.seek(offset)
                 yield self._read_block(file, offset)[0]
-
-    def _next_block(self, file: Readable, found: FileChecksum) -> Block:
-        block, read = self._read_block(file, found.bytes)
-        found.update(read)
-        return block
 
     def _read_head(self, file: Readable, offset: int) -> tuple[bytes, tuple[int, int, int, int]]:
         head = file.read(_BLOCK.size)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from sok_embed.arguments import check_positive
 from sok_embed.checkpoint.files import manifest as manifests
 from sok_embed.checkpoint.files.manifest import Manifest
-from sok_embed.checkpoint.files.names import ROWS_NAME, is_of_a_save
+from sok_embed.checkpoint.files.names import OWN_NAME, ROWS_NAME
 from sok_embed.checkpoint.files.rows_file import RowsReader
 from sok_embed.files.object_store import StoreError
 from sok_embed.files.place_of import place_of
@@ -180,7 +180,7 @@ class StepFolders:
             step
             for step in self._steps()
             if not self._is_whole(step)
-            and all(is_of_a_save(name) for name in place_of(self._folder(step)).names())
+            and all(map(OWN_NAME.fullmatch, place_of(self._folder(step)).names()))
         ]
 
     def _remove(self, step: int) -> None:

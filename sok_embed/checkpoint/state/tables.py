@@ -102,6 +102,12 @@ def steps_of(optimizer: keras.optimizers.Optimizer) -> int:
     return _integer(optimizer.iterations)
 
 
+def step_of(model: keras.Model) -> int:
+    """Returns the `iterations` of the optimizer of a model; 0: it has none."""
+    optimizer = getattr(model, "optimizer", None)
+    return 0 if optimizer is None else steps_of(optimizer)
+
+
 def _integer(variable: Any) -> int:
     """Returns the value of a variable or a tensor, also under a strategy of `tf.distribute`.
 

@@ -302,9 +302,3 @@ def write_like(folder: str, saved: Saved, attempt: int, **changed: Any) -> None:
     changed["dense"] = {**manifest.dense, "prefix": dense_prefix(attempt)}
     sync(folder)
     manifests.write(folder, manifest._replace(attempt=attempt, **changed))
-
-
-def bytes_of(folder: str, manifest: Manifest) -> int:
-    """Returns the total size of all files of a checkpoint, including its manifest."""
-    own = os.path.getsize(os.path.join(folder, manifests.NAME))
-    return own + sum(record.bytes for record in (*manifest.rows, *manifest.files, *manifest.data))

@@ -16,7 +16,7 @@ from sok_embed.checkpoint.files.manifest import Manifest
 from sok_embed.checkpoint.files.rows_index import row_bytes
 from sok_embed.checkpoint.files.step_folders import StepFolders
 from sok_embed.checkpoint.tools.difference import Difference
-from sok_embed.checkpoint.tools.saved import Saved, SavedTable, bytes_of, rows_of
+from sok_embed.checkpoint.tools.saved import Saved, SavedTable, rows_of
 from sok_embed.files.records import local_path
 from sok_embed.kv import CorruptionError
 
@@ -72,6 +72,8 @@ def _read(folders: StepFolders) -> tuple[list[dict[str, Any]], bool]:
 
 
 def _about(folder: str, manifest: Manifest) -> dict[str, Any]:
+    own = os.path.getsize(os.path.join(folder, manifests.NAME))
+    files = (*manifest.rows, *manifest.files, *manifest.data)
     return {
         "serial": manifest.serial,
         "saved": os.path.getmtime(os.path.join(folder, manifests.NAME)),
@@ -82,7 +84,7 @@ def _about(folder: str, manifest: Manifest) -> dict[str, Any]:
             part["size"]
             for entry in manifest.tables for part in entry["parts"].values()
         ),
-        "bytes": bytes_of(folder, manifest),
+        "bytes": own + sum(record.bytes for record in files),
     }  # fmt: skip
 
 

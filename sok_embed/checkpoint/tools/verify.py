@@ -115,7 +115,8 @@ def _verify_files(folder: str, manifest: Manifest, place: Fetched, watch: Watch 
     if len(readers) == len(manifest.rows):
         _holds(faults, partial(check_totals, folder, manifest, readers))
     read = []
-    with Partitions(_KEY, _KEY.itemsize * _row_count(manifest)) as keys:
+    rows = sum(part["rows"] for entry in manifest.tables for part in entry["parts"].values())
+    with Partitions(_KEY, _KEY.itemsize * rows) as keys:
         for each in found:
             if _holds(faults, partial(each.read, keys, watch)):
                 read.append(each)
@@ -141,10 +142,6 @@ def _holds(faults: list[str], check: Callable[[], object]) -> bool:
 
 def _add_reader(found: list[_Found], place: Fetched, manifest: Manifest, worker: int) -> None:
     found.append(_Found(worker, reader_of(place, manifest, worker)))
-
-
-def _row_count(manifest: Manifest) -> int:
-    return sum(part["rows"] for entry in manifest.tables for part in entry["parts"].values())
 
 
 class _Found:

@@ -10,17 +10,15 @@ from typing import Any
 from sok_embed import tf_ops
 from sok_embed.checkpoint.files.names import rows_name
 from sok_embed.checkpoint.files.rows_file import (
-    ADMISSION,
     ROWS,
-    SKETCH,
     Block,
     Rows,
     RowsReader,
     RowsWriter,
 )
-from sok_embed.checkpoint.files.rows_index import Head, entry_of, row_bytes
+from sok_embed.checkpoint.files.rows_index import Head, row_bytes
 from sok_embed.checkpoint.state.tables import LocatedTable, head_of, read_head
-from sok_embed.checkpoint.transfer.writing import sketch_of
+from sok_embed.checkpoint.transfer.writing import described
 from sok_embed.files.place_of import place_of
 from sok_embed.files.places import Place
 from sok_embed.files.records import FileRecord
@@ -152,13 +150,10 @@ def _write_part(
         for piece in _pieces(part, head):
             writer.put_rows(number, piece)
             rows += len(piece.keys)
-    if admission:
-        writer.put_bytes(number, ADMISSION, admission)
-    sketch, of_sketch = sketch_of(part)
-    if sketch:
-        writer.put_bytes(number, SKETCH, sketch)
-    entry = entry_of(host.path, part.name, part.table.dim, head, len(admission))
-    return entry | of_sketch | {"rows": rows, "size": rows}
+    entry, counts = described(host, part, head, admission)
+    for kind, data in counts:
+        writer.put_bytes(number, kind, data)
+    return entry | {"rows": rows, "size": rows}
 
 
 def _pieces(part: Part, head: Head) -> Iterator[Rows]:

@@ -86,14 +86,10 @@ class RowsCapture:
             if has_rows:
                 source = self._set_apart(storage) if apart else storage
                 self._stored[number] = source, part.group
-        if admission:
-            self._counts.append((number, ADMISSION, admission))
-        sketch, of_sketch = sketch_of(part)
-        if sketch:
-            self._counts.append((number, SKETCH, sketch))
+        entry, counts = described(host, part, head, admission)
+        self._counts += [(number, *each) for each in counts]
         of_rows = {"rows": rows, "size": size, "removed": removed, "whole": whole}
-        entry = entry_of(host.path, part.name, part.table.dim, head, len(admission))
-        self._entries.append(entry | of_sketch | of_rows)
+        self._entries.append(entry | of_rows)
 
     def _capture_memory(self, part: Part) -> tuple[Head, bytes, _core.Capture, bool]:
         """Returns the head, counts, the capture, and whether it is a capture of all rows."""
@@ -165,17 +161,25 @@ class RowsCapture:
         self._apart.clear()
 
 
-def sketch_of(part: Part) -> tuple[bytes, dict[str, Any]]:
-    """Returns the counts of a sketch, and the entry of the index of it.
+def described(
+    host: LocatedTable, part: Part, head: Head, admission: bytes
+) -> tuple[dict[str, Any], list[tuple[int, bytes]]]:
+    """Returns the index's entry of a part whose rows are not written yet, and its counts by kind.
 
-    Both are empty for a part without a sketch.
+    Args:
+        host: The table.
+        part: The part.
+        head: The head of its rows.
+        admission: The counts of its admission; empty without one.
     """
-    if part.sketch is None:
-        return b"", {}
-    table = part.table
-    exported = as_errors(
-        lambda: tf_ops.adaptive_export(table.resource_handle, table.dim, with_rows=False)
-    )
-    sketch = exported.cells.numpy().tobytes()
-    counters = [int(count) for count in exported.counters.numpy()]
-    return sketch, {"sketch_bytes": len(sketch), "counters": counters}
+    entry = entry_of(host.path, part.name, part.table.dim, head, len(admission))
+    counts = [(ADMISSION, admission)] if admission else []
+    if part.sketch is not None:
+        table = part.table
+        exported = as_errors(
+            lambda: tf_ops.adaptive_export(table.resource_handle, table.dim, with_rows=False)
+        )
+        counts.append((SKETCH, exported.cells.numpy().tobytes()))
+        entry["sketch_bytes"] = len(counts[-1][1])
+        entry["counters"] = [int(count) for count in exported.counters.numpy()]
+    return entry, counts

@@ -63,19 +63,6 @@ class Converted(NamedTuple):
     left_out: int = 0
 
 
-class Base(NamedTuple):
-    """The checkpoint and the table into which converted rows are written.
-
-    Attributes:
-        folder: The checkpoint from which the new one takes everything else.
-        table: The table whose rows are replaced; `None`: the table with the same label as the rows'
-            table.
-    """
-
-    folder: str
-    table: str | None = None
-
-
 def form_of_source(path: str) -> str:
     """Returns the form of the rows at a path.
 
@@ -129,7 +116,8 @@ def convert(
     *,
     tables: Sequence[str] = (),
     group: int | None = None,
-    base: Base | None = None,
+    base: str | None = None,
+    base_table: str | None = None,
     watch: Watch | None = None,
     read: Read | None = None,
 ) -> Converted:
@@ -142,7 +130,9 @@ def convert(
         form: One of `FORMS`.
         tables: Paths or names of the tables; none: all of them.
         group: The group of the table in a dump or a storage.
-        base: The checkpoint and the table into which rows are written.
+        base: The checkpoint from which a new one takes everything but the rows of a table.
+        base_table: The name of that table; `None`: the table with the same label as the rows'
+            table.
         watch: The function that is called with the progress.
         read: The function that finds the tables of a source of another library. `None`: the source
             is one of those above.
@@ -171,13 +161,13 @@ def convert(
         seen = _Seen(sum(table.head.rows for table in moving), watch)
         moving = [Moving(table.head, seen.counted(source, table)) for table in moving]
         made = os.path.join(work, "made")
-        converted = _write(made, form, moving, group, base, work)
+        converted = _write(made, form, moving, group, base, base_table, work)
         os.rename(made, target)
         sync(parent)
     return converted
 
 
-def _check_arguments(form: str, group: int | None, base: Base | None) -> None:
+def _check_arguments(form: str, group: int | None, base: str | None) -> None:
     if (base is not None) != (form == "checkpoint"):
         raise ValueError(
             "Expected --base, the checkpoint from which everything except the rows is taken, with "
@@ -253,7 +243,13 @@ class _Seen:
 
 
 def _write(
-    path: str, form: str, tables: list[Moving], group: int | None, base: Base | None, work: str
+    path: str,
+    form: str,
+    tables: list[Moving],
+    group: int | None,
+    base: str | None,
+    base_table: str | None,
+    work: str,
 ) -> Converted:
     heads = [table.head for table in tables]
     if form in ("dump", "storage"):
@@ -276,7 +272,7 @@ def _write(
         rows = write_parquet(path, table.head, table.pieces())
     else:
         assert base is not None
-        return Converted(form, heads, _into_checkpoint(path, table, base))
+        return Converted(form, heads, _into_checkpoint(path, table, base, base_table))
     sync(path)
     return Converted(form, heads, rows)
 
@@ -292,9 +288,9 @@ def _load(path: str, dump: str, heads: list[Head]) -> int:
         return storage.load(dump)
 
 
-def _into_checkpoint(path: str, table: Moving, base: Base) -> int:
-    saved = open_saved(base.folder)
-    target = saved.one(base.table or table.head.label)
+def _into_checkpoint(path: str, table: Moving, base: str, base_table: str | None) -> int:
+    saved = open_saved(base)
+    target = saved.one(base_table or table.head.label)
     check_fits(saved, target, table.head)
     os.mkdir(path)
     rows = write_checkpoint(path, saved, target, table.head, table.pieces())

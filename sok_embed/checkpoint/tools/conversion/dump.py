@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sok_embed.binding import _core
-from sok_embed.checkpoint.files.dump_rows import rows_of_dump
+from sok_embed.checkpoint.files.dump_rows import BLOCK, HEADER_BYTES, MOST_BYTES, rows_of_dump
 from sok_embed.checkpoint.files.rows_file import Rows
 from sok_embed.checkpoint.files.rows_index import row_bytes
 from sok_embed.checkpoint.tools.conversion.tables import (
@@ -25,11 +25,9 @@ from sok_embed.files.records import checksum
 from sok_embed.kv import GROUPS
 
 _HEADER = struct.Struct("<8sII")
-_BLOCK = struct.Struct("<IIQ")
 _GROUP = struct.Struct("<IIIIQ")
 _FOOTER = struct.Struct("<QQQ")
-_HEADER_BYTES, _FOOTER_BYTES = 24, 40
-_BLOCK_BYTES = 1 << 20  # payload of a block, unless a single row is longer
+_FOOTER_BYTES = 40
 _UINT64 = 2**64
 
 
@@ -78,7 +76,7 @@ def write_dump(path: str, tables: Sequence[Moving], groups: Sequence[int]) -> in
     for table in tables:
         check_seconds(table.head)
     with open(path, "xb", buffering=1 << 20) as file:
-        file.write(_with_checksum(_HEADER.pack(b"SOKDUMP\n", 1, _HEADER_BYTES), 0))
+        file.write(_with_checksum(_HEADER.pack(b"SOKDUMP\n", 1, HEADER_BYTES), 0))
         index = [struct.pack("<I", len(tables))]
         total = 0
         for group, table in sorted(zip(groups, tables, strict=True), key=lambda each: each[0]):
@@ -102,7 +100,7 @@ def _with_checksum(data: bytes, offset: int) -> bytes:
 
 def _write_group(file: Any, group: int, head: Head, pieces: Iterable[Rows]) -> int:
     number = 0
-    most = max(1, _BLOCK_BYTES // row_bytes(head.dim, head.slot_floats))
+    most = max(1, MOST_BYTES // row_bytes(head.dim, head.slot_floats))
     for rows in in_pieces(pieces, most):
         n = len(rows.keys)
         floats = np.concatenate([rows.embeddings, rows.slots], axis=1)
@@ -115,7 +113,7 @@ def _write_group(file: Any, group: int, head: Head, pieces: Iterable[Rows]) -> i
                 floats,
             )
         )
-        block = _BLOCK.pack(group, n, len(payload)) + payload
+        block = BLOCK.pack(group, n, len(payload)) + payload
         file.write(_with_checksum(block, file.tell()))
         number += n
     return number
