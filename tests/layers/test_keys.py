@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import optimizers as ko
+from tiers import rounds
 
 from sok_embed import All2AllDenseEmbedding, DynamicEmbedding, Table, tf_ops
 from sok_embed.initializers import RowInitializer
@@ -129,8 +130,8 @@ def test_a_first_step_without_keys_makes_no_rows():
     assert layer.table.size() == 0
 
 
-def test_ten_million_keys_get_rows_that_start_where_they_were_promised_to():
-    count, dim = 10_000_000, 2
+def test_millions_of_keys_get_rows_that_start_where_they_were_promised_to():
+    count, dim = rounds(2_000_000, 10_000_000), 2
     table = Table(dim, RowInitializer("uniform", -1.0, 1.0, None), seed=3)
     # An odd multiplier keeps keys distinct, and spreads them over 64 bits.
     keys = np.arange(count, dtype=np.int64) * np.int64(0x1E3779B97F4A7C15)
@@ -140,9 +141,8 @@ def test_ten_million_keys_get_rows_that_start_where_they_were_promised_to():
         tf_ops.lookup(table.resource_handle, part, dim, make_rows=True)
     assert table.size() == count
     np.testing.assert_array_equal(table.lookup(sample), before)
-    # A row takes 16 bytes, and its key and place in the index more, with room to grow: far below 2
-    # GB.
-    assert table.stats()["bytes"] < 1e9
+    # A row takes 16 bytes, and its key and place in the index more, with room to grow.
+    assert table.stats()["bytes"] < 100 * count
     # Rows are where their keys say: a change of one key shows in no other.
     table.assign(sample[:1], np.full((1, dim), 9.0, np.float32))
     changed = (table.lookup(sample) != before).any(axis=1)

@@ -16,10 +16,11 @@ from sok_embed.serving import Publisher, export, load, served_model
 
 
 @pytest.mark.parametrize("make", kinds.KINDS)
-@pytest.mark.parametrize("rounds", few_or_many(2, 30))
+@pytest.mark.parametrize("rounds", few_or_many(1, 30))
 def test_a_model_that_follows_answers_as_predict(make, rounds, tmp_path):
     random = np.random.default_rng(seed_of_test())
-    for number in range(rounds):
+    # Models of random pieces differ in more than their numbers, so there is one more of them.
+    for number in range(rounds + (make is kinds.functional)):
         model, fed = make(random)
         kinds.train(model, fed)
         path = tmp_path / str(number)
