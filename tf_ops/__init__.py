@@ -57,7 +57,7 @@ from sok_embed.tf_ops.exchange import (
 )
 from sok_embed.tf_ops.hashed_bags import HashSpec, hash_positions, hashed_bag, row_splits
 from sok_embed.tf_ops.measuring import note_update
-from sok_embed.tf_ops.pooled import PooledFeature, lookup_pooled_on_gpu
+from sok_embed.tf_ops.pooled import PooledFeature, lookup_on_gpu, lookup_pooled_on_gpu
 from sok_embed.tf_ops.tables import (
     ANCHOR_COORDINATES,
     ANCHOR_MARK_STEP,
@@ -158,6 +158,7 @@ __all__ = [
     "hashed_bag",
     "list_keys",
     "lookup",
+    "lookup_on_gpu",
     "lookup_pooled_on_gpu",
     "metadata",
     "note_update",

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from sok_embed.tf_ops.native import number_in_graph, on_cpu, ops
 from sok_embed.tf_ops.served import ServedRows, as_int64, checked, is_serving
-from sok_embed.tf_ops.tables import Lookup, deposit, deposit_on_gpu, has_marks
+from sok_embed.tf_ops.tables import Lookup, deposit, has_marks
 
 _NO_BUCKETS = np.zeros([0], np.int64)
 
@@ -194,7 +194,7 @@ def _gather_on_gpu_gradient(op: Any, upstream: tf.Tensor, *_: Any) -> list[Any]:
     slices = tf.IndexedSlices(values, indices, dense_shape=_shape_of(static, dim))
     owned = None
     if op.get_attr("own_gradient"):
-        owned = deposit_on_gpu(embeddings.device, receipt, upstream, has_marks(anchor))
+        owned = deposit(receipt, upstream, has_marks(anchor), embeddings.device)
     return [None, slices, None, None, None, owned]
 
 

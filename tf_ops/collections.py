@@ -413,22 +413,42 @@ def collection_pool(
         dtype=dtype,
     )
     widths = [sum(plan.feature_dims)] if concat else plan.feature_dims
-    return [
-        ops.sok_embed_collection_output(
-            vectors=vectors, asked=asked, dtype=dtype, index=index, width=width
-        )
-        for index, width in enumerate(widths)
-    ]
+    return outputs_of(vectors, asked, widths, dtype)
+
+
+def outputs_of(
+    vectors: tf.Tensor,
+    asked: tf.Tensor,
+    widths: Sequence[int],
+    dtype: tf.DType,
+    device: str | None = None,
+) -> list[tf.Tensor]:
+    """Splits the result of a pooling lookup into its outputs.
+
+    Args:
+        vectors: The vectors of all outputs, a scalar variant.
+        asked: The request of the lookup or, on a GPU, its receipt, likewise.
+        widths: The floats of a vector of each output.
+        dtype: The dtype of the vectors.
+        device: The name of the GPU on which they are. `None`: they are on the host.
+    """
+    with on_cpu() if device is None else tf.device(device):
+        return [
+            ops.sok_embed_collection_output(
+                vectors=vectors, asked=asked, dtype=dtype, index=index, width=width
+            )
+            for index, width in enumerate(widths)
+        ]
 
 
 @tf.RegisterGradient("SokEmbed>CollectionOutput")
 def _output_gradient(op: Any, upstream: tf.Tensor) -> list[tf.Tensor | None]:
-    return [
-        ops.sok_embed_collection_output_gradient(
+    # Gradients are computed where the lookup ran.
+    with tf.device(op.outputs[0].device):
+        gradients = ops.sok_embed_collection_output_gradient(
             gradient=upstream, asked=op.inputs[1], index=op.get_attr("index")
-        ),
-        None,
-    ]
+        )
+    return [gradients, None]
 
 
 @tf.RegisterGradient("SokEmbed>CollectionPool")

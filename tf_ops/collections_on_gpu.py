@@ -17,11 +17,11 @@ from sok_embed.tf_ops.collections import (
     CollectionPlan,
     CollectionRows,
     CollectionTables,
+    outputs_of,
 )
-from sok_embed.tf_ops.measuring import note_deposit
 from sok_embed.tf_ops.native import number_in_graph, on_cpu, ops
-from sok_embed.tf_ops.pooled import pooled_outputs, trained_token, weight_gradients
-from sok_embed.tf_ops.tables import has_marks
+from sok_embed.tf_ops.pooled import pooled_gradients, trained_token
+from sok_embed.tf_ops.tables import deposit, has_marks
 
 
 def collection_serve_on_gpu(
@@ -92,13 +92,8 @@ def collection_serve_on_gpu(
 
 @tf.RegisterGradient("SokEmbed>CollectionServeOnGpu")
 def _serve_gradient(op: Any, upstream: tf.Tensor, *_: Any) -> list[tf.Tensor | None]:
-    marks = has_marks(op.inputs[-1])
-    with tf.device(op.outputs[0].device):
-        anchor_gradient = ops.sok_embed_collection_deposit_on_gpu(
-            gradients=upstream, receipt=op.outputs[2], number=number_in_graph(), marks=marks
-        )
-    if marks:
-        note_deposit(anchor_gradient)
+    marks, device = has_marks(op.inputs[-1]), op.outputs[0].device
+    anchor_gradient = deposit(op.outputs[2], upstream, marks, device)
     return [None] * (len(op.inputs) - 1) + [anchor_gradient]
 
 
@@ -158,16 +153,12 @@ def collection_pool_on_gpu(
             dtype=dtype,
         )
     widths = [sum(plan.feature_dims)] if concat else plan.feature_dims
-    return pooled_outputs(vectors, receipt, widths, dtype, device)
+    return outputs_of(vectors, receipt, widths, dtype, device)
 
 
 @tf.RegisterGradient("SokEmbed>CollectionPoolOnGpu")
 def _pool_gradient(op: Any, upstream: tf.Tensor, _: Any) -> list[tf.Tensor | None]:
-    weighted = op.get_attr("weighted")
-    of_weights = weight_gradients(upstream, op.outputs[1], weighted, op.outputs[0].device)
-    with tf.device(op.outputs[0].device):
-        of_rows = ops.sok_embed_collection_pool_gradient_on_gpu(
-            gradients=upstream, receipt=op.outputs[1]
-        )
+    receipt, weighted, device = op.outputs[1], op.get_attr("weighted"), op.outputs[0].device
+    of_weights = pooled_gradients(upstream, receipt, device, weighted) if weighted else []
     nothing = [None] * (len(op.inputs) - len(weighted) - 2)
-    return [None, of_rows, *nothing, *of_weights]
+    return [None, *pooled_gradients(upstream, receipt, device), *nothing, *of_weights]

@@ -52,13 +52,8 @@ def _zeros_by(place: int) -> Callable[..., list[tf.Tensor | None]]:
 
 for _name, _place in {
     "Deposit": 1,
-    "DepositOnGpu": 1,
-    "DepositPooledOnGpu": 0,
-    "CollectionDepositOnGpu": 0,
     "CollectionOutputGradient": 0,
     "CollectionPoolGradient": 0,
-    "CollectionPoolGradientOnGpu": 0,
-    "PooledOutputGradientOnGpu": 0,
-    "PooledWeightGradientsOnGpu": 0,
+    "PooledGradients": 0,
 }.items():
     tf.RegisterGradient(f"SokEmbed>{_name}")(_zeros_by(_place))

@@ -20,7 +20,6 @@ _ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"
 # These ops are linear in the gradient; the last two only if the gradient is just one of their
 # operands.
 _LINEAR = ("Identity", "IdentityN", "AddN", "AddV2", "Mul", "RealDiv")
-_DEPOSITS = ("SokEmbed>Deposit", "SokEmbed>DepositOnGpu", "SokEmbed>DepositPooledOnGpu")
 _CHECKS = ("CheckNumerics", "CheckNumericsV2", "Print", "Assert")
 _LABEL = "_sok_embed_deposits"
 
@@ -105,7 +104,7 @@ def _is_multiple(commit: tf.Operation, reached: set[int]) -> bool:
     seen: set[int] = set()
     while waiting:
         tensor = waiting.pop()
-        if id(tensor) in seen or tensor.op.type in _DEPOSITS:
+        if id(tensor) in seen or tensor.op.type == "SokEmbed>Deposit":
             continue
         seen.add(id(tensor))
         operands = [operand for operand in _operands(tensor) if id(operand) in reached]

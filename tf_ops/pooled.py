@@ -1,7 +1,7 @@
 """Lookups of many bags in tables whose rows are in the memory of a GPU, which pools them.
 
-A step goes `SokEmbed>LookupPooledOnGpu` -> `SokEmbed>PooledOutputOnGpu` for each output. Gradients
-go the same way back, to `SokEmbed>DepositPooledOnGpu`, one deposit for all tables.
+A step goes `SokEmbed>LookupPooled` -> `SokEmbed>CollectionOutput` for each output. Gradients
+go the same way back, to `SokEmbed>Deposit`, one deposit for all tables.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from sok_embed.tf_ops.collections import (
+    BAG_A_KEY,
     BAG_BY_SPLITS,
+    BY_KEY,
     COMBINERS,
     CollectionPlan,
     CollectionTables,
+    outputs_of,
 )
-from sok_embed.tf_ops.measuring import note_deposit
 from sok_embed.tf_ops.native import number_in_graph, on_cpu, ops
 from sok_embed.tf_ops.served import as_int64
-from sok_embed.tf_ops.tables import has_marks
+from sok_embed.tf_ops.tables import deposit, has_marks
 
 
 class PooledFeature(NamedTuple):
@@ -91,7 +93,7 @@ def lookup_pooled_on_gpu(
     token = trained_token(tables)
     widths = [plan.dims[table] for table in of_tables]
     with tf.device(device):
-        vectors, receipt = ops.sok_embed_lookup_pooled_on_gpu(
+        vectors, receipt = ops.sok_embed_lookup_pooled(
             token=token,
             keys=keys,
             splits=splits,
@@ -119,7 +121,66 @@ def lookup_pooled_on_gpu(
         # So that a later commit waits for the lookup, as in `lookup`.
         with tf.control_dependencies([vectors.op]):
             trained_token(tables)
-    return pooled_outputs(vectors, receipt, [sum(widths)] if concat else widths, dtype, device)
+    return outputs_of(vectors, receipt, [sum(widths)] if concat else widths, dtype, device)
+
+
+def lookup_on_gpu(
+    table: tf.Tensor,
+    keys: tf.Tensor,
+    dim: int,
+    make_rows: bool,
+    device: str,
+    *,
+    anchor: tf.Tensor | None = None,
+    dtype: tf.DType = tf.float32,
+) -> tf.Tensor:
+    """Reads the embeddings of keys, as `lookup` does on the host, in the memory of a GPU.
+
+    Args:
+        table: A handle, of a table that has neither an admission nor an eviction.
+        keys: The keys, of any shape.
+        dim: The length of a row of this table.
+        make_rows: True if a key without a row gets one.
+        device: The name of the GPU, as TensorFlow has it, whose memory has the table's rows.
+        anchor: The anchor, as for `lookup`.
+        dtype: `tf.float32` or `tf.bfloat16`.
+
+    Returns:
+        `keys.shape + [dim]`, on the device.
+
+    Raises:
+        tf.errors.ResourceExhaustedError: If the table is full.
+    """
+    plan = CollectionPlan(
+        table_names=("",),
+        dims=(dim,),
+        salts=(0,),
+        key_limits=(0,),
+        placements=(BY_KEY,),
+        holders=(0,),
+        feature_names=("keys",),
+        feature_tables=(0,),
+        max_lengths=(0,),
+        workers=1,
+        rank=0,
+        fingerprint=0,
+    )
+    (rows,) = lookup_pooled_on_gpu(
+        table,
+        plan,
+        [PooledFeature(0, keys, BAG_A_KEY, None, "sum", None)],
+        device,
+        make_rows=make_rows,
+        trainable=[True],
+        anchor=anchor,
+        dtype=dtype,
+    )
+    if keys.shape.rank == 1:
+        return rows
+    with tf.device(device):
+        found = tf.reshape(rows, tf.concat([tf.shape(keys), [dim]], 0))
+    found.set_shape([*keys.shape, dim])
+    return found
 
 
 def trained_token(tables: tf.Tensor | CollectionTables, reports: bool = False) -> tf.Tensor:
@@ -136,74 +197,36 @@ def trained_token(tables: tf.Tensor | CollectionTables, reports: bool = False) -
         return ops.sok_embed_trained_token(queue=queue, tables=handles, reports=reports)
 
 
-def pooled_outputs(
-    vectors: tf.Tensor, receipt: tf.Tensor, widths: Sequence[int], dtype: tf.DType, device: str
+def pooled_gradients(
+    upstream: tf.Tensor, receipt: tf.Tensor, device: str, weighted: Sequence[int] = ()
 ) -> list[tf.Tensor]:
-    """Splits the result of a pooling lookup into its outputs.
-
-    Args:
-        vectors: The vectors of all outputs, a scalar variant.
-        receipt: The receipt of the lookup, likewise.
-        widths: The floats of a vector of each output.
-        dtype: The dtype of the vectors.
-        device: The name of the GPU on which they are.
-    """
-    with tf.device(device):
-        return [
-            ops.sok_embed_pooled_output_on_gpu(
-                vectors=vectors, receipt=receipt, dtype=dtype, index=index, width=width
-            )
-            for index, width in enumerate(widths)
-        ]
-
-
-def weight_gradients(
-    upstream: tf.Tensor, receipt: tf.Tensor, weighted: Sequence[int], device: str
-) -> list[tf.Tensor]:
-    """Returns the gradients of the weights of a pooling lookup, where it ran.
+    """Returns gradients of a lookup that pools on a GPU, where it ran.
 
     Args:
         upstream: The gradients of its vectors, a scalar variant.
         receipt: The receipt of the lookup.
-        weighted: The numbers of the features that have weights.
         device: The name of the GPU.
+        weighted: The numbers of the features that have weights, whose gradients are returned.
+            Empty: the gradients of the rows that workers have sent, as one message.
     """
-    if not weighted:
-        return []
     with tf.device(device):
-        found: list[tf.Tensor] = ops.sok_embed_pooled_weight_gradients_on_gpu(
+        of_rows, of_weights = ops.sok_embed_pooled_gradients(
             gradients=upstream,
             receipt=receipt,
+            num_messages=0 if weighted else 1,
             num_weights=len(weighted),
             weighted=list(weighted),
         )
-    return found
+    return [*of_rows, *of_weights]
 
 
-@tf.RegisterGradient("SokEmbed>PooledOutputOnGpu")
-def _output_gradient(op: Any, upstream: tf.Tensor) -> list[tf.Tensor | None]:
-    # Gradients are computed where the lookup ran.
-    with tf.device(op.outputs[0].device):
-        gradients = ops.sok_embed_pooled_output_gradient_on_gpu(
-            gradient=upstream, receipt=op.inputs[1], index=op.get_attr("index")
-        )
-    return [gradients, None]
-
-
-@tf.RegisterGradient("SokEmbed>LookupPooledOnGpu")
+@tf.RegisterGradient("SokEmbed>LookupPooled")
 def _lookup_gradient(op: Any, upstream: tf.Tensor, _: Any) -> list[tf.Tensor | None]:
     weighted = op.get_attr("weighted")
     anchor = op.inputs[len(op.inputs) - len(weighted) - 1]
-    of_anchor: tf.Tensor | None = None
-    of_weights = weight_gradients(upstream, op.outputs[1], weighted, op.outputs[0].device)
+    device = op.outputs[0].device
+    of_weights = pooled_gradients(upstream, op.outputs[1], device, weighted) if weighted else []
+    of_anchor = None
     if op.get_attr("trains"):
-        with tf.device(op.outputs[0].device):
-            of_anchor = ops.sok_embed_deposit_pooled_on_gpu(
-                gradients=upstream,
-                receipt=op.outputs[1],
-                number=number_in_graph(),
-                marks=has_marks(anchor),
-            )
-    if of_anchor is not None and has_marks(anchor):
-        note_deposit(of_anchor)
+        of_anchor = deposit(op.outputs[1], upstream, has_marks(anchor), device)
     return [*[None] * (len(op.inputs) - len(weighted) - 1), of_anchor, *of_weights]

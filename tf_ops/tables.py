@@ -77,7 +77,7 @@ class Lookup(NamedTuple):
     Attributes:
         embeddings: `keys.shape + [dim]`.
         receipt: A scalar variant that `deposit` takes. It means nothing outside of this process.
-            `None` in a graph for serving.
+            `None` in a graph for serving, and on a GPU.
     """
 
     embeddings: tf.Tensor
@@ -93,7 +93,6 @@ def lookup(
     anchor: tf.Tensor | None = None,
     counts: tf.Tensor | None = None,
     reports: bool = False,
-    device: str | None = None,
 ) -> Lookup:
     """Reads the embeddings of keys.
 
@@ -116,9 +115,6 @@ def lookup(
             represents, as an admission counts them. `None`: 1 each.
         reports: True if an error is not raised, since other workers wait for the rows: the rows are
             zeros, and `collection_answer` takes the error from the receipt.
-        device: The name of the GPU, as TensorFlow has it, whose memory has the table's rows: keys
-            and embeddings are there too. Not with `counts`, `reports`, an admission or an eviction.
-            `None`: they are in the host's memory.
 
     Raises:
         tf.errors.ResourceExhaustedError: If the table is full, and not enough rows may be evicted.
@@ -128,8 +124,6 @@ def lookup(
     """
     if isinstance(table, ServedRows):
         return Lookup(tf.cast(table.lookup(as_int64(keys)), dtype), None)
-    if device is not None:
-        return _lookup_on_gpu(table, as_int64(keys), dim, make_rows, dtype, anchor, device)
     return Lookup(
         *ops.sok_embed_lookup(
             table=table,
@@ -145,47 +139,10 @@ def lookup(
     )
 
 
-def _lookup_on_gpu(
-    table: tf.Tensor,
-    keys: tf.Tensor,
-    dim: int,
-    make_rows: bool,
-    dtype: tf.DType,
-    anchor: tf.Tensor | None,
-    device: str,
-) -> Lookup:
-    with on_cpu():
-        token = ops.sok_embed_table_token(table=table)
-    with tf.device(device):
-        found = Lookup(
-            *ops.sok_embed_lookup_on_gpu(
-                token=token,
-                keys=keys,
-                anchor=0.0 if anchor is None else anchor,
-                dtype=dtype,
-                dim=dim,
-                make_rows=make_rows,
-                number=number_in_graph(),
-            )
-        )
-    if not tf.executing_eagerly():
-        # A function runs ops on one handle in order, but the lookup takes no handle. This op takes
-        # it instead, so that a later commit waits for the lookup.
-        with on_cpu(), tf.control_dependencies([found.embeddings.op]):
-            ops.sok_embed_table_token(table=table)
-    return found
-
-
 @tf.RegisterGradient("SokEmbed>Lookup")
 def _lookup_gradient(op: Any, upstream: tf.Tensor, _: Any) -> list[tf.Tensor | None]:
     deposited = deposit(op.outputs[1], upstream, marks=has_marks(op.inputs[2]))
     return [None, None, deposited, *[None] * (len(op.inputs) - 3)]
-
-
-@tf.RegisterGradient("SokEmbed>LookupOnGpu")
-def _lookup_on_gpu_gradient(op: Any, upstream: tf.Tensor, _: Any) -> list[tf.Tensor | None]:
-    marks = has_marks(op.inputs[2])
-    return [None, None, deposit_on_gpu(op.outputs[0].device, op.outputs[1], upstream, marks)]
 
 
 def has_marks(anchor: tf.Tensor) -> bool:
@@ -196,7 +153,9 @@ def has_marks(anchor: tf.Tensor) -> bool:
     return anchor.shape.rank == 1
 
 
-def deposit(receipt: tf.Tensor, gradients: tf.Tensor, marks: bool = False) -> tf.Tensor:
+def deposit(
+    receipt: tf.Tensor, gradients: tf.Tensor, marks: bool = False, device: str | None = None
+) -> tf.Tensor:
     """Gives gradients to the table, which keeps them until a commit redeems them.
 
     In a `tf.function` it runs only if its output is used.
@@ -205,6 +164,7 @@ def deposit(receipt: tf.Tensor, gradients: tf.Tensor, marks: bool = False) -> tf
         receipt: The receipt of the lookup to which the gradients belong.
         gradients: The shape of the lookup's embeddings, float32 or bfloat16.
         marks: True if the anchor is a vector of `ANCHOR_SIZE`.
+        device: The name of the GPU on which the lookup ran. `None`: it ran on the host.
 
     Returns:
         The gradient of the anchor: a zero, or a vector by which `commit` finds this deposit, from
@@ -212,18 +172,8 @@ def deposit(receipt: tf.Tensor, gradients: tf.Tensor, marks: bool = False) -> tf
         summed by key. The sum of the vectors of several deposits has the norm of the sum of their
         gradients.
     """
-    anchor_gradient = ops.sok_embed_deposit(
-        receipt=receipt, gradients=gradients, number=number_in_graph(), marks=marks
-    )
-    if marks:
-        note_deposit(anchor_gradient)
-    return anchor_gradient
-
-
-def deposit_on_gpu(device: str, receipt: tf.Tensor, gradients: tf.Tensor, marks: bool) -> tf.Tensor:
-    """Gives gradients to the table on the device on which the lookup ran: see `deposit`."""
-    with tf.device(device):
-        anchor_gradient = ops.sok_embed_deposit_on_gpu(
+    with on_cpu() if device is None else tf.device(device):
+        anchor_gradient = ops.sok_embed_deposit(
             receipt=receipt, gradients=gradients, number=number_in_graph(), marks=marks
         )
     if marks:

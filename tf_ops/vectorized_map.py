@@ -22,7 +22,6 @@ _CONVERTED_ALWAYS = (
     "CollectionPool",
     "CollectionOutput",
     "CollectionPoolOnGpu",
-    "PooledOutputOnGpu",
     "OwnPlaces",
 )
 pfor.force_stateful_ops.update(f"SokEmbed>{name}" for name in _CONVERTED_ALWAYS)
@@ -87,13 +86,6 @@ def _check_shared(turns: Any, together: Sequence[int]) -> None:
 def _lookup(turns: Any) -> list[Any]:
     counts = range(3, turns.num_inputs)
     return _each_key_alone(turns, "make_rows", [1, *counts], [0])
-
-
-@pfor.RegisterPFor("SokEmbed>LookupOnGpu")
-def _lookup_on_gpu(turns: Any) -> list[Any]:
-    found = _each_key_alone(turns, "make_rows", [1], [0])
-    _hold(turns, found[0].t.op)
-    return found
 
 
 @pfor.RegisterPFor("SokEmbed>AdaptiveLookup")
@@ -274,8 +266,8 @@ def _pool(turns: Any, asked: int, weights: Sequence[int], splits: Sequence[int])
     return _unstacked(_mark(made) if of_all else made)
 
 
-@pfor.RegisterPFor("SokEmbed>LookupPooledOnGpu")
-def _lookup_pooled_on_gpu(turns: Any) -> list[Any]:
+@pfor.RegisterPFor("SokEmbed>LookupPooled")
+def _lookup_pooled(turns: Any) -> list[Any]:
     keys = range(1, 1 + turns.get_attr("num_features"))
     splits = range(keys.stop, keys.stop + 2 * turns.get_attr("num_splits"))  # host_splits too
     checked = range(splits.stop, splits.stop + turns.get_attr("num_checked"))
@@ -290,7 +282,6 @@ def _lookup_pooled_on_gpu(turns: Any) -> list[Any]:
 
 
 @pfor.RegisterPFor("SokEmbed>CollectionOutput")
-@pfor.RegisterPFor("SokEmbed>PooledOutputOnGpu")
 def _output(turns: Any) -> list[Any]:
     _check_shared(turns, [])
     (output,) = _again(turns).outputs
@@ -312,14 +303,9 @@ def _refuse_gradients(_: Any) -> NoReturn:
 
 for _name in (
     "Deposit",
-    "DepositOnGpu",
-    "DepositPooledOnGpu",
-    "CollectionDepositOnGpu",
     # These come before a deposit.
     "CollectionOutputGradient",
     "CollectionPoolGradient",
-    "CollectionPoolGradientOnGpu",
-    "PooledOutputGradientOnGpu",
-    "PooledWeightGradientsOnGpu",
+    "PooledGradients",
 ):
     pfor.RegisterPFor(f"SokEmbed>{_name}")(_refuse_gradients)

@@ -293,19 +293,18 @@ def read_rows(table: SharedTable, default: str | int | None = None) -> Read:
             # Zeros need no start vectors.
             return tf_ops.Lookup(tf.cast(handle.find(keys)[0], dtype), None)
         counts = call.counts(table, asked)
-        by_host = counts is not None or asked.reports
-        found = tf_ops.lookup(
-            handle,
-            keys,
-            table.dim,
-            call.trains,
-            dtype,
-            call.anchor,
-            counts,
-            asked.reports,
-            # Keys and rows of an exchange are in the host's memory.
-            None if by_host else getattr(table, "lookup_device", None),
-        )
+        device = getattr(table, "lookup_device", None)
+        # Keys and rows of an exchange are in the host's memory.
+        by_host = counts is not None or asked.reports or isinstance(handle, ServedRows)
+        if device is None or by_host:
+            found = tf_ops.lookup(
+                handle, keys, table.dim, call.trains, dtype, call.anchor, counts, asked.reports
+            )
+        else:
+            rows = tf_ops.lookup_on_gpu(
+                handle, keys, table.dim, call.trains, device, anchor=call.anchor, dtype=dtype
+            )
+            found = tf_ops.Lookup(rows, None)
         if default is None or call.trains:
             return found
         if default == "zeros":

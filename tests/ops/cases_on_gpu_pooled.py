@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import test_collections
 from collection_cases import (
     CASES,
     KEYS,
@@ -31,6 +32,7 @@ from gpu_tables import KEYS as IDS
 from tensorflow.python.client import device_lib  # noqa: F401, which makes the devices
 
 from sok_embed import DistributedEmbedding, FeatureConfig, TableConfig, tf_ops
+from sok_embed.tf_ops.native import ops
 
 guarded_device.let_kernels_touch_memory(os.environ["SOK_CUDA_DRIVER"])
 
@@ -344,6 +346,45 @@ def test_rows_that_lie_elsewhere_than_the_lookup_runs_are_trained(device, eager,
     assert_models_alike(found[1], found[0], 2e-5)
 
 
+def test_ops_that_a_graph_has_on_a_gpu_copy_what_a_lookup_on_the_host_made():
+    request, found = test_collections.request_of(), []
+    for device in ("/device:CPU:0", GPU):
+        tables = test_collections.new_tables()
+        rows = test_collections.serve(tables, request)
+        pooling = {
+            "asked": request.asked,
+            "rows": rows.message,
+            "row_splits": rows.splits,
+            "weights": [],
+            "weighted": [],
+            "combiners": [0, 0, 0],
+            "concat": False,
+            "packed": False,
+            "dtype": tf.float32,
+        }
+        vectors = ops.sok_embed_collection_pool(**pooling)
+        with tf.device(device):
+            output = ops.sok_embed_collection_output(
+                vectors=vectors, asked=request.asked, dtype=tf.float32, index=0, width=2
+            )
+            gradients = ops.sok_embed_collection_output_gradient(
+                gradient=output, asked=request.asked, index=0
+            )
+        assert output.device.endswith(device)
+        of_rows = ops.sok_embed_collection_pool_gradient(gradients=gradients, **pooling)[0]
+        look_up = tf_ops.lookup(tables.tables[0], tf.constant([1, 2]), 2, True)
+        with tf.device(device):
+            deposited = ops.sok_embed_deposit(
+                receipt=look_up.receipt, gradients=tf.identity(look_up.embeddings), number=0
+            )
+        tf_ops.commit(tables.tables[0], deposited, [test_collections.STEP])
+        found.append([output, of_rows, test_collections.read(tables.tables[0], [1, 2])])
+    assert np.count_nonzero(found[0][1]) > 0
+    assert not found[0][2].any()
+    for on_host, on_gpu in zip(*found, strict=True):
+        np.testing.assert_array_equal(on_gpu, on_host)
+
+
 class Scorer(tf.Module):
     """Pools keys in a function that may be saved."""
 
@@ -369,7 +410,7 @@ def test_a_saved_function_pools_where_it_is_loaded(gpus, tmp_path, monkeypatch, 
     given = tf.constant(abs(IDS[:5])), tf.constant(np.arange(15.0).reshape(5, 3), tf.float32)
     expected = scorer(*given)
     operations = scorer.__call__.get_concrete_function().graph.get_operations()
-    assert "SokEmbed>LookupPooledOnGpu" in {operation.type for operation in operations}
+    assert "SokEmbed>LookupPooled" in {operation.type for operation in operations}
     tf.saved_model.save(scorer, tmp_path / "saved")
     monkeypatch.setenv("SOK_STANDIN_GPUS", gpus)
     loaded = tf.saved_model.load(tmp_path / "saved")

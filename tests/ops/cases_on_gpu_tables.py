@@ -41,17 +41,17 @@ def rest_on_the_cpu():
 def test_a_lookup_has_its_keys_and_vectors_on_the_gpu():
     table = layer("gpu").table
     assert table.lookup_device.endswith(GPU)
-    found = tf_ops.lookup(
-        table.resource_handle, tf.constant(KEYS), DIM, True, device=table.lookup_device
+    found = tf_ops.lookup_on_gpu(
+        table.resource_handle, tf.constant(KEYS), DIM, True, table.lookup_device
     )
-    assert found.embeddings.device.endswith(GPU)
+    assert found.device.endswith(GPU)
     start = layer("cpu").table.lookup(KEYS)
-    np.testing.assert_array_equal(found.embeddings, start)
+    np.testing.assert_array_equal(found, start)
     assert table.size() == len(np.unique(KEYS))
-    missing = tf_ops.lookup(
-        table.resource_handle, tf.constant([99]), DIM, False, device=table.lookup_device
+    missing = tf_ops.lookup_on_gpu(
+        table.resource_handle, tf.constant([99]), DIM, False, table.lookup_device
     )
-    np.testing.assert_array_equal(missing.embeddings, table.lookup([99]))
+    np.testing.assert_array_equal(missing, table.lookup([99]))
     assert table.size() == len(np.unique(KEYS))
 
 
@@ -132,7 +132,7 @@ def test_a_saved_function_looks_up_on_the_gpu_where_it_is_loaded(tmp_path):
     keys = tf.constant([int(KEYS[0, 0]), 99], tf.int64)
     tf.saved_model.save(scorer, tmp_path / "saved")
     operations = scorer.__call__.get_concrete_function().graph.get_operations()
-    assert "SokEmbed>LookupOnGpu" in {operation.type for operation in operations}
+    assert "SokEmbed>LookupPooled" in {operation.type for operation in operations}
     loaded = tf.saved_model.load(tmp_path / "saved")
     np.testing.assert_array_equal(loaded(keys), scorer(keys))
 

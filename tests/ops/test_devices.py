@@ -1,5 +1,7 @@
 """Which devices have a kernel of each op, and in whose memory it has its tensors."""
 
+import re
+
 import pytest
 from tensorflow.core.framework import op_def_pb2
 from tensorflow.python.client import pywrap_tf_session
@@ -10,17 +12,13 @@ from sok_embed.serving import served_table  # noqa: F401, likewise
 
 # Those of their tensors that are in host memory on a GPU.
 ON_A_GPU = {
-    "SokEmbed>LookupOnGpu": ["receipt", "token"],
-    "SokEmbed>DepositOnGpu": ["anchor_gradient", "receipt"],
-    "SokEmbed>LookupPooledOnGpu": ["checked_keys", "host_splits", "receipt", "token", "vectors"],
-    "SokEmbed>PooledOutputOnGpu": ["receipt", "vectors"],
-    "SokEmbed>PooledOutputGradientOnGpu": ["gradients", "receipt"],
-    "SokEmbed>DepositPooledOnGpu": ["anchor_gradient", "gradients", "receipt"],
-    "SokEmbed>PooledWeightGradientsOnGpu": ["gradients", "receipt"],
+    "SokEmbed>Deposit": ["anchor_gradient", "receipt"],  # variants are on the host
+    "SokEmbed>CollectionOutput": ["asked", "vectors"],
+    "SokEmbed>CollectionOutputGradient": ["asked", "gradients"],
+    "SokEmbed>LookupPooled": ["checked_keys", "host_splits", "receipt", "token", "vectors"],
+    "SokEmbed>PooledGradients": ["gradients", "receipt"],
     "SokEmbed>CollectionServeOnGpu": ["anchor", "asked", "receipt", "row_splits", "token"],
     "SokEmbed>CollectionPoolOnGpu": ["asked", "receipt", "row_splits", "token", "vectors"],
-    "SokEmbed>CollectionPoolGradientOnGpu": ["gradients", "receipt"],
-    "SokEmbed>CollectionDepositOnGpu": ["anchor_gradient", "receipt"],
     "SokEmbed>AdaptiveMaskGatherOnGpu": ["receipt", "static_rows", "token"],
     "SokEmbed>AdaptiveStaticGradientOnGpu": ["token"],
     "SokEmbed>HashedBag": [],
@@ -30,9 +28,11 @@ ON_A_GPU = {
     "SokEmbed>ResourceHashedBag": ["weight"],
 }
 # These are for workers, and a saved model that a host without a GPU serves has none.
-ON_A_GPU_ALONE = {name for name in ON_A_GPU if name.startswith("SokEmbed>Collection")}
+ON_A_GPU_ALONE = {name for name in ON_A_GPU if re.fullmatch("SokEmbed>Collection.*OnGpu", name)}
 # They have one for other devices too, where all is in host memory.
-ELSEWHERE_TOO = {name for name in ON_A_GPU if "HashedBag" in name and "Resource" not in name}
+ELSEWHERE_TOO = {name for name in ON_A_GPU if re.search("Deposit|Output|HashedBag", name)} - {
+    "SokEmbed>ResourceHashedBag"
+}
 # It reads a variable where it lies, so it must be where the host reads.
 ON_THE_CPU_ALONE = {"SokEmbed>AdaptiveMaskGather"}
 

@@ -18,7 +18,6 @@
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
-#include "xla/stream_executor/stream.h"
 
 namespace sok {
 
@@ -101,15 +100,6 @@ REGISTER_OP("SokEmbed>AdaptiveMaskGatherOnGpu")
 
 namespace {
 
-gpu::DeviceAddress AddressOf(const tf::Tensor& tensor) {
-  return reinterpret_cast<gpu::DeviceAddress>(tensor.data());
-}
-
-void* StreamOf(tf::OpKernelContext* ctx) {
-  // This is the stream on which TensorFlow queues the work of all ops of the device.
-  return ctx->op_device_context()->stream()->platform_specific_handle().stream;
-}
-
 // Finds the slots of static rows. It takes one lock at a time, since optimizers take them in
 // another order. The slots live as long as the tensors. Returns an empty vector if one of them
 // cannot be copied.
@@ -177,8 +167,7 @@ Receipt MaskedReceipt(const OpenTable& resource, const LookupKeys& keys, const t
 
 }  // namespace
 
-// With kOnGpu keys, static rows and vectors are in the memory of a GPU, else in the host's.
-template <bool kOnGpu>
+// On a GPU keys, static rows and vectors are in its memory.
 class AdaptiveMaskGatherOnGpuOp : public tf::OpKernel {
  public:
   explicit AdaptiveMaskGatherOnGpuOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
@@ -230,32 +219,31 @@ class AdaptiveMaskGatherOnGpuOp : public tf::OpKernel {
   absl::Status Run(tf::OpKernelContext* ctx, OpenTable* resource, tf::Var& variable,
                    const Outputs& outputs, Receipt* receipt) const {
     const tf::Tensor &keys = ctx->input(2), &buckets = ctx->input(3), &places = ctx->input(4);
-    if constexpr (kOnGpu) {
-      void* const stream = StreamOf(ctx);
-      if (resource->table()->LooksUpOnGpu(stream)) {
-        return OnGpu(ctx, *resource, variable, stream, outputs, receipt);
-      }
-      LogCopies(*ctx->device(), resource);
-      tf::Tensor keys_on_host, buckets_on_host, places_on_host, statics_on_host;
-      TF_RETURN_IF_ERROR(CopyFromGpu(ctx, keys, &keys_on_host));
-      TF_RETURN_IF_ERROR(CopyFromGpu(ctx, buckets, &buckets_on_host));
-      TF_RETURN_IF_ERROR(CopyFromGpu(ctx, places, &places_on_host));
-      {
-        tf::tf_shared_lock lock(*variable.mu());
-        TF_RETURN_IF_ERROR(CheckStaticRows(variable, options_.dim));
-        TF_RETURN_IF_ERROR(CopyFromGpu(ctx, *variable.tensor(), &statics_on_host));
-      }
-      tf::Tensor embeddings, own;
-      TF_RETURN_IF_ERROR(AllocatePinned(ctx, outputs.embeddings->dtype(),
-                                        outputs.embeddings->shape(), &embeddings));
-      TF_RETURN_IF_ERROR(AllocatePinned(ctx, tf::DT_BOOL, outputs.own->shape(), &own));
-      TF_RETURN_IF_ERROR(OnHost(ctx, *resource, variable, &statics_on_host, keys_on_host,
-                                buckets_on_host, places_on_host, {&embeddings, &own}, receipt));
-      TF_RETURN_IF_ERROR(CopyToGpu(ctx, own, outputs.own));
-      return CopyToGpu(ctx, embeddings, outputs.embeddings);
-    } else {
+    if (!RunsOnGpu(ctx)) {
       return OnHost(ctx, *resource, variable, nullptr, keys, buckets, places, outputs, receipt);
     }
+    void* const stream = StreamOf(ctx);
+    if (resource->table()->LooksUpOnGpu(stream)) {
+      return OnGpu(ctx, *resource, variable, stream, outputs, receipt);
+    }
+    LogCopies(*ctx->device(), resource);
+    tf::Tensor keys_on_host, buckets_on_host, places_on_host, statics_on_host;
+    TF_RETURN_IF_ERROR(CopyFromGpu(ctx, keys, &keys_on_host));
+    TF_RETURN_IF_ERROR(CopyFromGpu(ctx, buckets, &buckets_on_host));
+    TF_RETURN_IF_ERROR(CopyFromGpu(ctx, places, &places_on_host));
+    {
+      tf::tf_shared_lock lock(*variable.mu());
+      TF_RETURN_IF_ERROR(CheckStaticRows(variable, options_.dim));
+      TF_RETURN_IF_ERROR(CopyFromGpu(ctx, *variable.tensor(), &statics_on_host));
+    }
+    tf::Tensor embeddings, own;
+    TF_RETURN_IF_ERROR(
+        AllocatePinned(ctx, outputs.embeddings->dtype(), outputs.embeddings->shape(), &embeddings));
+    TF_RETURN_IF_ERROR(AllocatePinned(ctx, tf::DT_BOOL, outputs.own->shape(), &own));
+    TF_RETURN_IF_ERROR(OnHost(ctx, *resource, variable, &statics_on_host, keys_on_host,
+                              buckets_on_host, places_on_host, {&embeddings, &own}, receipt));
+    TF_RETURN_IF_ERROR(CopyToGpu(ctx, own, outputs.own));
+    return CopyToGpu(ctx, embeddings, outputs.embeddings);
   }
 
   absl::Status OnGpu(tf::OpKernelContext* ctx, const OpenTable& resource, tf::Var& variable,
@@ -328,10 +316,9 @@ class AdaptiveMaskGatherOnGpuOp : public tf::OpKernel {
   int64_t number_;
 };
 
-SOK_REGISTER_CPU_KERNEL("AdaptiveMaskGatherOnGpu", AdaptiveMaskGatherOnGpuOp<false>);
-[[maybe_unused]] static const bool gpu_gather = RegisterGpuKernel(
-    "SokEmbed>AdaptiveMaskGatherOnGpu", "AdaptiveMaskGatherOnGpuOp",
-    NewKernel<Guarded<AdaptiveMaskGatherOnGpuOp<true>>>, {"token", "static_rows", "receipt"});
+SOK_REGISTER_CPU_KERNEL("AdaptiveMaskGatherOnGpu", AdaptiveMaskGatherOnGpuOp);
+SOK_REGISTER_GPU_KERNEL("AdaptiveMaskGatherOnGpu", AdaptiveMaskGatherOnGpuOp, "token",
+                        "static_rows", "receipt");
 
 // On the CPU this op has the kernel of SokEmbed>AdaptiveStaticGradient.
 class AdaptiveStaticGradientOnGpuOp : public tf::OpKernel {

@@ -1,7 +1,6 @@
-// SokEmbed>CollectionPool pools the rows that have arrived into vectors, and
-// SokEmbed>CollectionOutput takes the vectors of one feature. Both have gradients. Since each
-// feature has an op of its own, a feature whose output is not used has no gradient; a single op
-// with many outputs would receive zeros for it.
+// SokEmbed>CollectionPool pools the rows that have arrived into vectors, of which
+// SokEmbed>CollectionOutput takes those of one feature. SokEmbed>CollectionPoolGradient is its
+// gradient.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -13,7 +12,6 @@
 #include "kernels/collection_resource.h"
 #include "kernels/host_memory.h"
 #include "kernels/host_variant.h"
-#include "kernels/output_op.h"
 #include "kernels/register_kernel.h"
 #include "kernels/row_splits.h"
 #include "tensorflow/core/framework/op.h"
@@ -217,55 +215,6 @@ class CollectionPoolOp : public PoolKernel {
 };
 
 SOK_REGISTER_KERNEL("CollectionPool", CollectionPoolOp);
-
-REGISTER_OP("SokEmbed>CollectionOutput")
-    .Input("vectors: variant")
-    .Input("asked: variant")  // for the gradient
-    .Output("output: dtype")
-    .Attr("dtype: {float, bfloat16}")
-    .Attr("index: int >= 0")
-    .Attr("width: int >= 1")
-    .SetShapeFn(OutputOp::SetShape);
-
-SOK_REGISTER_KERNEL("CollectionOutput", OutputOp);
-
-// The request is an input so that TensorFlow does not fold the op if the gradient is constant.
-REGISTER_OP("SokEmbed>CollectionOutputGradient")
-    .Input("gradient: dtype")
-    .Input("asked: variant")
-    .Output("gradients: variant")
-    .Attr("dtype: {float, bfloat16}")
-    .Attr("index: int >= 0")
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Scalar());
-      return absl::OkStatus();
-    });
-
-class CollectionOutputGradientOp : public tf::OpKernel {
- public:
-  explicit CollectionOutputGradientOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("index", &index_));
-  }
-
-  void Compute(tf::OpKernelContext* ctx) override {
-    const AskedVariant* asked = nullptr;
-    OP_REQUIRES_OK(ctx, GetVariant(ctx, 1, "asked", &asked));
-    const size_t features = asked->request == nullptr ? 0 : asked->request->plan().features.size();
-    OP_REQUIRES(
-        ctx, index_ < static_cast<int64_t>(features),
-        absl::InvalidArgumentError("expected the number of one of " + std::to_string(features) +
-                                   " outputs, got " + std::to_string(index_)));
-    VectorsVariant gradients;
-    gradients.outputs.resize(features, tf::Tensor(tf::DT_INVALID));
-    gradients.outputs[static_cast<size_t>(index_)] = ctx->input(0);
-    OP_REQUIRES_OK(ctx, PutVariant(ctx, 0, std::move(gradients)));
-  }
-
- private:
-  int64_t index_;
-};
-
-SOK_REGISTER_KERNEL("CollectionOutputGradient", CollectionOutputGradientOp);
 
 REGISTER_OP("SokEmbed>CollectionPoolGradient")
     .Input("gradients: variant")

@@ -1,6 +1,6 @@
 // SokEmbed>CollectionPoolOnGpu makes vectors of the rows that workers have sent, in the memory of a
-// GPU, as SokEmbed>CollectionPool does on the host; SokEmbed>CollectionPoolGradientOnGpu sums the
-// gradients of each row there. Both take the kernels of this worker's part of the tables.
+// GPU, as SokEmbed>CollectionPool does on the host; SokEmbed>PooledGradients sums the gradients of
+// each row there. Both take the kernels of this worker's part of the tables.
 // SokEmbed>CollectionRowNumbers returns the number of each key's row.
 #include <algorithm>
 #include <string>
@@ -17,7 +17,6 @@
 #include "kernels/row_splits.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
-#include "xla/stream_executor/stream.h"
 
 namespace sok {
 
@@ -144,7 +143,7 @@ class CollectionPoolOnGpuOp : public tf::OpKernel {
     call->plan = {call->request, &call->request->plan()};
     call->dtype = dtype_;
     call->on_gpu = true;
-    call->stream = ctx->op_device_context()->stream()->platform_specific_handle().stream;
+    call->stream = StreamOf(ctx);
     tf::OpInputList numbers;
     TF_RETURN_IF_ERROR(ctx->input_list("numbers", &numbers));
     for (size_t t = 0; t < token->tables.size(); ++t) {
@@ -171,10 +170,6 @@ class CollectionPoolOnGpuOp : public tf::OpKernel {
     return absl::OkStatus();
   }
 
-  size_t DimOf(const PooledCall& call, size_t feature) const {
-    return static_cast<size_t>(call.plan->tables[call.plan->feature_tables[feature]].dim);
-  }
-
   // Sets the places of vectors, and how they are pooled.
   absl::Status Place(tf::OpKernelContext* ctx, PooledCall* call) const {
     tf::OpInputList splits, weights;
@@ -185,20 +180,18 @@ class CollectionPoolOnGpuOp : public tf::OpKernel {
       return absl::InvalidArgumentError("expected splits and weights of features that have them");
     }
     const CollectionRequest& request = *call->request;
-    size_t width = 0;
+    std::vector<FeatureBags> all;
+    for (size_t feature = 0; feature < kinds_.size(); ++feature) {
+      all.push_back(request.feature(feature));
+    }
+    TF_RETURN_IF_ERROR(PlaceVectors(all, concat_, call));
     int next_splits = 0;
     call->weight_shapes.resize(kinds_.size());
     for (size_t feature = 0; feature < kinds_.size(); ++feature) {
-      const size_t dim = DimOf(*call, feature);
-      const FeatureBags& given = request.feature(feature);
+      const FeatureBags& given = all[feature];
       const auto& part = request.tables()[call->plan->feature_tables[feature]];
-      gpu::RowBags bags;
+      gpu::RowBags bags = RowBagsOf(given, combiners_[feature], *call, feature);
       bags.first = static_cast<uint64_t>(request.rows_of(feature) - part.row_of.data());
-      bags.ids = given.n;
-      bags.bags = given.bags;
-      bags.length = given.length;
-      bags.combiner = static_cast<gpu::Combiner>(combiners_[feature]);
-      bags.element = dtype_ == tf::DT_FLOAT ? gpu::Element::kFloat32 : gpu::Element::kBFloat16;
       if (kinds_[feature] == 2) {
         const tf::Tensor& of_feature = splits[next_splits++];
         // If the holder of a table pools, it has sent a vector of each bag.
@@ -212,26 +205,7 @@ class CollectionPoolOnGpuOp : public tf::OpKernel {
           bags.splits = AddressOf(of_feature);
         }
       }
-      if (concat_) {
-        call->places.push_back({0, width, 0});
-        width += dim;
-        if (given.bags != request.feature(0).bags) {
-          return absl::InvalidArgumentError("expected as many examples of every feature, got " +
-                                            std::to_string(request.feature(0).bags) +
-                                            " of feature '" + call->plan->features[0] + "' and " +
-                                            std::to_string(given.bags) + " of feature '" +
-                                            call->plan->features[feature] + "'");
-        }
-      } else {
-        call->places.push_back({feature, 0, dim});
-        call->outputs.push_back({static_cast<int64_t>(given.bags), static_cast<int64_t>(dim)});
-      }
       call->bags.push_back(bags);
-    }
-    if (concat_) {
-      call->outputs.push_back(
-          {static_cast<int64_t>(request.feature(0).bags), static_cast<int64_t>(width)});
-      for (VectorPlace& place : call->places) place.stride = width;
     }
     for (size_t i = 0; i < weighted_.size(); ++i) {
       const auto feature = static_cast<size_t>(weighted_[i]);
@@ -248,7 +222,6 @@ class CollectionPoolOnGpuOp : public tf::OpKernel {
     }
     for (size_t feature = 0; feature < kinds_.size(); ++feature) {
       gpu::RowBags& bags = call->bags[feature];
-      bags.stride = call->places[feature].stride;
       // The vector of a bag of one key is its row, whatever the combiner.
       if (bags.weights == 0 && request.feature(feature).is_key_a_bag()) {
         bags.combiner = gpu::Combiner::kSum;
@@ -256,10 +229,9 @@ class CollectionPoolOnGpuOp : public tf::OpKernel {
       // Gradients of weights and of maxima need the rows that were pooled.
       if (bags.weights == 0 && bags.combiner != gpu::Combiner::kMax) continue;
       call->held.emplace_back();
-      TF_RETURN_IF_ERROR(ctx->allocate_temp(
-          tf::DT_FLOAT,
-          {static_cast<int64_t>(bags.ids), static_cast<int64_t>(DimOf(*call, feature))},
-          &call->held.back()));
+      TF_RETURN_IF_ERROR(ctx->allocate_temp(tf::DT_FLOAT,
+                                            {static_cast<int64_t>(bags.ids), call->dim_of(feature)},
+                                            &call->held.back()));
       bags.rows = AddressOf(call->held.back());
     }
     return absl::OkStatus();
@@ -314,80 +286,65 @@ class CollectionPoolOnGpuOp : public tf::OpKernel {
 SOK_REGISTER_GPU_KERNEL("CollectionPoolOnGpu", CollectionPoolOnGpuOp, "token", "row_splits",
                         "asked", "vectors", "receipt");
 
-REGISTER_OP("SokEmbed>CollectionPoolGradientOnGpu")
-    .Input("gradients: variant")
-    .Input("receipt: variant")
-    .Output("row_gradients: float")
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(c->UnknownDim()));
-      return absl::OkStatus();
-    });
+namespace {
 
-class CollectionPoolGradientOnGpuOp : public tf::OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(tf::OpKernelContext* ctx) override {
-    std::shared_ptr<const PooledCall> call;
-    std::vector<tf::Tensor> upstream;
-    OP_REQUIRES_OK(ctx, GetCall(ctx, &call));
-    OP_REQUIRES_OK(ctx, GetUpstream<true>(ctx, *call, &upstream));
-    const RowSegments segments = GradientSegmentsOf(*call->request);
-    tf::Tensor* rows = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, {static_cast<int64_t>(segments.floats())}, &rows));
-    RowsByTable by_table(segments, *rows);
-    OP_REQUIRES_OK(ctx, by_table.Allocate(ctx));
-    const gpu::GpuStore* store = nullptr;
-    for (size_t t = 0; t < call->plan->tables.size(); ++t) {
-      if (segments.rows(t) == 0) continue;
-      store = call->trained.tables[t]->table()->on_gpu();
-      OP_REQUIRES_OK(ctx, OfTable(ctx, *call, t, upstream, by_table.address(t)));
-    }
-    if (store != nullptr) OP_REQUIRES_OK(ctx, ToAbsl(by_table.ToMessage(*store, call->stream)));
+// Sums the gradients of each row of a table over its features that were used.
+absl::Status OfTable(tf::OpKernelContext* ctx, const PooledCall& call, size_t t,
+                     const std::vector<tf::Tensor>& upstream, gpu::DeviceAddress sums) {
+  const CollectionRequest::TablePart& part = call.request->tables()[t];
+  const gpu::GpuStore& store = *call.trained.tables[t]->table()->on_gpu();
+  const int64_t dim = call.plan->tables[t].dim;
+  std::vector<uint32_t> used;
+  size_t n = 0;
+  for (uint32_t feature : part.features) {
+    if (upstream[call.places[feature].output].dtype() == tf::DT_INVALID) continue;
+    used.push_back(feature);
+    n += call.bags[feature].ids;
   }
-
- private:
-  // Sums the gradients of each row of a table over its features that were used.
-  static absl::Status OfTable(tf::OpKernelContext* ctx, const PooledCall& call, size_t t,
-                              const std::vector<tf::Tensor>& upstream, gpu::DeviceAddress sums) {
-    const CollectionRequest::TablePart& part = call.request->tables()[t];
-    const gpu::GpuStore& store = *call.trained.tables[t]->table()->on_gpu();
-    const int64_t dim = call.plan->tables[t].dim;
-    std::vector<uint32_t> used;
-    size_t n = 0;
-    for (uint32_t feature : part.features) {
-      if (upstream[call.places[feature].output].dtype() == tf::DT_INVALID) continue;
-      used.push_back(feature);
-      n += call.bags[feature].ids;
-    }
-    tf::Tensor gradients, joined;
-    TF_RETURN_IF_ERROR(
-        ctx->allocate_temp(tf::DT_FLOAT, {static_cast<int64_t>(n), dim}, &gradients));
-    gpu::DeviceAddress numbers = call.numbers[t];
-    if (n < part.row_of.size()) {
-      TF_RETURN_IF_ERROR(ctx->allocate_temp(tf::DT_UINT32, {static_cast<int64_t>(n)}, &joined));
-      numbers = AddressOf(joined);
-    }
-    size_t at = 0;
-    for (uint32_t feature : used) {
-      const gpu::RowBags bags = WithUpstream(call, feature, upstream[call.places[feature].output]);
-      const gpu::DeviceAddress to = AddressOf(gradients) + at * dim * sizeof(float);
-      if (bags.ids == 0) continue;
-      TF_RETURN_IF_ERROR(ToAbsl(store.PoolGradient(bags, to, call.stream)));
-      if (numbers != call.numbers[t]) {
-        TF_RETURN_IF_ERROR(ToAbsl(store.CopyOnGpu(numbers + at * sizeof(uint32_t),
-                                                  call.numbers[t] + bags.first * sizeof(uint32_t),
-                                                  bags.ids * sizeof(uint32_t), call.stream)));
-      }
-      at += bags.ids;
-    }
-    return ToAbsl(store.SumByNumber(AddressOf(gradients), numbers, n, part.rows,
-                                    call.plan->marks_unused, sums, call.stream),
-                  call.trained.tables[t]->name());
+  tf::Tensor gradients, joined;
+  TF_RETURN_IF_ERROR(ctx->allocate_temp(tf::DT_FLOAT, {static_cast<int64_t>(n), dim}, &gradients));
+  gpu::DeviceAddress numbers = call.numbers[t];
+  if (n < part.row_of.size()) {
+    TF_RETURN_IF_ERROR(ctx->allocate_temp(tf::DT_UINT32, {static_cast<int64_t>(n)}, &joined));
+    numbers = AddressOf(joined);
   }
-};
+  size_t at = 0;
+  for (uint32_t feature : used) {
+    const gpu::RowBags bags = WithUpstream(call, feature, upstream[call.places[feature].output]);
+    const gpu::DeviceAddress to = AddressOf(gradients) + at * dim * sizeof(float);
+    if (bags.ids == 0) continue;
+    TF_RETURN_IF_ERROR(ToAbsl(store.PoolGradient(bags, to, call.stream)));
+    if (numbers != call.numbers[t]) {
+      TF_RETURN_IF_ERROR(ToAbsl(store.CopyOnGpu(numbers + at * sizeof(uint32_t),
+                                                call.numbers[t] + bags.first * sizeof(uint32_t),
+                                                bags.ids * sizeof(uint32_t), call.stream)));
+    }
+    at += bags.ids;
+  }
+  return ToAbsl(store.SumByNumber(AddressOf(gradients), numbers, n, part.rows,
+                                  call.plan->marks_unused, sums, call.stream),
+                call.trained.tables[t]->name());
+}
 
-SOK_REGISTER_GPU_KERNEL("CollectionPoolGradientOnGpu", CollectionPoolGradientOnGpuOp, "gradients",
-                        "receipt");
+}  // namespace
+
+absl::Status RowGradients(tf::OpKernelContext* ctx, const PooledCall& call,
+                          const std::vector<tf::Tensor>& upstream) {
+  if (!call.on_gpu || call.numbers.empty()) {
+    return absl::InvalidArgumentError("expected the receipt of rows that workers have sent");
+  }
+  const RowSegments segments = GradientSegmentsOf(*call.request);
+  tf::Tensor* rows = nullptr;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(0, {static_cast<int64_t>(segments.floats())}, &rows));
+  RowsByTable by_table(segments, *rows);
+  TF_RETURN_IF_ERROR(by_table.Allocate(ctx));
+  const gpu::GpuStore* store = nullptr;
+  for (size_t t = 0; t < call.plan->tables.size(); ++t) {
+    if (segments.rows(t) == 0) continue;
+    store = call.trained.tables[t]->table()->on_gpu();
+    TF_RETURN_IF_ERROR(OfTable(ctx, call, t, upstream, by_table.address(t)));
+  }
+  return store == nullptr ? absl::OkStatus() : ToAbsl(by_table.ToMessage(*store, call.stream));
+}
 
 }  // namespace sok

@@ -1,6 +1,6 @@
 // SokEmbed>CollectionServeOnGpu reads the rows that all workers have asked this one for, in the
-// memory of the GPU that has the tables, and SokEmbed>CollectionDepositOnGpu keeps their gradients
-// there. SokEmbed>CollectionAskedKeys reads on the host which keys they ask for.
+// memory of the GPU that has the tables, where gradients of the rows are deposited.
+// SokEmbed>CollectionAskedKeys reads on the host which keys they ask for.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "core/collection/row_messages.h"
-#include "core/tables/tickets.h"
 #include "kernels/collection_resource.h"
 #include "kernels/gpu_copies.h"
 #include "kernels/host_variant.h"
@@ -17,7 +16,6 @@
 #include "kernels/served_on_gpu.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
-#include "xla/stream_executor/stream.h"
 
 namespace sok {
 
@@ -210,7 +208,7 @@ class CollectionServeOnGpuOp : public tf::OpKernel {
                      tf::Tensor* rows) const {
     const AskedKeys& asked = *call->asked;
     const size_t tables = trainable_.size();
-    call->stream = ctx->op_device_context()->stream()->platform_specific_handle().stream;
+    call->stream = StreamOf(ctx);
     call->order = NextOrder(call->trained, number_);
     call->keys.resize(tables);
     call->bags.resize(tables);
@@ -312,105 +310,65 @@ class CollectionServeOnGpuOp : public tf::OpKernel {
 SOK_REGISTER_GPU_KERNEL("CollectionServeOnGpu", CollectionServeOnGpuOp, "token", "asked", "anchor",
                         "row_splits", "receipt");
 
-// Not stateful, as SokEmbed>Deposit.
-REGISTER_OP("SokEmbed>CollectionDepositOnGpu")
-    .Input("gradients: float")
-    .Input("receipt: variant")
-    .Output("anchor_gradient: float")
-    .Attr("number: int = 0")
-    .Attr("marks: bool = false")
-    .Attr("measures: bool = true")
-    .SetShapeFn([](InferenceContext* c) {
-      bool marks;
-      TF_RETURN_IF_ERROR(c->GetAttr("marks", &marks));
-      c->set_output(0, marks ? c->Vector(kAnchorSize) : c->Scalar());
-      return absl::OkStatus();
-    });
+namespace {
 
-class CollectionDepositOnGpuOp : public tf::OpKernel {
- public:
-  explicit CollectionDepositOnGpuOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("number", &number_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("marks", &marks_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("measures", &measures_));
+// Computes the gradients of the keys of bags, and appends them to the tensors that are held.
+absl::Status TakeApart(tf::OpKernelContext* ctx, const ServedCall& call, size_t t,
+                       gpu::DeviceAddress vectors, std::vector<tf::Tensor>* hold) {
+  const gpu::GpuStore& store = *call.trained.tables[t]->table()->on_gpu();
+  const int dim = call.asked->segments.dim(t);
+  hold->emplace_back();
+  TF_RETURN_IF_ERROR(
+      ctx->allocate_temp(tf::DT_FLOAT, {static_cast<int64_t>(call.keys[t].n), dim}, &hold->back()));
+  for (gpu::RowBags bags : call.bags[t]) {
+    bags.vectors = vectors;
+    vectors += bags.bags * bags.stride * sizeof(float);
+    const gpu::DeviceAddress to = AddressOf(hold->back()) + bags.first * dim * sizeof(float);
+    TF_RETURN_IF_ERROR(
+        ToAbsl(store.PoolGradient(bags, to, call.stream), call.trained.tables[t]->name()));
   }
+  return absl::OkStatus();
+}
 
-  void Compute(tf::OpKernelContext* ctx) override {
-    const ServedReceipt* receipt = nullptr;
-    OP_REQUIRES_OK(ctx, GetVariant(ctx, 1, "receipt", &receipt));
-    OP_REQUIRES(ctx, receipt->call != nullptr,
-                absl::InvalidArgumentError("expected the receipt of a lookup of this process, got "
-                                           "an empty one"));
-    const ServedCall& call = *receipt->call;
-    const auto floats = static_cast<int64_t>(call.asked->segments.floats());
-    OP_REQUIRES(ctx, ctx->input(0).NumElements() == floats,
-                absl::InvalidArgumentError("table '" + call.trained.name + "': expected " +
-                                           std::to_string(floats) + " floats of gradients, got " +
-                                           ctx->input(0).shape().DebugString()));
-    tf::Tensor* anchor_gradient = nullptr;
-    const tf::TensorShape shape = marks_ ? tf::TensorShape({kAnchorSize}) : tf::TensorShape();
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &anchor_gradient));
-    auto gradient = anchor_gradient->flat<float>();
-    gradient.setZero();
-    OP_REQUIRES_OK(ctx, Deposit(ctx, call, {marks_ ? gradient.data() : nullptr, measures_}));
+}  // namespace
+
+absl::Status DepositServed(tf::OpKernelContext* ctx, const ServedCall& call, int64_t number,
+                           const AnchorGradient& anchor) {
+  if (!RunsOnGpu(ctx)) return RefuseOtherDevice(call.trained.name);
+  const auto floats = static_cast<int64_t>(call.asked->segments.floats());
+  if (ctx->input(1).NumElements() != floats) {
+    return absl::InvalidArgumentError("table '" + call.trained.name + "': expected " +
+                                      std::to_string(floats) + " floats of gradients, got " +
+                                      ctx->input(1).shape().DebugString());
   }
-
- private:
-  absl::Status Deposit(tf::OpKernelContext* ctx, const ServedCall& call,
-                       const AnchorGradient& anchor) const {
-    CollectionKeys deposited;
-    deposited.tables = call.keys;
-    deposited.gradients.resize(call.keys.size(), nullptr);
-    deposited.shares = call.shares;
-    deposited.order = call.order;
-    deposited.order.gradient = number_;
-    auto hold = std::make_shared<std::vector<tf::Tensor>>();
-    RowsByTable by_table(call.asked->segments, ctx->input(0));
-    TF_RETURN_IF_ERROR(by_table.Allocate(ctx));
-    by_table.Hold(hold.get());
-    bool is_copied = false;
-    for (size_t t = 0; t < call.keys.size(); ++t) {
-      LookupKeys& keys = deposited.tables[t];
-      if (keys.n == 0) continue;
-      const gpu::GpuStore& store = *call.trained.tables[t]->table()->on_gpu();
-      if (!is_copied) TF_RETURN_IF_ERROR(ToAbsl(by_table.FromMessage(store, call.stream)));
-      is_copied = true;
-      // Without a collection, keys without a gradient have zeros instead of kUnusedBits.
-      keys.may_rest = call.trained.collection != nullptr;
-      gpu::DeviceAddress gradients = by_table.address(t);
-      if (!call.bags[t].empty()) {
-        TF_RETURN_IF_ERROR(TakeApart(ctx, call, t, gradients, hold.get()));
-        gradients = AddressOf(hold->back());
-      }
-      deposited.gradients[t] = reinterpret_cast<const float*>(gradients);
-    }
-    return ToAbsl(DepositGradients(call.trained, std::move(deposited), std::move(hold), anchor,
-                                   IntraOpPool(ctx)));
-  }
-
-  // Computes the gradients of the keys of bags, and appends them to the tensors that are held.
-  static absl::Status TakeApart(tf::OpKernelContext* ctx, const ServedCall& call, size_t t,
-                                gpu::DeviceAddress vectors, std::vector<tf::Tensor>* hold) {
+  CollectionKeys deposited;
+  deposited.tables = call.keys;
+  deposited.gradients.resize(call.keys.size(), nullptr);
+  deposited.shares = call.shares;
+  deposited.order = call.order;
+  deposited.order.gradient = number;
+  auto hold = std::make_shared<std::vector<tf::Tensor>>();
+  RowsByTable by_table(call.asked->segments, ctx->input(1));
+  TF_RETURN_IF_ERROR(by_table.Allocate(ctx));
+  by_table.Hold(hold.get());
+  bool is_copied = false;
+  for (size_t t = 0; t < call.keys.size(); ++t) {
+    LookupKeys& keys = deposited.tables[t];
+    if (keys.n == 0) continue;
     const gpu::GpuStore& store = *call.trained.tables[t]->table()->on_gpu();
-    const int dim = call.asked->segments.dim(t);
-    hold->emplace_back();
-    TF_RETURN_IF_ERROR(ctx->allocate_temp(tf::DT_FLOAT, {static_cast<int64_t>(call.keys[t].n), dim},
-                                          &hold->back()));
-    for (gpu::RowBags bags : call.bags[t]) {
-      bags.vectors = vectors;
-      vectors += bags.bags * bags.stride * sizeof(float);
-      const gpu::DeviceAddress to = AddressOf(hold->back()) + bags.first * dim * sizeof(float);
-      TF_RETURN_IF_ERROR(
-          ToAbsl(store.PoolGradient(bags, to, call.stream), call.trained.tables[t]->name()));
+    if (!is_copied) TF_RETURN_IF_ERROR(ToAbsl(by_table.FromMessage(store, call.stream)));
+    is_copied = true;
+    // Without a collection, keys without a gradient have zeros instead of kUnusedBits.
+    keys.may_rest = call.trained.collection != nullptr;
+    gpu::DeviceAddress gradients = by_table.address(t);
+    if (!call.bags[t].empty()) {
+      TF_RETURN_IF_ERROR(TakeApart(ctx, call, t, gradients, hold.get()));
+      gradients = AddressOf(hold->back());
     }
-    return absl::OkStatus();
+    deposited.gradients[t] = reinterpret_cast<const float*>(gradients);
   }
-
-  int64_t number_;
-  bool marks_, measures_;
-};
-
-SOK_REGISTER_GPU_KERNEL("CollectionDepositOnGpu", CollectionDepositOnGpuOp, "receipt",
-                        "anchor_gradient");
+  return ToAbsl(DepositGradients(call.trained, std::move(deposited), std::move(hold), anchor,
+                                 IntraOpPool(ctx)));
+}
 
 }  // namespace sok

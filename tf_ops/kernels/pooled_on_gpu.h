@@ -45,6 +45,9 @@ struct PooledCall {
   std::vector<tensorflow::TensorShape> weight_shapes;  // (features) empty without weights
   std::vector<LookupKeys> keys;  // (tables) of the deposit; n is 0 where the table is not trained
   DepositOrder order = {};
+  // Each key of one table is a bag, so that vectors are rows, and gradients go to the table as they
+  // are.
+  bool is_plain = false;
 
   bool on_gpu = false;
   void* stream = nullptr;
@@ -57,6 +60,7 @@ struct PooledCall {
   std::vector<Pooling> poolings;
   std::vector<float> rows;  // of distinct keys
 
+  int64_t dim_of(size_t feature) const { return plan->tables[plan->feature_tables[feature]].dim; }
   const Table& table_of(size_t feature) const {
     return *trained.tables[plan->feature_tables[feature]]->table();
   }
@@ -66,6 +70,24 @@ struct PooledReceipt : ProcessVariant<PooledReceipt> {
   static constexpr char kName[] = "sok_embed::PooledReceipt";
   std::shared_ptr<const PooledCall> call;
 };
+
+// Sets the shapes of the outputs of a call, and the places of the vectors of its features. With
+// `concat` there is one output, which has the vectors of all features of an example as one.
+absl::Status PlaceVectors(const std::vector<FeatureBags>& bags, bool concat, PooledCall* call);
+
+// Returns the bags of a feature as a GPU pools them, without addresses.
+inline gpu::RowBags RowBagsOf(const FeatureBags& given, Combiner combiner, const PooledCall& call,
+                              size_t feature) {
+  gpu::RowBags bags;
+  bags.ids = given.n;
+  bags.bags = given.bags;
+  bags.length = given.length;
+  bags.combiner = static_cast<gpu::Combiner>(combiner);
+  bags.stride = call.places[feature].stride;
+  bags.element =
+      call.dtype == tensorflow::DT_FLOAT ? gpu::Element::kFloat32 : gpu::Element::kBFloat16;
+  return bags;
+}
 
 // Reads the receipt of an op, its input 1.
 inline absl::Status GetCall(tensorflow::OpKernelContext* ctx,
@@ -81,11 +103,25 @@ inline absl::Status GetCall(tensorflow::OpKernelContext* ctx,
   return absl::OkStatus();
 }
 
+// Computes gradients of rows from those of the vectors of a lookup, which are input 1 of an op, and
+// keeps them for a commit. `number` is DepositOrder's gradient.
+absl::Status DepositPooled(tensorflow::OpKernelContext* ctx, const PooledCall& call, int64_t number,
+                           const AnchorGradient& anchor);
+
+// Sums the gradients of each row that workers have sent, and makes output 0 of an op their message.
+absl::Status RowGradients(tensorflow::OpKernelContext* ctx, const PooledCall& call,
+                          const std::vector<tensorflow::Tensor>& upstream);
+
 // Passes gradients, by table, to the table or collection that commits them. Error: if norms are
 // needed, a failed copy from the GPU.
 Status DepositGradients(const TrainedToken& trained, CollectionKeys deposited,
                         std::shared_ptr<const void> hold, const AnchorGradient& anchor,
                         const ParallelFor& parallel_for);
+
+// Passes the gradients of a table's keys to it, one of the pointers as in Table::Deposit.
+Status DepositInTable(Table* table, LookupKeys keys, std::shared_ptr<const void> hold,
+                      const float* gradients, const BFloat16* gradients_bf16,
+                      const AnchorGradient& anchor, const ParallelFor& parallel_for);
 
 // Returns the order of the deposit of a lookup that begins now; `number` is DepositOrder's call.
 inline DepositOrder NextOrder(const TrainedToken& trained, int64_t number) {

@@ -36,36 +36,55 @@ void GradientOf(const PooledCall& call, const std::vector<tf::Tensor>& upstream,
                weights, parallel_for);
 }
 
+// Looks the keys of a table up. The call gets the keys of the deposit.
+template <typename T>
+absl::Status LookUp(size_t t, LookupKeys batch, bool makes, bool is_trained, T* out,
+                    PooledCall* call, const ParallelFor& parallel_for) {
+  const OpenTable& open = *call->trained.tables[t];
+  if (makes) {
+    batch.claim = open.table()->Claim(batch);
+  } else {
+    batch.counted = open.table()->CountOnce();
+  }
+  const Status status = open.table()->Lookup(batch.keys, batch.n, makes, out, parallel_for,
+                                             /*exists=*/nullptr, batch.counts);
+  call->keys.push_back(is_trained ? std::move(batch) : LookupKeys());
+  return ToAbsl(status, open.name());
+}
+
 }  // namespace
 
 absl::Status PoolOnHost(const std::vector<FeatureBags>& bags, bool make_rows,
                         const std::vector<bool>& trainable, const std::vector<tf::Tensor>& outputs,
                         PooledCall* call, const ParallelFor& parallel_for) {
+  if (call->is_plain) {
+    const bool makes = make_rows && trainable[0];
+    LookupKeys batch = BatchOf(call->trained.tables[0]->table().get(), call->order, makes);
+    batch.hold = bags[0].hold;
+    batch.keys = bags[0].keys;
+    batch.n = bags[0].n;
+    const auto look_up = [&](auto* out) {
+      return LookUp(0, std::move(batch), makes, trainable[0], out, call, parallel_for);
+    };
+    return call->dtype == tf::DT_FLOAT ? look_up(static_cast<float*>(outputs[0].data()))
+                                       : look_up(static_cast<BFloat16*>(outputs[0].data()));
+  }
   auto request = CollectionRequest::Make(call->plan, bags, parallel_for);
   TF_RETURN_IF_ERROR(ToAbsl(request.status()));
   call->request = std::move(request.value());
   const std::vector<size_t>& starts = call->request->row_starts();
   call->rows.resize(starts.back());
   for (size_t t = 0; t < trainable.size(); ++t) {
-    Table& table = *call->trained.tables[t]->table();
     const CollectionRequest::TablePart& part = call->request->tables()[t];
     const bool makes = make_rows && trainable[t];
-    LookupKeys batch = BatchOf(&table, call->order, makes);
+    LookupKeys batch = BatchOf(call->trained.tables[t]->table().get(), call->order, makes);
     batch.hold = call->request;
     batch.keys = part.keys.data();
     batch.n = part.keys.size();
     batch.counts = part.counts.empty() ? nullptr : part.counts.data();
     batch.distinct = true;
-    if (makes) {
-      batch.claim = table.Claim(batch);
-    } else {
-      batch.counted = table.CountOnce();
-    }
-    const Status status =
-        table.Lookup(batch.keys, batch.n, makes, call->rows.data() + starts[t], parallel_for,
-                     /*exists=*/nullptr, batch.counts);
-    TF_RETURN_IF_ERROR(ToAbsl(status, call->trained.tables[t]->name()));
-    call->keys.push_back(trainable[t] ? std::move(batch) : LookupKeys());
+    TF_RETURN_IF_ERROR(LookUp(t, std::move(batch), makes, trainable[t],
+                              call->rows.data() + starts[t], call, parallel_for));
   }
   if (call->dtype == tf::DT_FLOAT) {
     PoolInto<float>(*call, outputs, parallel_for);

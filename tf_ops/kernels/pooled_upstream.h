@@ -8,22 +8,19 @@
 
 namespace sok {
 
-// Reads the gradients of the outputs of a call, in the memory where its rows were pooled. The
-// gradient of an output that was not used has no elements.
-template <bool kOnGpu>
-absl::Status GetUpstream(tensorflow::OpKernelContext* ctx, const PooledCall& call,
-                         std::vector<tensorflow::Tensor>* upstream) {
+// Reads the gradients of the outputs of a call, which are in the memory where its rows were pooled.
+// They are an input of the kernel. The gradient of an output that was not used has no elements.
+inline absl::Status GetUpstream(tensorflow::OpKernelContext* ctx, int input, const PooledCall& call,
+                                std::vector<tensorflow::Tensor>* upstream) {
   namespace tf = tensorflow;
   const VectorsVariant* gradients = nullptr;
-  TF_RETURN_IF_ERROR(GetVariant(ctx, 0, "gradients", &gradients));
-  if (!kOnGpu && (call.on_gpu || gradients->on_gpu)) {
-    return absl::InvalidArgumentError(
-        "table '" + call.trained.name +
-        "': expected the gradients of a lookup on the device that looked up, got a deposit on "
-        "another one; take gradients under the scope of the same device");
+  TF_RETURN_IF_ERROR(GetVariant(ctx, input, "gradients", &gradients));
+  // Zeros of an eager tape have no outputs.
+  if ((call.on_gpu && !RunsOnGpu(ctx)) ||
+      (gradients->on_gpu != call.on_gpu && !gradients->outputs.empty())) {
+    return RefuseOtherDevice(call.trained.name);
   }
   upstream->assign(call.outputs.size(), tf::Tensor(tf::DT_INVALID));
-  // Zeros of an eager tape have no outputs.
   for (size_t i = 0; i < upstream->size() && i < gradients->outputs.size(); ++i) {
     const tf::Tensor& of_output = gradients->outputs[i];
     if (of_output.dtype() == tf::DT_INVALID) continue;
@@ -33,9 +30,6 @@ absl::Status GetUpstream(tensorflow::OpKernelContext* ctx, const PooledCall& cal
           call.outputs[i].DebugString() + ", got shape " + of_output.shape().DebugString());
     }
     (*upstream)[i] = of_output;
-    if constexpr (kOnGpu) {
-      if (!call.on_gpu) TF_RETURN_IF_ERROR(CopyFromGpu(ctx, of_output, &(*upstream)[i]));
-    }
   }
   return absl::OkStatus();
 }

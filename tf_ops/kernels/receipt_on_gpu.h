@@ -5,6 +5,7 @@
 #include <memory>
 #include <utility>
 
+#include "kernels/pooled_on_gpu.h"
 #include "kernels/receipt.h"
 #include "kernels/table_resource.h"
 
@@ -24,15 +25,13 @@ inline Receipt ReceiptOnGpu(const OpenTable& resource, size_t n, LookupKeys keys
                         const ParallelFor& parallel_for) {
     LookupKeys deposited = keys;
     deposited.order.gradient = number;
-    // Norms are computed on the host.
-    if (leave_out != nullptr || (anchor.gradient != nullptr && anchor.measures)) {
+    if (leave_out != nullptr) {
       Status status = table->BringToHost(&deposited, &hold, &gradients, &gradients_bf16);
-      if (status.ok() && leave_out != nullptr) status = leave_out(&deposited);
+      if (status.ok()) status = leave_out(&deposited);
       if (!status.ok()) return status;
     }
-    table->Deposit(std::move(deposited), std::move(hold), gradients, gradients_bf16, anchor,
-                   parallel_for);
-    return Status();
+    return DepositInTable(table.get(), std::move(deposited), std::move(hold), gradients,
+                          gradients_bf16, anchor, parallel_for);
   };
   return receipt;
 }

@@ -31,9 +31,11 @@ bool RegisterKernel(const char* op, const char* kernel, MakeKernel make) {
 }
 
 bool RegisterGpuKernel(const char* op, const char* kernel, MakeKernel make,
-                       std::initializer_list<const char*> on_host) {
+                       std::initializer_list<const char*> on_host,
+                       std::initializer_list<tf::DataType> dtypes) {
   tf::KernelDefBuilder builder(op);
   builder.Device(tf::DEVICE_GPU);
+  if (dtypes.size() > 0) builder.TypeConstraint("dtype", dtypes);
   for (const char* name : on_host) builder.HostMemory(name);
   tf::kernel_factory::OpKernelRegistrar(builder.Build(), kernel, make);
   return true;

@@ -48,9 +48,11 @@ bool RegisterCpuKernel(const char* op, const char* kernel, MakeKernel make);
 bool RegisterKernel(const char* op, const char* kernel, MakeKernel make);
 
 // Registers a kernel of an op for GPUs. Its tensors are in the GPU's memory, except those that
-// `on_host` names. Returns true.
+// `on_host` names. If there are `dtypes`, it is for these values of the attribute "dtype"; for
+// others TensorFlow takes the kernel for all other devices. Returns true.
 bool RegisterGpuKernel(const char* op, const char* kernel, MakeKernel make,
-                       std::initializer_list<const char*> on_host);
+                       std::initializer_list<const char*> on_host,
+                       std::initializer_list<tensorflow::DataType> dtypes = {});
 
 }  // namespace sok
 

@@ -34,4 +34,9 @@ struct ServedReceipt : ProcessVariant<ServedReceipt> {
   std::shared_ptr<const ServedCall> call;
 };
 
+// Keeps the gradients of rows that were served, which are input 1 of an op, for a commit. `number`
+// is DepositOrder's gradient.
+absl::Status DepositServed(tensorflow::OpKernelContext* ctx, const ServedCall& call, int64_t number,
+                           const AnchorGradient& anchor);
+
 }  // namespace sok

@@ -7,6 +7,7 @@
 
 #include "kernels/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/variant.h"
 #include "tensorflow/core/framework/variant_tensor_data.h"
 
 namespace sok {

@@ -1,11 +1,10 @@
-// SokEmbed>TrainedToken stands, on a GPU, for the tables of SokEmbed>LookupPooledOnGpu.
-// SokEmbed>PooledOutputOnGpu takes the vectors of one output, so that a feature whose vectors are
-// not used has no gradient; a single op with many outputs would receive zeros for it.
+// The parts that ops which pool rows on a GPU share, and SokEmbed>TrainedToken, which stands there
+// for their tables.
+#include "kernels/pooled_on_gpu.h"
+
 #include <utility>
 
 #include "kernels/host_variant.h"
-#include "kernels/output_op.h"
-#include "kernels/pooled_on_gpu.h"
 #include "kernels/register_kernel.h"
 #include "kernels/trained.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
@@ -15,7 +14,6 @@
 namespace sok {
 
 namespace tf = tensorflow;
-using tf::shape_inference::InferenceContext;
 
 [[maybe_unused]] static const bool trained_tokens = RegisterHostVariant<TrainedToken>();
 [[maybe_unused]] static const bool pooled_receipts = RegisterHostVariant<PooledReceipt>();
@@ -75,6 +73,43 @@ class TrainedTokenOp : public tf::OpKernel {
 };
 SOK_REGISTER_KERNEL("TrainedToken", TrainedTokenOp);
 
+absl::Status PlaceVectors(const std::vector<FeatureBags>& bags, bool concat, PooledCall* call) {
+  size_t width = 0;
+  for (size_t feature = 0; feature < bags.size(); ++feature) {
+    const auto dim = static_cast<size_t>(call->dim_of(feature));
+    const auto examples = static_cast<int64_t>(bags[feature].bags);
+    if (!concat) {
+      call->places.push_back({feature, 0, dim});
+      call->outputs.push_back({examples, call->dim_of(feature)});
+      continue;
+    }
+    if (bags[feature].bags != bags[0].bags) {
+      return absl::InvalidArgumentError(
+          "expected as many examples of every feature, got " + std::to_string(bags[0].bags) +
+          " of feature '" + call->plan->features[0] + "' and " + std::to_string(examples) +
+          " of feature '" + call->plan->features[feature] + "'");
+    }
+    call->places.push_back({0, width, 0});
+    width += dim;
+  }
+  if (!concat) return absl::OkStatus();
+  for (VectorPlace& place : call->places) place.stride = width;
+  call->outputs.push_back({static_cast<int64_t>(bags[0].bags), static_cast<int64_t>(width)});
+  return absl::OkStatus();
+}
+
+Status DepositInTable(Table* table, LookupKeys keys, std::shared_ptr<const void> hold,
+                      const float* gradients, const BFloat16* gradients_bf16,
+                      const AnchorGradient& anchor, const ParallelFor& parallel_for) {
+  // Norms are computed on the host.
+  if (keys.on_gpu && anchor.gradient != nullptr && anchor.measures) {
+    Status status = table->BringToHost(&keys, &hold, &gradients, &gradients_bf16);
+    if (!status.ok()) return status;
+  }
+  table->Deposit(std::move(keys), std::move(hold), gradients, gradients_bf16, anchor, parallel_for);
+  return Status();
+}
+
 Status DepositGradients(const TrainedToken& trained, CollectionKeys deposited,
                         std::shared_ptr<const void> hold, const AnchorGradient& anchor,
                         const ParallelFor& parallel_for) {
@@ -82,71 +117,12 @@ Status DepositGradients(const TrainedToken& trained, CollectionKeys deposited,
     return trained.collection->DepositByTable(std::move(deposited), std::move(hold), anchor,
                                               parallel_for);
   }
-  Table& table = *trained.tables[0]->table();
   LookupKeys& keys = deposited.tables[0];
-  const float* gradients = deposited.gradients[0];
-  const BFloat16* none = nullptr;
   keys.order = deposited.order;
-  // Norms are computed on the host.
-  if (keys.on_gpu && anchor.gradient != nullptr && anchor.measures) {
-    Status status = table.BringToHost(&keys, &hold, &gradients, &none);
-    if (!status.ok()) return status.Within("table '" + trained.name + "': ");
-  }
-  table.Deposit(std::move(keys), std::move(hold), gradients, nullptr, anchor, parallel_for);
-  return Status();
+  const Status status =
+      DepositInTable(trained.tables[0]->table().get(), std::move(keys), std::move(hold),
+                     deposited.gradients[0], nullptr, anchor, parallel_for);
+  return status.ok() ? status : status.Within("table '" + trained.name + "': ");
 }
-
-REGISTER_OP("SokEmbed>PooledOutputOnGpu")
-    .Input("vectors: variant")
-    .Input("receipt: variant")  // for the gradient
-    .Output("output: dtype")
-    .Attr("dtype: {float, bfloat16}")
-    .Attr("index: int >= 0")
-    .Attr("width: int >= 1")
-    .SetShapeFn(OutputOp::SetShape);
-
-SOK_REGISTER_CPU_KERNEL("PooledOutputOnGpu", OutputOp);
-SOK_REGISTER_GPU_KERNEL("PooledOutputOnGpu", OutputOp, "vectors", "receipt");
-
-// The receipt is an input so that TensorFlow does not fold the op if the gradient is constant.
-REGISTER_OP("SokEmbed>PooledOutputGradientOnGpu")
-    .Input("gradient: dtype")
-    .Input("receipt: variant")
-    .Output("gradients: variant")
-    .Attr("dtype: {float, bfloat16}")
-    .Attr("index: int >= 0")
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Scalar());
-      return absl::OkStatus();
-    });
-
-template <bool kOnGpu>
-class PooledOutputGradientOnGpuOp : public tf::OpKernel {
- public:
-  explicit PooledOutputGradientOnGpuOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("index", &index_));
-  }
-
-  void Compute(tf::OpKernelContext* ctx) override {
-    std::shared_ptr<const PooledCall> call;
-    OP_REQUIRES_OK(ctx, GetCall(ctx, &call));
-    OP_REQUIRES(ctx, index_ < static_cast<int64_t>(call->outputs.size()),
-                absl::InvalidArgumentError("expected the number of one of " +
-                                           std::to_string(call->outputs.size()) + " outputs, got " +
-                                           std::to_string(index_)));
-    VectorsVariant gradients;
-    gradients.on_gpu = kOnGpu;
-    gradients.outputs.resize(call->outputs.size(), tf::Tensor(tf::DT_INVALID));
-    gradients.outputs[static_cast<size_t>(index_)] = ctx->input(0);
-    OP_REQUIRES_OK(ctx, PutVariant(ctx, 0, std::move(gradients)));
-  }
-
- private:
-  int64_t index_;
-};
-
-SOK_REGISTER_CPU_KERNEL("PooledOutputGradientOnGpu", PooledOutputGradientOnGpuOp<false>);
-SOK_REGISTER_GPU_KERNEL("PooledOutputGradientOnGpu", PooledOutputGradientOnGpuOp<true>, "receipt",
-                        "gradients");
 
 }  // namespace sok

@@ -1,7 +1,7 @@
-// SokEmbed>LookupPooledOnGpu pools the rows of bags of many features, in the memory of the GPU that
-// has the rows of their tables. SokEmbed>PooledOutputOnGpu takes the vectors of one feature, so
-// that a feature whose output is not used has no gradient. If the rows lie elsewhere, as they may
-// in a saved model, the host pools them, and keys and vectors are copied.
+// SokEmbed>LookupPooled pools the rows of bags of many features, in the memory of the GPU that has
+// the rows of their tables. SokEmbed>CollectionOutput takes the vectors of one feature. If the rows
+// lie elsewhere, as they may in a saved model, the host pools them, and keys and vectors are
+// copied.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -15,7 +15,6 @@
 #include "kernels/register_kernel.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
-#include "xla/stream_executor/stream.h"
 
 namespace sok {
 
@@ -24,7 +23,7 @@ using tf::shape_inference::InferenceContext;
 
 // checked_keys and host_splits are keys and splits once more, in the host's memory, where they are
 // checked: the keys of tables whose keys have a limit, and all splits. The anchor is not read.
-REGISTER_OP("SokEmbed>LookupPooledOnGpu")
+REGISTER_OP("SokEmbed>LookupPooled")
     .Input("token: variant")
     .Input("keys: num_features * int64")
     .Input("splits: num_splits * int64")
@@ -60,19 +59,10 @@ REGISTER_OP("SokEmbed>LookupPooledOnGpu")
       return absl::OkStatus();
     });
 
-namespace {
-
-int64_t DimOf(const CollectionPlan& plan, size_t feature) {
-  return plan.tables[plan.feature_tables[feature]].dim;
-}
-
-}  // namespace
-
-// With kOnGpu keys, weights and vectors are in the memory of a GPU, else in the host's.
-template <bool kOnGpu>
-class LookupPooledOnGpuOp : public tf::OpKernel {
+// On a GPU keys and weights are in its memory.
+class LookupPooledOp : public tf::OpKernel {
  public:
-  explicit LookupPooledOnGpuOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
+  explicit LookupPooledOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
     std::vector<int64_t> feature_tables, combiners, max_lengths, dims, key_limits;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("feature_names", &plan_.features));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("feature_tables", &feature_tables));
@@ -122,27 +112,23 @@ class LookupPooledOnGpuOp : public tf::OpKernel {
     PooledInputs inputs;
     OP_REQUIRES_OK(ctx, ReadToken(ctx, call.get()));
     OP_REQUIRES_OK(ctx, inputs.Read(ctx, *call->plan, kinds_, checked_, weighted_));
-    OP_REQUIRES_OK(ctx, Place(inputs, call.get()));
+    OP_REQUIRES_OK(ctx, PlaceVectors(inputs.bags, concat_, call.get()));
+    for (const tf::Tensor* weight : inputs.weight) {
+      call->weight_shapes.push_back(weight == nullptr ? tf::TensorShape() : weight->shape());
+    }
+    FindRows(ctx, call.get());
     VectorsVariant vectors;
-    vectors.on_gpu = kOnGpu;
+    vectors.on_gpu = call->on_gpu;
     for (const tf::TensorShape& shape : call->outputs) {
       vectors.outputs.emplace_back();
-      OP_REQUIRES_OK(ctx, ctx->allocate_temp(dtype_, shape, &vectors.outputs.back()));
-    }
-    if constexpr (kOnGpu) {
-      call->stream = ctx->op_device_context()->stream()->platform_specific_handle().stream;
-      call->on_gpu = true;
-      for (uint32_t table : plan_.feature_tables) {
-        OpenTable* const open = call->trained.tables[table].get();
-        if (open->table()->LooksUpOnGpu(call->stream)) continue;
-        call->on_gpu = false;
-        LogCopies(*ctx->device(), open);
-      }
+      tf::Tensor* const output = &vectors.outputs.back();
+      OP_REQUIRES_OK(ctx, call->on_gpu ? ctx->allocate_temp(dtype_, shape, output)
+                                       : AllocatePinned(ctx, dtype_, shape, output));
     }
     if (call->on_gpu) {
       OP_REQUIRES_OK(ctx, LookUpOnGpu(ctx, inputs, vectors, call.get()));
     } else {
-      OP_REQUIRES_OK(ctx, LookUpOnHost(ctx, &inputs, &vectors, call.get()));
+      OP_REQUIRES_OK(ctx, LookUpOnHost(ctx, &inputs, vectors, call.get()));
     }
     OP_REQUIRES_OK(ctx, PutVariant(ctx, 0, std::move(vectors)));
     PooledReceipt receipt;
@@ -151,6 +137,19 @@ class LookupPooledOnGpuOp : public tf::OpKernel {
   }
 
  private:
+  // Decides where rows are pooled.
+  void FindRows(tf::OpKernelContext* ctx, PooledCall* call) const {
+    if (!RunsOnGpu(ctx)) return;
+    call->stream = StreamOf(ctx);
+    call->on_gpu = true;
+    for (uint32_t table : plan_.feature_tables) {
+      OpenTable* const open = call->trained.tables[table].get();
+      if (open->table()->LooksUpOnGpu(call->stream)) continue;
+      call->on_gpu = false;
+      LogCopies(*ctx->device(), open);
+    }
+  }
+
   absl::Status ReadToken(tf::OpKernelContext* ctx, PooledCall* call) const {
     const TrainedToken* token = nullptr;
     TF_RETURN_IF_ERROR(GetVariant(ctx, 0, "token", &token));
@@ -175,36 +174,9 @@ class LookupPooledOnGpuOp : public tf::OpKernel {
     plan->marks_unused = token->collection != nullptr;
     call->trained = *token;
     call->plan = std::move(plan);
+    call->is_plain =
+        token->collection == nullptr && kinds_.size() == 1 && kinds_[0] == 0 && weighted_.empty();
     call->dtype = dtype_;
-    return absl::OkStatus();
-  }
-
-  // Sets the places of vectors.
-  absl::Status Place(const PooledInputs& inputs, PooledCall* call) const {
-    size_t width = 0;
-    const size_t bags = inputs.bags[0].bags;
-    for (size_t feature = 0; feature < inputs.bags.size(); ++feature) {
-      const auto dim = static_cast<size_t>(DimOf(*call->plan, feature));
-      const FeatureBags& of_feature = inputs.bags[feature];
-      call->weight_shapes.push_back(
-          inputs.weight[feature] == nullptr ? tf::TensorShape() : inputs.weight[feature]->shape());
-      if (!concat_) {
-        call->places.push_back({feature, 0, dim});
-        call->outputs.push_back({static_cast<int64_t>(of_feature.bags), static_cast<int64_t>(dim)});
-        continue;
-      }
-      if (of_feature.bags != bags) {
-        return absl::InvalidArgumentError(
-            "expected as many examples of every feature, got " + std::to_string(bags) +
-            " of feature '" + plan_.features[0] + "' and " + std::to_string(of_feature.bags) +
-            " of feature '" + plan_.features[feature] + "'");
-      }
-      call->places.push_back({0, width, 0});
-      width += dim;
-    }
-    if (!concat_) return absl::OkStatus();
-    for (VectorPlace& place : call->places) place.stride = width;
-    call->outputs.push_back({static_cast<int64_t>(bags), static_cast<int64_t>(width)});
     return absl::OkStatus();
   }
 
@@ -239,8 +211,11 @@ class LookupPooledOnGpuOp : public tf::OpKernel {
       const bool makes = make_rows_ && trainable_[t];
       LookupKeys batch = BatchOf(&table, call->order, make_rows_);
       const auto* const keys = static_cast<const Key*>(joined.data());
-      TF_RETURN_IF_ERROR(ToAbsl(table.LookupPooledOnGpu(keys, n, all, makes, call->stream),
-                                call->trained.tables[t]->name()));
+      const Status status = call->is_plain
+                                ? table.LookupOnGpu(keys, n, makes, vectors.outputs[0].data(),
+                                                    dtype_ == tf::DT_BFLOAT16, call->stream)
+                                : table.LookupPooledOnGpu(keys, n, all, makes, call->stream);
+      TF_RETURN_IF_ERROR(ToAbsl(status, call->trained.tables[t]->name()));
       if (!trainable_[t]) continue;
       batch.hold = Hold(joined);
       batch.keys = keys;
@@ -279,12 +254,9 @@ class LookupPooledOnGpuOp : public tf::OpKernel {
                             PooledCall* call) const {
     gpu::RowBags& bags = call->bags[feature];
     const FeatureBags& given = inputs.bags[feature];
-    bags.ids = given.n;
-    bags.bags = given.bags;
-    bags.length = given.length;
-    bags.combiner = static_cast<gpu::Combiner>(plan_.combiners[feature]);
-    bags.stride = call->places[feature].stride;
-    bags.element = dtype_ == tf::DT_FLOAT ? gpu::Element::kFloat32 : gpu::Element::kBFloat16;
+    const uint64_t first = bags.first;
+    bags = RowBagsOf(given, plan_.combiners[feature], *call, feature);
+    bags.first = first;
     if (inputs.split[feature] != nullptr) {
       call->held.push_back(*inputs.split[feature]);
       bags.splits = AddressOf(call->held.back());
@@ -295,24 +267,25 @@ class LookupPooledOnGpuOp : public tf::OpKernel {
       bags.weights = AddressOf(call->held.back());
     }
     // Gradients of weights and of maxima need the rows that were pooled.
-    if (!has_weights && plan_.combiners[feature] != Combiner::kMax) return absl::OkStatus();
+    if (!has_weights && (call->is_plain || plan_.combiners[feature] != Combiner::kMax)) {
+      return absl::OkStatus();
+    }
     call->held.emplace_back();
     TF_RETURN_IF_ERROR(ctx->allocate_temp(
-        tf::DT_FLOAT, {static_cast<int64_t>(given.n), DimOf(*call->plan, feature)},
-        &call->held.back()));
+        tf::DT_FLOAT, {static_cast<int64_t>(given.n), call->dim_of(feature)}, &call->held.back()));
     bags.rows = AddressOf(call->held.back());
     return absl::OkStatus();
   }
 
   // Makes `host` a copy of a tensor, or the tensor itself if it lies on the host.
   static absl::Status ToHost(tf::OpKernelContext* ctx, const tf::Tensor& tensor, tf::Tensor* host) {
-    if constexpr (kOnGpu) return CopyFromGpu(ctx, tensor, host);
+    if (RunsOnGpu(ctx)) return CopyFromGpu(ctx, tensor, host);
     *host = tensor;
     return absl::OkStatus();
   }
 
-  absl::Status LookUpOnHost(tf::OpKernelContext* ctx, PooledInputs* inputs, VectorsVariant* vectors,
-                            PooledCall* call) const {
+  absl::Status LookUpOnHost(tf::OpKernelContext* ctx, PooledInputs* inputs,
+                            const VectorsVariant& vectors, PooledCall* call) const {
     for (size_t feature = 0; feature < inputs->bags.size(); ++feature) {
       tf::Tensor keys, weights;
       TF_RETURN_IF_ERROR(ToHost(ctx, inputs->keys[static_cast<int>(feature)], &keys));
@@ -326,21 +299,9 @@ class LookupPooledOnGpuOp : public tf::OpKernel {
       call->held.push_back(weights);
       call->poolings.back().weights = weights.flat<float>().data();
     }
-    std::vector<tf::Tensor> pooled = vectors->outputs;
-    if constexpr (kOnGpu) {
-      for (tf::Tensor& output : pooled) {
-        TF_RETURN_IF_ERROR(AllocatePinned(ctx, dtype_, tf::TensorShape(output.shape()), &output));
-      }
-    }
     call->order = NextOrder(call->trained, number_);
-    TF_RETURN_IF_ERROR(
-        PoolOnHost(inputs->bags, make_rows_, trainable_, pooled, call, IntraOpPool(ctx)));
-    if constexpr (kOnGpu) {
-      for (size_t i = 0; i < pooled.size(); ++i) {
-        TF_RETURN_IF_ERROR(CopyToGpu(ctx, pooled[i], &vectors->outputs[i]));
-      }
-    }
-    return absl::OkStatus();
+    return PoolOnHost(inputs->bags, make_rows_, trainable_, vectors.outputs, call,
+                      IntraOpPool(ctx));
   }
 
   CollectionPlan plan_;  // without the names of tables
@@ -351,8 +312,8 @@ class LookupPooledOnGpuOp : public tf::OpKernel {
   int64_t number_;
 };
 
-SOK_REGISTER_CPU_KERNEL("LookupPooledOnGpu", LookupPooledOnGpuOp<false>);
-SOK_REGISTER_GPU_KERNEL("LookupPooledOnGpu", LookupPooledOnGpuOp<true>, "token", "host_splits",
-                        "checked_keys", "vectors", "receipt");
+SOK_REGISTER_CPU_KERNEL("LookupPooled", LookupPooledOp);
+SOK_REGISTER_GPU_KERNEL("LookupPooled", LookupPooledOp, "token", "host_splits", "checked_keys",
+                        "vectors", "receipt");
 
 }  // namespace sok
