@@ -183,11 +183,11 @@ def _gather_on_gpu_gradient(op: Any, upstream: tf.Tensor, *_: Any) -> list[Any]:
     embeddings, receipt, own = op.outputs
     dim = op.get_attr("dim")
     with tf.device(embeddings.device):
-        values, indices = ops.sok_embed_adaptive_static_gradient_on_gpu(
+        values, indices = ops.sok_embed_adaptive_static_gradient(
             own=own,
             buckets=buckets,
             gradients=upstream,
-            token=token,
+            tokens=[token],
             dim=dim,
             static_rows=op.get_attr("num_static_rows"),
         )
@@ -221,9 +221,10 @@ def _adaptive_mask_gather_gradient(op: Any, upstream: tf.Tensor, *_: Any) -> lis
     if op.get_attr("hash_keys"):
         buckets = hashed
     dim = op.get_attr("dim")
-    values, indices = ops.sok_embed_adaptive_static_gradient(
-        own=own, buckets=buckets, gradients=upstream, dim=dim
-    )
+    with on_cpu():
+        values, indices = ops.sok_embed_adaptive_static_gradient(
+            own=own, buckets=buckets, gradients=upstream, tokens=[], dim=dim
+        )
     slices = tf.IndexedSlices(values, indices, dense_shape=_shape_of(static, dim))
     owned = None
     if op.get_attr("own_gradient"):
@@ -232,7 +233,6 @@ def _adaptive_mask_gather_gradient(op: Any, upstream: tf.Tensor, *_: Any) -> lis
 
 
 @tf.RegisterGradient("SokEmbed>AdaptiveStaticGradient")
-@tf.RegisterGradient("SokEmbed>AdaptiveStaticGradientOnGpu")
 def _static_gradient_gradient(op: Any, upstream: tf.Tensor, _: Any) -> list[Any]:
     own, buckets, gradients, *token = op.inputs
     rows = op.outputs[1]

@@ -33,6 +33,7 @@ from tiers import rounds
 from sok_embed import feature_column as fc
 from sok_embed import tf_ops
 from sok_embed.optimizers.slot_variables import slot_variables
+from sok_embed.tf_ops.native import ops
 
 guarded_device.let_kernels_touch_memory(os.environ["SOK_CUDA_DRIVER"])
 
@@ -205,6 +206,24 @@ def test_gradients_of_calls_that_do_not_train_go_to_rows_that_there_are():
     assert found[1][1].keys() == found[0][1].keys()
     for key, row in found[0][1].items():
         np.testing.assert_allclose(found[1][1][key], row, rtol=1e-6)
+
+
+def test_a_gradient_of_static_rows_of_the_host_is_copied_where_a_graph_has_it_on_a_gpu():
+    gradients = np.arange(4.0 * DIM, dtype=np.float32).reshape(4, DIM)
+    for device in (CPU, GPU):
+        with tf.device(device):
+            values, indices = ops.sok_embed_adaptive_static_gradient(
+                own=tf.constant([True, False, False, False]),
+                buckets=tf.constant([0, 3, 1, 3], tf.int64),
+                gradients=tf.constant(gradients),
+                tokens=[],
+                dim=DIM,
+            )
+        assert values.device.endswith(device)
+        assert sorted(indices.numpy()) == [1, 3]
+        np.testing.assert_array_equal(
+            values.numpy()[np.argsort(indices)], [gradients[2], gradients[1] + gradients[3]]
+        )
 
 
 def test_rows_that_go_between_lookup_and_step_are_left_out():

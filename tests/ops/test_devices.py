@@ -20,7 +20,7 @@ ON_A_GPU = {
     "SokEmbed>CollectionServeOnGpu": ["anchor", "asked", "receipt", "row_splits", "token"],
     "SokEmbed>CollectionPoolOnGpu": ["asked", "receipt", "row_splits", "token", "vectors"],
     "SokEmbed>AdaptiveMaskGatherOnGpu": ["receipt", "static_rows", "token"],
-    "SokEmbed>AdaptiveStaticGradientOnGpu": ["token"],
+    "SokEmbed>AdaptiveStaticGradient": ["tokens"],
     "SokEmbed>HashedBag": [],
     "SokEmbed>HashedBagGradient": ["size"],
     "SokEmbed>HashedBagScaleGradient": [],
@@ -30,9 +30,9 @@ ON_A_GPU = {
 # These are for workers, and a saved model that a host without a GPU serves has none.
 ON_A_GPU_ALONE = {name for name in ON_A_GPU if re.fullmatch("SokEmbed>Collection.*OnGpu", name)}
 # They have one for other devices too, where all is in host memory.
-ELSEWHERE_TOO = {name for name in ON_A_GPU if re.search("Deposit|Output|HashedBag", name)} - {
-    "SokEmbed>ResourceHashedBag"
-}
+ELSEWHERE_TOO = {
+    name for name in ON_A_GPU if re.search("Deposit|Output|StaticGradient|HashedBag", name)
+} - {"SokEmbed>ResourceHashedBag"}
 # It reads a variable where it lies, so it must be where the host reads.
 ON_THE_CPU_ALONE = {"SokEmbed>AdaptiveMaskGather"}
 

@@ -1,4 +1,4 @@
-// The inputs of SokEmbed>LookupPooledOnGpu.
+// The inputs of SokEmbed>LookupPooled.
 #pragma once
 
 #include <cstdint>
