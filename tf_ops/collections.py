@@ -435,7 +435,7 @@ def outputs_of(
     with on_cpu() if device is None else tf.device(device):
         return [
             ops.sok_embed_collection_output(
-                vectors=vectors, asked=asked, dtype=dtype, index=index, width=width
+                vectors=vectors, asked=[asked], dtype=dtype, index=index, width=width
             )
             for index, width in enumerate(widths)
         ]
@@ -446,7 +446,7 @@ def _output_gradient(op: Any, upstream: tf.Tensor) -> list[tf.Tensor | None]:
     # Gradients are computed where the lookup ran.
     with tf.device(op.outputs[0].device):
         gradients = ops.sok_embed_collection_output_gradient(
-            gradient=upstream, asked=op.inputs[1], index=op.get_attr("index")
+            gradient=upstream, asked=op.inputs[-1], index=op.get_attr("index")
         )
     return [gradients, None]
 

@@ -45,7 +45,6 @@ REFUSED = {
     ("0.1.0", "keras_dynamic"): EARLIER,
     ("0.1.0", "tf_checkpoint"): "update_times not found in checkpoint",
     ("0.1.0", "weights"): EARLIER,
-    ("0.2.0", "saved_model_distributed"): "expected inputs 'variant, variant' do not match 1",
 }
 # These would be refused in the same ways.
 LEFT_OUT = {

@@ -365,7 +365,7 @@ def test_ops_that_a_graph_has_on_a_gpu_copy_what_a_lookup_on_the_host_made():
         vectors = ops.sok_embed_collection_pool(**pooling)
         with tf.device(device):
             output = ops.sok_embed_collection_output(
-                vectors=vectors, asked=request.asked, dtype=tf.float32, index=0, width=2
+                vectors=vectors, asked=[request.asked], dtype=tf.float32, index=0, width=2
             )
             gradients = ops.sok_embed_collection_output_gradient(
                 gradient=output, asked=request.asked, index=0

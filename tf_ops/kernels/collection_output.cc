@@ -19,12 +19,13 @@ namespace sok {
 namespace tf = tensorflow;
 
 // `asked` is the request of a pooling on the host, or the receipt of a lookup on a GPU. The
-// gradient reads it. It is an input of the gradient so that TensorFlow does not fold that op if the
-// gradient is constant.
+// gradient reads it, as an input so that TensorFlow does not fold the op if the gradient is
+// constant. Graphs of release 0.2.0 have none, and give their gradients the vectors instead.
 REGISTER_OP("SokEmbed>CollectionOutput")
     .Input("vectors: variant")
-    .Input("asked: variant")
+    .Input("asked: num_asked * variant")
     .Output("output: dtype")
+    .Attr("num_asked: int >= 0 = 0")
     .Attr("dtype: {float, bfloat16}")
     .Attr("index: int >= 0")
     .Attr("width: int >= 1")
@@ -94,7 +95,11 @@ class CollectionOutputGradientOp : public tf::OpKernel {
     size_t outputs = 0;
     VectorsVariant gradients;
     OP_REQUIRES_OK(ctx, ExpectScalar(ctx->input(1), "asked"));
-    if (ctx->input(1).scalar<tf::Variant>()().get<PooledReceipt>() != nullptr) {
+    const tf::Variant& variant = ctx->input(1).scalar<tf::Variant>()();
+    const auto* const vectors = variant.get<VectorsVariant>();
+    if (vectors != nullptr) {
+      outputs = vectors->outputs.size();
+    } else if (variant.get<PooledReceipt>() != nullptr) {
       std::shared_ptr<const PooledCall> call;
       OP_REQUIRES_OK(ctx, GetCall(ctx, &call));
       OP_REQUIRES(ctx, RunsOnGpu(ctx) || !call->on_gpu, RefuseOtherDevice(call->trained.name));
