@@ -36,15 +36,22 @@ def wait_for(storage):
         time.sleep(0.005)
 
 
+def files_in(path):
+    return {each.name: (each.stat().st_size, each.stat().st_mtime_ns) for each in path.iterdir()}
+
+
 def copy(path, to):
     """Copies a folder as a kill would leave it; again if files are merged, and go, meanwhile."""
     for _ in range(20):
         try:
+            before = files_in(path)
             shutil.copytree(path, to)
-            return
-        except shutil.Error:
-            shutil.rmtree(to)
-            time.sleep(0.1)
+            if files_in(path) == before:
+                return
+        except (FileNotFoundError, shutil.Error):
+            pass
+        shutil.rmtree(to, ignore_errors=True)
+        time.sleep(0.1)
     pytest.fail(f"the files of {path} do not come to rest")
 
 
