@@ -448,7 +448,7 @@ def _output_gradient(op: Any, upstream: tf.Tensor) -> list[tf.Tensor | None]:
         gradients = ops.sok_embed_collection_output_gradient(
             gradient=upstream, asked=op.inputs[-1], index=op.get_attr("index")
         )
-    return [gradients, None]
+    return [gradients, *[None] * (len(op.inputs) - 1)]
 
 
 @tf.RegisterGradient("SokEmbed>CollectionPool")

@@ -12,6 +12,7 @@ from pathlib import Path
 import make
 import numpy as np
 import pytest
+import tensorflow as tf
 from golden_cases import CASES, NOW, within
 
 
@@ -94,6 +95,20 @@ def test_a_file_of_a_release_loads_and_trains_on(path, tmp_path):
         return
     with pytest.raises(Exception, match=refusal):
         check(path, tmp_path)
+
+
+def test_gradients_go_through_a_saved_model_of_0_2_0(tmp_path):
+    with tarfile.open(FOLDER / "0.2.0" / "saved_model_distributed.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    loaded = tf.saved_model.load(tmp_path / "files" / "saved")
+    answer = loaded.signatures["serving_default"]
+    (anchor,) = (each for each in answer.graph.variables if "anchor" in each.name)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(answer(ids=tf.constant([[1, 2]], tf.int64))["vectors"])
+    # It has the norm of the gradients of rows. Two features sum rows of 3 numbers, of the keys 1
+    # and 2, and 2 and 3; one has means of 2 rows of 2 numbers, and one sums 2 rows of 2.
+    squares = (1 + 2**2 + 1) * 3 + 4 * 0.5**2 + 4
+    assert tf.norm(tape.gradient(loss, anchor)).numpy() ** 2 == pytest.approx(squares)
 
 
 @pytest.mark.long
