@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 import secrets
 import socket
 from typing import NamedTuple
@@ -26,7 +25,10 @@ from sok_embed.communicators.rendezvous_listener import BACKLOG, bound
 from sok_embed.communicators.rendezvous_visitor import Visitor
 from sok_embed.communicators.secret import derived
 
-_ADVICE = "See what the other workers printed last."
+_ADVICE = (
+    "See what the other workers printed last. Where they do not reach a worker by its name or "
+    "number, set SOK_EMBED_HOST on that worker to one by which they do."
+)
 _NO_SYSTEM = "-"
 
 
@@ -210,9 +212,7 @@ def _listens_at(host: str) -> tuple[socket.AddressFamily, tuple[object, ...]]:
     family, *_, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
     # The name of a host may resolve, on the host itself, to its loopback interface, which other
     # hosts cannot reach. Elsewhere the network decides by which interface other workers come.
-    is_number = re.fullmatch(r"[0-9a-fA-F.:]+", host) is not None
-    is_here_alone = wire.is_loopback(place) and (is_number or host == "localhost")
-    return family, place if is_here_alone else (wire.ANY[family], 0)
+    return family, place if wire.is_loopback((host,)) else (wire.ANY[family], 0)
 
 
 def _local_name(token: str) -> str:

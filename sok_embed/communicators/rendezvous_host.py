@@ -167,8 +167,9 @@ class Reception:
             elif guest.transcript:
                 self._drop(
                     guest,
-                    f"it ended when it had the answer of {self._name}, as a worker does whose "
-                    f"{SECRET_VARIABLE} is another one or not set alike",
+                    f"it ended when it had the answer of {self._name}, as a worker does that has "
+                    "waited too long for it and calls again, or one with another "
+                    f"{SECRET_VARIABLE}",
                 )
             else:
                 self._drop(guest, "it ended before it had said anything")

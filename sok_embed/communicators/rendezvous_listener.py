@@ -34,7 +34,7 @@ def listen(
     if workers.on_one_host and not wire.is_loopback(address):
         found = [(socket.AF_INET, (wire.LOOPBACK, port))]
     else:
-        found = wire.look_up(address, deadline)
+        found = wire.look_up(address, deadline, "worker 0", wire.ANOTHER_PORT)
         # An address that is not this host's may be translated to it on the way.
         if not any(wire.is_loopback(place) for _, place in found):
             found += [(family, (wire.ANY[family], port)) for family, _ in found]

@@ -117,7 +117,7 @@ class Visitor:
             wait = min(2 * wait, wire.LONGEST_WAIT)
 
     def _connect(self) -> socket.socket:
-        places = wire.look_up(self._address, self._deadline)
+        places = wire.look_up(self._address, self._deadline, self._name, self._advice)
         if self._workers.on_one_host and not wire.is_loopback(self._address):
             # Worker 0 listens there if its launcher has told it that all workers are on one host.
             places.insert(0, (socket.AF_INET, (wire.LOOPBACK, self._address[1])))

@@ -108,9 +108,19 @@ LOOPBACK = "127.0.0.1"
 
 
 def look_up(
-    address: tuple[str, int], deadline: Deadline
+    address: tuple[str, int], deadline: Deadline, name: str, advice: str
 ) -> list[tuple[socket.AddressFamily, tuple[Any, ...]]]:
-    """Returns the addresses of a host, whose name may become known only after a while."""
+    """Returns the addresses of a host, which has a name that may become known after a while.
+
+    Args:
+        address: The name or number of the host, and the port.
+        deadline: The time until which the name must be known.
+        name: The name of the worker that is there.
+        advice: The end of the message about a name that stays unknown.
+
+    Raises:
+        TimeoutError: If nobody knows the name in time.
+    """
     wait = FIRST_WAIT
     while True:
         try:
@@ -119,8 +129,7 @@ def look_up(
         except (OSError, UnicodeError) as error:
             if not deadline.left():
                 raise TimeoutError(
-                    f"Expected {address[0]!r} to be the host of worker 0. Received: {error}. "
-                    f"{ANOTHER_PORT}"
+                    f"Expected {address[0]!r} to be the host of {name}. Received: {error}. {advice}"
                 ) from None
         time.sleep(min(wait, deadline.left()))
         wait = min(2 * wait, LONGEST_WAIT)

@@ -209,6 +209,26 @@ def test_workers_that_do_not_come_or_have_ended_are_named() -> None:
             job.begun[1].result()
 
 
+def test_a_worker_whose_name_the_others_do_not_know_is_named() -> None:
+    with Job(2, SECRET, timeout=0.1) as job:
+        job.known[0] = job.known[0]._replace(host="no-host.invalid", system="-")
+        job.begin(1)
+        with pytest.raises(TimeoutError, match=r"host of worker 0\..* set SOK_EMBED_HOST on that"):
+            job.begun[1].result()
+
+
+def test_a_name_that_could_be_a_number_is_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the host itself it leads to the loopback interface, as in /etc/hosts of Debian."""
+    known = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda host, *args, **more: known("127.0.1.1" if host == "cafe" else host, *args, **more),
+    )
+    with Listening(worker(0, 2), "cafe") as listening:
+        assert listening.sockets[0].getsockname()[0] == "0.0.0.0"
+
+
 @pytest.mark.parametrize("system", ["", "-", "another"], ids=["local", "none", "wrong"])
 def test_workers_of_one_system_talk_over_local_sockets(system: str) -> None:
     with Job(2, SECRET) as job:
