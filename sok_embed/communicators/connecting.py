@@ -186,25 +186,41 @@ class _Desk(Reception):
         """Returns the connections of the workers of higher rank, by rank."""
         try:
             self._receive(listening.sockets)
-        except BaseException:
-            for guest in self._told.values():
-                guest.connection.close()
-            raise
+            return {rank: self._taken(guest) for rank, guest in self._told.items()}
         finally:
             for connection in self._guests:
                 connection.close()
-        return {rank: guest.connection for rank, guest in self._told.items()}
+
+    def _taken(self, guest: Guest) -> socket.socket:
+        del self._guests[guest.connection]
+        return guest.connection
 
     def _admit(self, guest: Guest, told: bytes) -> None:
         super()._admit(guest, told)
-        # What it sends from now on are rows.
-        self._selector.unregister(guest.connection)
-        del self._guests[guest.connection]
+        guest.deadline = self._deadline  # it does not wait for the others here
+
+    def _read_from(self, guest: Guest) -> None:
+        if guest.content is None:
+            super()._read_from(guest)
+        elif _has_ended(guest.connection):
+            raise self._has_gone(guest)
+        else:
+            self._selector.unregister(guest.connection)  # rows have come, which exchanges read
 
 
 def _key(secret: bytes | None, address: Address) -> bytes:
     """Returns the key by which a worker and the one that calls it recognize each other."""
     return derived(secret or b"", b"mesh " + address.token.encode())
+
+
+def _has_ended(connection: socket.socket) -> bool:
+    """Returns whether a connection that can be read has nothing more, and takes nothing from it."""
+    try:
+        return not connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def _listens_at(host: str) -> tuple[socket.AddressFamily, tuple[object, ...]]:

@@ -156,10 +156,7 @@ class Reception:
             self._drop(guest, str(refused))
         except Ended:
             if guest.content is not None and guest.is_proven:
-                raise ConnectionError(
-                    "Expected all workers to go on until they have met. Received: worker "
-                    f"{guest.rank} at {guest.where} has ended. See what it printed last."
-                ) from None
+                raise self._has_gone(guest) from None
             if guest.content is not None:
                 self._drop(
                     guest, "it had come as a worker and ended", f"Its rank was {guest.rank}."
@@ -173,6 +170,12 @@ class Reception:
                 )
             else:
                 self._drop(guest, "it ended before it had said anything")
+
+    def _has_gone(self, guest: Guest) -> ConnectionError:
+        return ConnectionError(
+            "Expected all workers to go on until they have met. Received: worker "
+            f"{guest.rank} at {guest.where} has ended. See what it printed last."
+        )
 
     def _expire(self, guest: Guest) -> None:
         """Ends the connection of a guest whose time is over.

@@ -209,6 +209,18 @@ def test_workers_that_do_not_come_or_have_ended_are_named() -> None:
             job.begun[1].result()
 
 
+def test_a_worker_that_ends_once_it_was_accepted_is_named() -> None:
+    """Worker 0 has accepted worker 2, which finds that worker 1 has ended."""
+    with Job(3, SECRET) as job:
+        job.listening[1].close()
+        job.begin(0)
+        job.begin(2)
+        with pytest.raises(ConnectionError, match="Expected worker 1 to listen .*refused"):
+            job.begun[2].result()
+        with pytest.raises(ConnectionError, match="worker 2 at .* has ended"):
+            job.begun[0].result()
+
+
 def test_a_worker_whose_name_the_others_do_not_know_is_named() -> None:
     with Job(2, SECRET, timeout=0.1) as job:
         job.known[0] = job.known[0]._replace(host="no-host.invalid", system="-")
