@@ -163,10 +163,10 @@ def test_an_error_at_the_beginning_of_a_save_on_the_background_is_heard_at_once(
 def test_an_error_of_one_worker_in_a_save_is_heard_by_all(tmp_path, on_workers, monkeypatch, place):
     whole = functools.reduce(getattr, place.split("."), saves)
 
-    def fails_on_worker_1(self, *arguments):
+    def fails_on_worker_1(self, *arguments, **named):
         if sok.communicators.current().rank == 1:
             raise OSError("No space left")
-        return whole(self, *arguments)
+        return whole(self, *arguments, **named)
 
     monkeypatch.setattr(saves.RowsCapture, place.split(".")[1], fails_on_worker_1)
 
