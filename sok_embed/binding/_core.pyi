@@ -59,6 +59,7 @@ class Storage:
         sync: bool = False,  # with write_through: calls survive the machine
         reset_initializer: bool = False,
         batch_bytes: int | None = None,  # a flush of no more is one batch; None: 16 MiB
+        now: int | None = None,  # the time until set_now; None: the system's clock
     ) -> None: ...
     @staticmethod
     def find_open(path: _Path) -> Storage | None: ...

@@ -121,6 +121,8 @@ class Storage:
                 check_flag("reset_slots", reset_slots),
                 sync=durability == "sync",
                 reset_initializer=check_flag("reset_initializer", reset_initializer),
+                # Rows that have expired may be removed as soon as the folder is open.
+                now=None if clock is None else int(clock()),
             )
             _open_storages[os.path.realpath(self.path)] = self
         self._finalizer = weakref.finalize(self, _finish, self._native, self._process)

@@ -39,6 +39,15 @@ def test_a_row_is_not_served_after_the_folder_is_opened_anew(tmp_path, clock):
         assert peek(sgd(second), 1).tolist() == [[0, 0]]
 
 
+def test_a_folder_is_opened_at_the_time_of_its_clock(tmp_path, clock):
+    """Files may be merged, without expired rows, before the first call."""
+    with kv.Storage(tmp_path / "a", ttl=TTL, clock=clock) as first:
+        sgd(first).apply_gradients(keys(1), ones(1))
+    with kv.Storage(tmp_path / "a", clock=clock) as second:
+        second._native.compact()
+        assert peek(sgd(second), 1).tolist() == [[-1, -1]]
+
+
 def test_reading_does_not_keep_a_row(storage, clock):
     embedding = sgd(storage)
     embedding.apply_gradients(keys(1), ones(1))

@@ -225,5 +225,9 @@ def test_the_static_gradient_refuses_sizes_that_do_not_fit():
     ):
         with pytest.raises(ERROR, match="expected a bucket and a gradient"):
             ops.sok_embed_adaptive_static_gradient(
-                own=own, buckets=tf.constant(buckets, tf.int64), gradients=gradients, dim=DIM
+                own=own,
+                buckets=tf.constant(buckets, tf.int64),
+                gradients=gradients,
+                tokens=[],
+                dim=DIM,
             )

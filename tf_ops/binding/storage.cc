@@ -43,7 +43,7 @@ std::optional<EvictionConfig> ToEviction(const std::optional<EvictionTuple>& giv
 void Open(PyStorage* self, nb::handle path, std::optional<uint32_t> ttl, uint64_t cache_bytes,
           bool write_through, bool read_only, bool reset_slots, std::optional<uint64_t> spill_rows,
           bool ttl_with_load, bool sync, bool reset_initializer,
-          std::optional<uint64_t> batch_bytes) {
+          std::optional<uint64_t> batch_bytes, std::optional<uint32_t> now) {
   StorageOptions options;
   options.path = ToPath(path);
   options.ttl = ttl;
@@ -56,6 +56,7 @@ void Open(PyStorage* self, nb::handle path, std::optional<uint32_t> ttl, uint64_
   options.sync = sync;
   options.reset_initializer = reset_initializer;
   if (batch_bytes.has_value()) options.batch_bytes = *batch_bytes;
+  if (now.has_value()) options.now = [now = *now] { return now; };
   new (self) PyStorage{Held<Storage>(Value(Unlocked([&] { return Storage::Open(options); })))};
 }
 
@@ -249,7 +250,7 @@ void BindStorage(nb::module_& module) {
                nb::arg("write_through"), nb::arg("read_only"), nb::arg("reset_slots") = false,
                nb::arg("spill_rows").none() = nb::none(), nb::arg("ttl_with_load") = false,
                nb::arg("sync") = false, nb::arg("reset_initializer") = false,
-               nb::arg("batch_bytes").none() = nb::none())
+               nb::arg("batch_bytes").none() = nb::none(), nb::arg("now").none() = nb::none())
           .def_static("find_open", FindOpen, nb::arg("path"))
           .def_prop_ro("path", [](PyStorage& self) { return FromPath(self.storage->path()); })
           .def_prop_ro("id", [](PyStorage& self) { return self.storage->id(); })
