@@ -141,7 +141,7 @@ def test_connections_that_are_held_open_take_no_workers_room(secret: bytes | Non
 
 @pytest.mark.parametrize("ends", [0, 3])
 def test_a_worker_whose_connection_ends_before_it_is_accepted_calls_again(ends: int) -> None:
-    """What the workers say goes through this test, so worker 1 cannot use a local socket."""
+    """Messages of the workers go through this test, so worker 1 cannot use a local socket."""
     with Job(2, SECRET) as job, socket.create_server((HOST, 0)) as server:
         at = job.known[0]
         job.begin(0)
@@ -157,7 +157,7 @@ def test_a_worker_whose_connection_ends_before_it_is_accepted_calls_again(ends: 
             more = read(came, 2 * PROOF_BYTES + len(hello(2, 0)))
             to.sendall(more)
             came.sendall(read(to, 20 + PROOF_BYTES))
-            # What was recorded of a worker is of no use, neither here nor there.
+            # Messages that were recorded are of no use, neither here nor there.
             assert job.begun[0].result() and job.begun[1].result()
 
 

@@ -13,7 +13,7 @@ namespace sok {
 // Makes the folder and its parent folders, where they are missing.
 Status MakeFolders(const std::string& path);
 
-// Returns the names in a folder, but for "." and ".."; none if there is no such folder.
+// Returns the names in a folder, but for "." and ".."; no names for a folder that is missing.
 // Errors are SystemError's.
 Result<std::vector<std::string>> FilesIn(const std::string& path);
 
