@@ -247,9 +247,10 @@ Result<std::shared_ptr<Storage>> Storage::Open(const StorageOptions& options) {
   core->id = IdIn(description);
   SOK_ASSIGN_OR_RETURN(auto state, core->database->ReadMeta(kHistoryName));
   const History history = History::FromText(state[kHistoryName]);
-  SOK_ASSIGN_OR_RETURN(auto next_segment,
-                       ReplayJournal(core->database.get(), Expiry(opened.ttl, options.now), core->id,
-                                     state[kHistoryName], options.read_only, core->written.get()));
+  SOK_ASSIGN_OR_RETURN(
+      auto next_segment,
+      ReplayJournal(core->database.get(), Expiry(opened.ttl, options.now), core->id,
+                    state[kHistoryName], options.read_only, core->written.get()));
   if (options.read_only) {
     SOK_ASSIGN_OR_RETURN(const auto segments, JournalSegments(options.path));
     for (uint64_t segment : segments) {
