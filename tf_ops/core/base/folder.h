@@ -18,7 +18,7 @@ Status MakeFolders(const std::string& path);
 Result<std::vector<std::string>> FilesIn(const std::string& path);
 
 // Returns the sum of the sizes of the files in the folder for whose names `wanted` returns true; 0
-// if there is no folder, or it cannot be listed.
+// for a folder that is missing or cannot be listed.
 uint64_t BytesOfFiles(const std::string& path,
                       const std::function<bool(const std::string& name)>& wanted);
 
