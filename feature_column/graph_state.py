@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,12 +13,12 @@ import tensorflow as tf
 from tensorflow.python.ops import control_flow_v2_func_graphs as control_flow
 
 from sok_embed import communicators, tf_ops
-from sok_embed.admission import op_attributes
 from sok_embed.arguments import shown
 from sok_embed.feature_column.categorical import OwnRowsCategorical, own_rows_column_in
 from sok_embed.feature_column.column_lookup import EmbeddingRows, check_same_rows
-from sok_embed.feature_column.own_table import Evictor, open_storage, table_attributes
+from sok_embed.feature_column.own_table import NOTHING, Evictor, open_storage, table_options
 from sok_embed.feature_column.saveable import RowsSaveable
+from sok_embed.kv.table_spec import TableSpec
 from sok_embed.lookups.lookup import Call
 from sok_embed.tables.gpus import refuse_in_graph
 
@@ -61,19 +60,17 @@ class GraphTable:
         self.lookups: list[tf.Tensor] = []  # the outputs of lookups
         # The reference keeps the storage open.
         self.storage = open_storage(column, name)
-        attributes = table_attributes(column)
-        if self.storage is not None:
-            attributes["storage"] = os.fsencode(self.storage.path)
-        attributes |= op_attributes(column.ev_option.admission)
-        self._evict = Evictor(column, dim, lambda: static, name)
-        self.resource_handle = tf_ops.table_handle(
-            name,
-            dim,
-            initializer="constant",
-            initializer_a=0.0,
-            initializer_b=0.0,
-            **attributes,
+        spec = TableSpec(
+            dim=dim,
+            initializer=NOTHING.bounds,
+            storage=self.storage,
+            name=name,
+            **table_options(column),
         )
+        # Another process may import the graph with a storage of its own.
+        attributes = {**spec.attributes(), "storage_id": ""}
+        self._evict = Evictor(column, dim, lambda: static, name)
+        self.resource_handle = tf_ops.table_handle(name, dim, **attributes)
 
     def commit(
         self, anchor: tf.Tensor, steps: tf_ops.RuleSteps, redemption: tf_ops.Redemption

@@ -18,8 +18,7 @@ from sok_embed.feature_column.initializers import (
     serialize_initializer,
 )
 from sok_embed.feature_column.storage_options import StorageOption, StorageType
-from sok_embed.tables.devices import CPU, check_device
-from sok_embed.tables.row_dtypes import FLOAT32, check_row_dtypes
+from sok_embed.kv.table_spec import RowOptions
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class InitializerOption:
 
 
 @dataclass(frozen=True)
-class EmbeddingVariableOption:
+class EmbeddingVariableOption(RowOptions):
     """The place of own rows, and the keys that keep one.
 
     Example:
@@ -86,11 +85,10 @@ class EmbeddingVariableOption:
             Other keys read and train their static row, even with mask 1.
         storage_option: `None` or `StorageOption`.
         init_option: `None` or `InitializerOption`.
-        row_dtype: The type in which own rows lie, as for `DynamicEmbedding`.
-        slot_dtype: The type in which their optimizer slots lie.
-        device: The device whose memory own rows lie in, as for `DynamicEmbedding`, and static rows
-            too unless there is a filter or several workers. `partition_num` has no effect on a GPU.
-            TF1 graphs and embedding variables cannot use one.
+        **options: The options of `sok_embed.kv.table_spec.RowOptions`: the types in which own rows
+            lie, and the device whose memory they lie in, as static rows do unless there is a filter
+            or several workers. `partition_num` has no effect on a GPU. TF1 graphs and embedding
+            variables cannot use one.
 
     Raises:
         ValueError: For anything else, and for a `GlobalStepEvict` or other types than float32 of
@@ -101,9 +99,6 @@ class EmbeddingVariableOption:
     filter_option: CounterFilter | CBFFilter | None = None
     storage_option: StorageOption | None = None
     init_option: InitializerOption | None = None
-    row_dtype: str = FLOAT32
-    slot_dtype: str = FLOAT32
-    device: str = CPU
 
     def __post_init__(self) -> None:
         for name, kinds in _PARTS.items():
@@ -114,8 +109,7 @@ class EmbeddingVariableOption:
                     f"{', '.join(kind.__name__ for kind in kinds)}. Received: {shown(part)}."
                 )
         on_disk = self.storage_option is not None and self.storage_option.on_disk
-        check_row_dtypes("EmbeddingVariableOption", self.row_dtype, self.slot_dtype)
-        check_device("EmbeddingVariableOption", self.device)
+        self.check("EmbeddingVariableOption")
         if on_disk and isinstance(self.evict_option, GlobalStepEvict):
             raise ValueError(
                 "EmbeddingVariableOption: expected no GlobalStepEvict with a storage_option on "
@@ -153,12 +147,12 @@ class EmbeddingVariableOption:
     def get_config(self) -> dict[str, Any]:
         """Returns the parts, as JSON can hold them; see `from_config`."""
         parts = {name: _config_of(getattr(self, name)) for name in _PARTS}
-        return {**parts, **{name: getattr(self, name) for name in _TEXTS}}
+        return {**parts, **{name: getattr(self, name) for name in RowOptions.names()}}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> EmbeddingVariableOption:
         """Makes the option that a `get_config` came from."""
-        texts = {name: config[name] for name in _TEXTS if name in config}
+        texts = {name: config[name] for name in RowOptions.names() if name in config}
         return cls(**{name: _part_from(config[name]) for name in _PARTS}, **texts)
 
 
@@ -168,7 +162,6 @@ _PARTS: dict[str, tuple[type[Any], ...]] = {
     "storage_option": (StorageOption,),
     "init_option": (InitializerOption,),
 }
-_TEXTS = ("row_dtype", "slot_dtype", "device")
 
 
 def _is_number(value: Any) -> bool:

@@ -15,6 +15,7 @@ from sok_embed import communicators, kv, tf_ops
 from sok_embed.eviction import MaxAge, core_arguments
 from sok_embed.feature_column.categorical import OwnRowsCategorical
 from sok_embed.initializers import RowInitializer
+from sok_embed.kv.table_spec import RowOptions
 from sok_embed.tables.table import Table
 
 # Rows start as their static rows, so this is not used.
@@ -48,14 +49,14 @@ def made_by_config() -> Iterator[None]:
         _by_config.reset(token)
 
 
-def table_attributes(column: OwnRowsCategorical) -> dict[str, Any]:
-    """Returns the attributes that a column adds to those of a plain `Table`."""
-    eviction = column.ev_option.eviction
+def table_options(column: OwnRowsCategorical) -> dict[str, Any]:
+    """Returns the options that a column gives the table of its own rows."""
+    option = column.ev_option
     return {
         "shards": column.partition_num or 0,
-        "step_clock": isinstance(eviction, MaxAge),
-        "row_dtype": column.ev_option.row_dtype,
-        "slot_dtype": column.ev_option.slot_dtype,
+        "step_clock": isinstance(option.eviction, MaxAge),
+        "admission": option.admission,
+        **{name: getattr(option, name) for name in RowOptions.names()},
     }
 
 
@@ -146,8 +147,6 @@ class OwnRows(Table):
         owner: int,
         name: str,
     ) -> None:
-        option = column.ev_option
-        self._more_attributes = table_attributes(column)
         self._evict = Evictor(column, dim, static, f"sok_embed.{name}")
         super().__init__(
             dim,
@@ -155,16 +154,9 @@ class OwnRows(Table):
             owners=owners,
             owner=owner,
             storage=open_storage(column, name),
-            admission=option.admission,
-            row_dtype=option.row_dtype,
-            slot_dtype=option.slot_dtype,
-            device=option.device,
             name=name,
+            **table_options(column),
         )
-
-    def _create_resource(self) -> tf.Tensor:
-        self._attributes |= self._more_attributes
-        return super()._create_resource()
 
     def commit(
         self, anchor: tf.Tensor, steps: tf_ops.RuleSteps, redemption: tf_ops.Redemption

@@ -27,7 +27,8 @@ FOLDERS = {
 
 # The rooms, the lowest floor first. Rooms of one floor do not import each other.
 FLOORS = (
-    ("arguments", "binding", "import_watch", "tf_ops"),
+    ("arguments", "binding", "import_watch"),
+    ("tf_ops",),
     ("files",),
     ("admission", "communicators", "eviction"),
     ("kv",),

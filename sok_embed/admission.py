@@ -145,15 +145,6 @@ def get(admission: Admission | Mapping[str, Any] | None) -> Admission | None:
     )
 
 
-def op_attributes(admission: Admission | None) -> dict[str, Any]:
-    """Returns the attributes of an admission for the ops that make a table."""
-    if admission is None:
-        return {}
-    config = admission.get_config()
-    kind = config.pop("kind")
-    return {"admission": kind} | {f"admission_{name}": value for name, value in config.items()}
-
-
 def _set_integer(admission: Admission, name: str, low: int, high: int) -> None:
     """Checks a field, and makes it a Python integer, which JSON can hold."""
     value = check_integer(name, getattr(admission, name), low, high)

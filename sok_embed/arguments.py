@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import re
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import numpy as np
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 # Matches the repr that Python gives an object whose class has none of its own.
@@ -132,3 +136,34 @@ def difference(lacking: str, more: str) -> str:
     parts = [f"lacks {lacking}"] if lacking else []
     parts += [f"has {more} more"] if more else []
     return " and ".join(parts) or "has them in another order"
+
+
+def takes_options(options: type, *without: str) -> Callable[[_Function], _Function]:
+    """Shows the fields of a dataclass in the signature of a constructor that takes them by `**`.
+
+    Args:
+        options: The dataclass.
+        *without: The names of fields that the constructor does not take.
+    """
+
+    def decorate(constructor: _Function) -> _Function:
+        signature = inspect.signature(constructor)
+        *before, rest = signature.parameters.values()
+        shown = [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=field.default,
+                annotation=field.type,
+            )
+            for field in dataclasses.fields(options)
+            if field.name not in {*without, *signature.parameters}
+        ]
+        if rest.name == "kwargs":  # it takes other arguments too
+            shown.append(rest)
+        constructor.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[*before, *shown]
+        )
+        return constructor
+
+    return decorate

@@ -227,39 +227,3 @@ def core_arguments(eviction: Eviction) -> dict[str, Any]:
         "min_l2": float(eviction.l2) if isinstance(eviction, MinNorm) else 0.0,
         "every": eviction.every if isinstance(eviction, MinNorm) else 100,
     }
-
-
-def check_place(
-    eviction: Eviction | None,
-    what: str,
-    *,
-    max_rows: int | None,
-    stored: bool,
-    direct: bool = False,
-) -> None:
-    """Raises ValueError for an eviction that a table cannot have.
-
-    Args:
-        eviction: The eviction of the table.
-        what: The owner of the table, for the message: `"Layer 'clicks'"`.
-        max_rows: The limit of the table's rows; `None`: no limit.
-        stored: True if its rows lie in a storage.
-        direct: True if its rows are found by position.
-    """
-    if eviction is None:
-        return
-    if direct:
-        raise ValueError(
-            f"{what}: expected no eviction for keys of a fixed range, whose rows all have their "
-            f"places. Received: {shown(eviction)}. Use a hash table."
-        )
-    if eviction.needs_max_rows and max_rows is None:
-        raise ValueError(
-            f"{what}: expected max_rows with {shown(eviction)}, which makes room in a full table. "
-            "Received: max_rows=None. Give max_rows, or use MaxAge or MinNorm."
-        )
-    if stored and isinstance(eviction, MaxAge) and eviction.steps is not None:
-        raise ValueError(
-            f"{what}: expected MaxAge(seconds=…) for rows in a storage, whose times are seconds. "
-            f"Received: {shown(eviction)}."
-        )

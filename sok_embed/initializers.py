@@ -50,6 +50,11 @@ class RowInitializer:
     b: float
     seed: int | None
 
+    @property
+    def bounds(self) -> tuple[str, float, float]:
+        """The kind and the two numbers, without the seed."""
+        return self.kind, self.a, self.b
+
 
 def row_initializer(identifier: Any, dim: int) -> RowInitializer:
     """Finds the native initializer that draws what a Keras initializer draws.
@@ -107,16 +112,6 @@ def derive_seed(name: str) -> int:
     """
     digest = hashlib.blake2b(f"{callers.global_seed()}/{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
-
-
-def seed_as_int64(seed: int) -> int:
-    """Returns a seed's lowest 64 bits as a number in [-2^63, 2^63), for the attribute of an op.
-
-    Example:
-    >>> seed_as_int64(2**64 - 1)
-    -1
-    """
-    return (int(seed) + 2**63) % 2**64 - 2**63
 
 
 def _zeros(initializer: Any, dim: int) -> RowInitializer:

@@ -11,10 +11,15 @@ import tensorflow as tf
 from sok_embed.tf_ops import stock_hashes
 from sok_embed.tf_ops.native import number_in_graph, on_cpu, ops
 from sok_embed.tf_ops.served import ServedAdaptiveRows, as_int64, is_serving
-from sok_embed.tf_ops.tables import Export, Lookup, checked, deposit, has_marks
+from sok_embed.tf_ops.tables import Export, Lookup, checked, deposit, has_marks, spec_of
 
 _NO_COUNTS = np.zeros([0], np.int64)
 _NO_MASK = np.zeros([0], np.int32)
+# The attributes that only an adaptive table has, or has instead of its two tables of rows.
+_ADAPTIVE = (
+    "static_buckets owners owner promote_after max_rows decay_every ttl copy_slots demote_blend "
+    "sketch_capacity counter_bits"
+).split()
 
 
 def anonymous_adaptive_table(table_name: str, dim: int, **attributes: Any) -> tf.Tensor:
@@ -23,17 +28,19 @@ def anonymous_adaptive_table(table_name: str, dim: int, **attributes: Any) -> tf
     Args:
         table_name: The name of the table, for messages.
         dim: The length of a row.
-        **attributes: `initializer`, `initializer_a`, `initializer_b` and `seed`, of static rows;
-            `static_buckets`, of all workers; `owners`, `owner`; `promote_after`; `max_rows`,
-            `decay_every` and `ttl`, where 0 is none; `copy_slots`; `demote_blend`;
-            `sketch_capacity`; `counter_bits`; `row_dtype` and `slot_dtype`; `gpu` and
-            `gpu_optional`, as of a table. See `sok_embed.AdaptiveEmbedding`.
+        **attributes: `static_buckets`, of all workers; `owners`, `owner`; `promote_after`;
+            `max_rows`, `decay_every` and `ttl`, where 0 is none; `copy_slots`; `demote_blend`;
+            `sketch_capacity`; `counter_bits`; and the fields of both tables of rows, as of
+            `table_handle`. See `sok_embed.AdaptiveEmbedding`.
 
     Returns:
         A scalar resource tensor, on the CPU.
     """
+    own = {name: attributes.pop(name) for name in _ADAPTIVE if name in attributes}
     with on_cpu():
-        return ops.sok_embed_anonymous_adaptive_table(table_name=table_name, dim=dim, **attributes)
+        return ops.sok_embed_anonymous_adaptive_table(
+            table_name=table_name, spec=spec_of(dim, attributes), **own
+        )
 
 
 def adaptive_tables(table: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from sok_embed.binding.spec_text import spec_text
 from sok_embed.tf_ops.measuring import note_deposit
 from sok_embed.tf_ops.native import number_in_graph, on_cpu, ops
 from sok_embed.tf_ops.served import ServedRows, as_int64
@@ -32,24 +33,16 @@ def table_handle(shared_name: str, dim: int, **attributes: Any) -> tf.Tensor:
     Args:
         shared_name: The name in TensorFlow's resource manager.
         dim: The length of a row.
-        **attributes: `initializer` (`"constant"`, `"uniform"`, `"normal"`, `"truncated_normal"`)
-            with its numbers `initializer_a` and `initializer_b`, `seed`, `max_rows` (0: no limit),
-            `direct`, `owners`, `owner`, `shards` (the number of parts into which rows in memory are
-            divided by key, so that threads work in parallel; 0: chosen for the machine),
-            `row_dtype` and `slot_dtype` (the types in which embeddings and slots are stored:
-            `"float32"`, `"bfloat16"`, `"float16"` or `"int8"`, for slots the first two),
-            `eviction` (`"lru"`, `"lfu"`, `"max_age"`, `"min_norm"`; empty: none) with
-            `eviction_max_age` in ticks of the table's clock, `eviction_min_l2` and
-            `eviction_every`, `step_clock` (rows record the table's step of their last update
-            instead of the time in seconds), `gpu` (the number of the GPU in whose memory the rows
-            are; -1: the host's memory) with `max_bytes` of that memory (0: all of it) and
-            `gpu_optional` (without such a GPU, rows are in the host's memory).
+        **attributes: The other fields of `TableSpec` in the core's `tables/table_spec.h`, which has
+            their defaults: `initializer` (`"constant"`, `"uniform"`, `"normal"`,
+            `"truncated_normal"`) with its numbers `initializer_a` and `initializer_b`, `seed`,
+            `max_rows` (0: no limit), `eviction` with its numbers, `row_dtype` and so on.
 
     Returns:
         A scalar resource tensor, on the CPU.
     """
     with on_cpu():
-        return ops.sok_embed_table_handle(shared_name=shared_name, dim=dim, **attributes)
+        return ops.sok_embed_table_handle(shared_name=shared_name, spec=spec_of(dim, attributes))
 
 
 def anonymous_table(table_name: str, dim: int, **attributes: Any) -> tf.Tensor:
@@ -58,7 +51,16 @@ def anonymous_table(table_name: str, dim: int, **attributes: Any) -> tf.Tensor:
     It has the same arguments as `table_handle`.
     """
     with on_cpu():
-        return ops.sok_embed_anonymous_table(table_name=table_name, dim=dim, **attributes)
+        return ops.sok_embed_anonymous_table(table_name=table_name, spec=spec_of(dim, attributes))
+
+
+def spec_of(dim: int, attributes: Mapping[str, Any]) -> str:
+    """Returns the attribute `spec` of an op. Its numbers are those of the core, float32."""
+    rounded = {
+        name: float(np.float32(value)) if isinstance(value, float) else value
+        for name, value in attributes.items()
+    }
+    return spec_text(dim, rounded)
 
 
 def release(handle: tf.Tensor) -> None:

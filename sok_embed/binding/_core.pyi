@@ -116,22 +116,12 @@ class Storage:
     def disk_use(self) -> dict[str, int]: ...
     def open_table(
         self,
+        spec: str,
         *,
-        group: int,
-        dim: int,
-        initializer: str,
-        a: float,
-        b: float,
-        seed: int,
         rule: str = "",
         hypers: _Numbers = ...,
-        admission: tuple[str, int, int, float, int] | None = None,
-        max_rows: int = 0,
         reset_slots: bool = False,
-        eviction: tuple[str, int, float, int] | None = None,
         reset_initializer: bool = False,
-        row_dtype: str = "float32",
-        slot_dtype: str = "float32",
     ) -> Table: ...
 
 class Table:

@@ -206,10 +206,10 @@ def tables_of_one_file(model: keras.Model) -> list[LocatedTable]:
 def _fitting_contents(tables: WholeTables, table: Any) -> Any:
     """Returns the rows of all workers in a table. Warns if one worker could not hold them."""
     whole = tables.contents(table)
-    limit = int(table._attributes["max_rows"])
+    limit = table.parts[0].max_rows
     keys = whole.parts[0].keys
     needed = len(keys)
-    if table._attributes.get("direct") and needed:
+    if table.spec.direct and needed:
         needed = int(keys.max()) + 1
     if limit and needed > limit:
         warnings.warn(

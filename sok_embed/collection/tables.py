@@ -12,22 +12,21 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from sok_embed import communicators, planning, tf_ops
-from sok_embed import eviction as evictions
 from sok_embed.configs.configs import FeatureConfig, TableConfig, distinct_tables
 from sok_embed.configs.shared_configs import check_own_configs
-from sok_embed.initializers import RowInitializer, derive_seed, row_initializer
+from sok_embed.initializers import derive_seed, row_initializer
+from sok_embed.kv.devices import CPU
+from sok_embed.kv.table_spec import TableSpec
 from sok_embed.optimizers.row_rules import check_own, has_schedule
 from sok_embed.planning import Plan, PlannedTable
 from sok_embed.planning.tables import KEY, REPLICATED
 from sok_embed.tables import group_holders
 from sok_embed.tables.changed_rows import commit_and_change
-from sok_embed.tables.devices import CPU
 from sok_embed.tables.owned_resource import OwnedResource
 from sok_embed.tables.owners import EveryWorkerRule, MixedRule, OneWorkerRule, OwnerRule, salt_of
-from sok_embed.tables.table import Table
+from sok_embed.tables.table import Table, table_of
 from sok_embed.training.commit import Commit, TrainedTable
 
-_INT64 = 2**63
 # The number of examples in a step of all workers, for a plan that does not know it.
 _BATCH_SIZE = 8192
 # With so many tables or more, each has fewer shards: threads work on several tables at a time.
@@ -131,8 +130,6 @@ class TableCollection(Mapping[str, Table]):
     def _make(self, config: TableConfig) -> Table:
         check_own(config.optimizer, config.name)
         _refuse_norms(config)
-        initializer = row_initializer(config.initializer, config.embedding_dim)
-        seed = self._seed_of(config, initializer)
         placed = self.placements[config.name]
         # Keys that are positions need no hash. But if keys are spread over workers, most positions
         # on a worker would be empty, and a worker without rows needs none.
@@ -141,41 +138,34 @@ class TableCollection(Mapping[str, Table]):
         whole = self.owners == 1 or holds_all
         # Rows on a GPU are found by hash.
         direct = config.vocabulary_size is not None and plain and whole and config.device == CPU
-        max_rows = config.vocabulary_size if direct else config.max_rows
-        evictions.check_place(
-            config.eviction,
-            f"Table '{config.name}'",
-            max_rows=max_rows,
-            stored=config.storage is not None,
-            direct=direct,
-        )
-        table = Table(
-            config.embedding_dim,
-            initializer,
-            seed=seed % _INT64,
-            max_rows=max_rows,
+        initializer = row_initializer(config.initializer, config.embedding_dim)
+        options = config.options()
+        if direct:
+            options["max_rows"] = config.vocabulary_size
+        spec = TableSpec(
+            dim=config.embedding_dim,
+            initializer=initializer.bounds,
             direct=direct,
             owners=self.owners,
             owner=self.owner,
-            owner_rule=_owner_rule(config.name, placed),
-            storage=config.storage,
-            group=config.group or 0,
-            admission=config.admission,
-            eviction=config.eviction,
-            row_dtype=config.row_dtype,
-            slot_dtype=config.slot_dtype,
-            device=config.device,
-            max_bytes=config.max_bytes,
             shards=self._shards(),
             name=config.name,
+            what=f"TableConfig '{config.name}'",
+            **options,
         )
+        holder = f"table '{config.name}' of layer '{self.name}'"
+        default = initializer.seed
+        if default is None:
+            default = derive_seed(f"{self.name}/{config.name}")
+        spec = group_holders.with_seed(spec, holder, lambda: default)
+        table = table_of(spec, _owner_rule(config.name, placed))
         table.constraint = config.constraint
         if config.vocabulary_size is not None and plain:
             # This is set even if the part of this worker has a hash: an export has all keys.
             table.key_limit = config.vocabulary_size
-        self.seeded[config.name] = replace(config, seed=seed)
-        if config.storage is not None:
-            group_holders.hold(config.storage, config.group or 0, table, self._holder(config))
+        self.seeded[config.name] = replace(config, seed=spec.seed)
+        if spec.storage is not None:
+            group_holders.hold(spec.storage, spec.group, table, holder)
         return table
 
     def _shards(self) -> int:
@@ -183,27 +173,6 @@ class TableCollection(Mapping[str, Table]):
         if len(self.configs) < _MANY_TABLES:
             return 0
         return max(_LEAST_SHARDS, len(os.sched_getaffinity(0)))
-
-    def _seed_of(self, config: TableConfig, initializer: RowInitializer) -> int:
-        stored = None
-        what = f"TableConfig '{config.name}'"
-        if config.storage is not None:
-            holder = self._holder(config)
-            stored = group_holders.stored_group(what, config.storage, config.group or 0, holder)
-        if config.seed is not None:
-            seed = config.seed
-        elif stored is not None and stored.initializer is not None:
-            seed = int(stored.initializer["seed"])
-        elif initializer.seed is not None:
-            seed = initializer.seed
-        else:
-            seed = derive_seed(f"{self.name}/{config.name}")
-        if config.storage is not None and stored is not None:
-            group_holders.check_same_start(what, config.storage, stored, initializer, seed)
-        return seed
-
-    def _holder(self, config: TableConfig) -> str:
-        return f"table '{config.name}' of layer '{self.name}'"
 
     def __getitem__(self, name: str) -> Table:
         return self._tables[name]

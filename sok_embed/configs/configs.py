@@ -10,16 +10,12 @@ from typing import Any, NamedTuple
 
 import keras
 
-from sok_embed import admission as admissions
-from sok_embed import eviction as evictions
-from sok_embed import kv
 from sok_embed.arguments import check_flag, check_integer, check_positive, is_among, shown
 from sok_embed.keras_bridge.keras_arguments import function_of_rows
+from sok_embed.kv.table_spec import TableOptions
 from sok_embed.lookups.padding import padding_keys
 from sok_embed.optimizers import row_rules
 from sok_embed.tables import row_constraints, storage_copies
-from sok_embed.tables.devices import CPU, check_device
-from sok_embed.tables.row_dtypes import FLOAT32, check_row_dtypes
 from sok_embed.tf_ops.collections import COMBINERS as POOLED
 
 COMBINERS = (*POOLED, None)
@@ -29,8 +25,8 @@ _KERAS_RS = ("auto", "sparsecore", "default_device")
 
 
 @keras.saving.register_keras_serializable(package="sok_embed")
-@dataclass(eq=False)
-class TableConfig:
+@dataclass(frozen=True, eq=False)
+class TableConfig(TableOptions):
     """One table of embeddings, for one feature or for several that share it.
 
     Example:
@@ -50,30 +46,16 @@ class TableConfig:
             combines the vectors of each bag and sends the combined vector. `"replicated"`: every
             row on every worker, without a storage and evictions by seconds. `"auto"`: the plan
             chooses.
-        seed: The seed of the initializer. `None`: the initializer's own seed if it has one, else a
-            seed from the names of layer and table and Keras' global seed.
         worker: The rank of the worker that holds the table, with `placement="worker"`. `None`: the
             plan chooses.
-        max_rows: The most rows on each worker; beyond it rows are evicted, or training raises.
-            `None`: no limit.
-        storage: The `sok_embed.kv.Storage`, or its config, that has the rows. `None`: rows are in
-            memory.
-        group: The group of the storage, in [0, 256). `None`: 0. Each table needs a group of its
-            own.
-        admission: The admission of keys, as for `DynamicEmbedding`. `None`: all keys get rows.
-        eviction: The eviction of rows, as for `DynamicEmbedding`. `None`: rows stay.
-        row_dtype: The type in which rows lie, as for `DynamicEmbedding`: `"float32"`,
-            `"bfloat16"`, `"float16"` or `"int8"`.
-        slot_dtype: The type in which the optimizer's slots lie: `"float32"` or `"bfloat16"`.
-        device: The device whose memory the rows of a worker lie in, as for `DynamicEmbedding`.
-        max_bytes: The most bytes of a GPU's memory that rows and their index take. `None`: all of
-            its memory.
         regularizer: A Keras regularizer, as `embeddings_regularizer` of `DynamicEmbedding`. The
             features of the table are then pooled by the workers that asked for their rows. `None`:
             no regularizer.
         constraint: A Keras constraint of rows, as `embeddings_constraint` of `DynamicEmbedding`.
             `None`: no constraint.
         trainable: True if training changes the table, and makes rows for keys that have none.
+        **options: The options of `sok_embed.kv.table_spec.TableOptions`, such as `max_rows`,
+            `storage` (or its config) and `eviction`.
 
     Raises:
         ValueError: For a value that is none of the above.
@@ -86,17 +68,7 @@ class TableConfig:
     optimizer: Any = None
     combiner: str | None = "mean"
     placement: str = "auto"
-    seed: int | None = field(default=None, kw_only=True)
     worker: int | None = field(default=None, kw_only=True)
-    max_rows: int | None = field(default=None, kw_only=True)
-    storage: Any = field(default=None, kw_only=True)
-    group: int | None = field(default=None, kw_only=True)
-    admission: Any = field(default=None, kw_only=True)
-    eviction: Any = field(default=None, kw_only=True)
-    row_dtype: str = field(default=FLOAT32, kw_only=True)
-    slot_dtype: str = field(default=FLOAT32, kw_only=True)
-    device: str = field(default=CPU, kw_only=True)
-    max_bytes: int | None = field(default=None, kw_only=True)
     regularizer: Any = field(default=None, kw_only=True)
     constraint: Any = field(default=None, kw_only=True)
     trainable: bool = field(default=True, kw_only=True)
@@ -105,46 +77,26 @@ class TableConfig:
         """Checks the values, and makes objects of names and configs."""
         _check_name("TableConfig", self.name)
         what = f"TableConfig '{self.name}'"
+        if isinstance(self.storage, Mapping):
+            self._set("storage", storage_copies.storage_of(self.storage))
+        self.check(what)
         if self.vocabulary_size is not None:
-            self.vocabulary_size = check_positive("vocabulary_size", self.vocabulary_size)
-        self.embedding_dim = check_positive("embedding_dim", self.embedding_dim)
+            self._set("vocabulary_size", check_positive("vocabulary_size", self.vocabulary_size))
+        self._set("embedding_dim", check_positive("embedding_dim", self.embedding_dim))
         _check_choice(what, "combiner", self.combiner, COMBINERS)
         _check_choice(what, "placement", self.placement, PLACEMENTS)
         if self.worker is not None:
-            self.worker = check_integer("worker", self.worker, 0, named=True)
+            self._set("worker", check_integer("worker", self.worker, 0, named=True))
             if self.placement != "worker":
                 raise ValueError(
                     f"{what}: expected placement='worker' beside worker. Received: "
                     f"placement={self.placement!r}, worker={self.worker}. Give both or neither."
                 )
-        if self.max_rows is not None:
-            self.max_rows = check_positive("max_rows", self.max_rows)
-        if self.seed is not None:
-            self.seed = check_integer("seed", self.seed, named=True)
-        if isinstance(self.storage, Mapping):
-            self.storage = storage_copies.storage_of(self.storage)
-        if self.storage is not None and not isinstance(self.storage, kv.Storage):
-            raise ValueError(
-                f"{what}: expected storage to be a sok_embed.kv.Storage. "
-                f"Received: {shown(self.storage)} (of type {type(self.storage).__name__})."
-            )
-        if self.group is not None:
-            self.group = check_integer("group", self.group, named=True)
-            if self.storage is None or not 0 <= self.group < kv.GROUPS:
-                raise ValueError(
-                    f"{what}: expected group in [0, {kv.GROUPS}) of a storage. Received: "
-                    f"group={self.group}, storage={shown(self.storage)}."
-                )
-        check_row_dtypes(what, self.row_dtype, self.slot_dtype)
-        check_device(what, self.device)
-        if self.max_bytes is not None:
-            self.max_bytes = check_positive("max_bytes", self.max_bytes)
-        self.optimizer = row_rules.get(self.optimizer)
-        self.admission = admissions.get(self.admission)
-        self.eviction = evictions.get(self.eviction)
-        self.regularizer = function_of_rows("Regularizer", keras.regularizers.get, self.regularizer)
-        self.constraint = row_constraints.get(self.constraint)
-        self.trainable = check_flag("trainable", self.trainable)
+        self._set("optimizer", row_rules.get(self.optimizer))
+        regularizer = function_of_rows("Regularizer", keras.regularizers.get, self.regularizer)
+        self._set("regularizer", regularizer)
+        self._set("constraint", row_constraints.get(self.constraint))
+        self._set("trainable", check_flag("trainable", self.trainable))
         self._check_replicated(what)
 
     def _check_replicated(self, what: str) -> None:
@@ -177,17 +129,9 @@ class TableConfig:
             "optimizer": row_rules.serialize(self.optimizer),
             "combiner": self.combiner,
             "placement": self.placement,
-            "seed": self.seed,
             "worker": self.worker,
-            "max_rows": self.max_rows,
+            **self.options_config(),
             "storage": storage_copies.config_of(self.storage),
-            "group": self.group,
-            "admission": None if self.admission is None else self.admission.get_config(),
-            "eviction": None if self.eviction is None else self.eviction.get_config(),
-            "row_dtype": self.row_dtype,
-            "slot_dtype": self.slot_dtype,
-            "device": self.device,
-            "max_bytes": self.max_bytes,
             "regularizer": keras.regularizers.serialize(self.regularizer),
             "constraint": keras.constraints.serialize(self.constraint),
             "trainable": self.trainable,

@@ -91,4 +91,4 @@ def share_optimizers(configs: Iterable[TableConfig]) -> None:
     for config in configs:
         if config.optimizer is not None:
             text = json.dumps(row_rules.serialize(config.optimizer), sort_keys=True, default=repr)
-            config.optimizer = found.setdefault(text, config.optimizer)
+            object.__setattr__(config, "optimizer", found.setdefault(text, config.optimizer))

@@ -49,7 +49,7 @@ def refuse_unknown_arguments(
     accepted = {*_names_of(keras.layers.Layer), "input_shape"}
     known = {**_REMEDIES, **(remedies or {})}
     for name, value in arguments.items():
-        if name in accepted:
+        if name in accepted or name in own:
             continue
         if name in known:
             remedy = known[name]

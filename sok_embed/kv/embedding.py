@@ -9,10 +9,7 @@ from typing import Any, Literal, NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
-from sok_embed.admission import Admission, CountingBloomAdmission, FrequencyAdmission
-from sok_embed.arguments import check_flag, check_integer
-from sok_embed.eviction import Eviction, check_place, core_arguments
-from sok_embed.eviction import get as get_eviction
+from sok_embed.arguments import check_flag, check_integer, takes_options
 from sok_embed.kv.arguments import (
     MOST_DIMENSION,
     UINT64,
@@ -25,6 +22,7 @@ from sok_embed.kv.initializer import Initializer
 from sok_embed.kv.metadata import Keys, Metadata, read_metadata
 from sok_embed.kv.optimizer import Optimizer
 from sok_embed.kv.storage import Storage
+from sok_embed.kv.table_spec import TableOptions, TableSpec
 
 
 class RemovedKeys(NamedTuple):
@@ -66,22 +64,16 @@ class Embedding:
         initializer: The initializer that new vectors start from.
         dimension: The length of a vector, in [1, 2**20].
         group: The number of the group, in [0, 256).
-        admission: The admission of keys, which decides which of them get a row; `None`: all.
         duplicates: The treatment of equal keys in one call of `apply_gradients`: `"sum"`, one
             update with the sum of their gradients; `"sequential"`, one update after another, in
             order.
-        max_rows: The most rows; `None`: as many as the disk holds.
         reset_slots: True if the optimizer may take over a group that another optimizer has trained.
             The slots of that one are dropped for good, and updates count from 0; the vectors stay.
             The same optimizer goes on with its own slots.
         reset_initializer: True if the initializer may differ from the group's. Rows that are made
             from now on start from the new one; existing rows stay.
-        eviction: The eviction of rows: one of `sok_embed.eviction`, or `"lru"` or `"lfu"`. `None`:
-            rows stay.
-        row_dtype: The type of the vectors on disk and in the cache: `"float32"`, `"bfloat16"`,
-            `"float16"` or `"int8"`, each row with a scale of its own. Updates compute in float32
-            and round at random, by draws of the initializer's seed, the key and its updates.
-        slot_dtype: The type of the optimizer's state of a row: `"float32"` or `"bfloat16"`.
+        **options: The options of `sok_embed.kv.table_spec.TableOptions` that a group can have:
+            `admission`, `eviction`, `max_rows`, `row_dtype` and `slot_dtype`.
 
     Raises:
         ValueError: For arguments out of their range, or if the group was made with another
@@ -92,6 +84,7 @@ class Embedding:
         FileNotFoundError: If there is no such group in a storage that is read-only.
     """
 
+    @takes_options(TableOptions, "seed", "device", "max_bytes")
     def __init__(
         self,
         storage: Storage,
@@ -100,20 +93,14 @@ class Embedding:
         dimension: int,
         group: int = 0,
         *,
-        admission: Admission | None = None,
         duplicates: Literal["sum", "sequential"] = "sum",
-        max_rows: int | None = None,
         reset_slots: bool = False,
-        eviction: Eviction | str | None = None,
         reset_initializer: bool = False,
-        row_dtype: Literal["float32", "bfloat16", "float16", "int8"] = "float32",
-        slot_dtype: Literal["float32", "bfloat16"] = "float32",
+        **options: Any,
     ) -> None:
         check_type("storage", storage, Storage)
         check_type("optimizer", optimizer, Optimizer)
         check_type("initializer", initializer, Initializer)
-        if admission is not None:
-            check_type("admission", admission, FrequencyAdmission, CountingBloomAdmission)
         if duplicates not in ("sum", "sequential"):
             raise ValueError(
                 f"Expected duplicates to be 'sum' or 'sequential'. Received: {duplicates!r}."
@@ -123,29 +110,25 @@ class Embedding:
         self.initializer = initializer
         self.dimension = check_integer("dimension", dimension, 1, MOST_DIMENSION + 1)
         self.group = check_integer("group", group, 0, GROUPS)
-        self.admission = admission
         self.duplicates = duplicates
-        self.eviction = get_eviction(eviction)
-        self._counts = False  # True once a lookup was counted, or a warning given that none was
-        what = f"Group {self.group} of '{storage.path}'"
-        check_place(self.eviction, what, max_rows=max_rows, stored=True)
-        kind, a, b = initializer.bounds(self.dimension)
-        self._table = storage.ready().open_table(
-            group=self.group,
+        spec = TableSpec(
             dim=self.dimension,
-            initializer=kind,
-            a=a,
-            b=b,
-            seed=initializer.seed % UINT64,
+            initializer=initializer.bounds(self.dimension),
+            seed=initializer.seed,
+            storage=storage,
+            group=self.group,
+            what=f"Group {self.group} of '{storage.path}'",
+            **options,
+        )
+        self.admission = spec.admission
+        self.eviction = spec.eviction
+        self._counts = False  # True once a lookup was counted, or a warning given that none was
+        self._table = storage.ready().open_table(
+            spec.serialized(),
             rule=optimizer.rule,
             hypers=list(optimizer.parameters.items()),
-            admission=_admission_arguments(admission),
-            max_rows=0 if max_rows is None else check_integer("max_rows", max_rows, 1, UINT64),
             reset_slots=check_flag("reset_slots", reset_slots),
-            eviction=_eviction_arguments(self.eviction),
             reset_initializer=check_flag("reset_initializer", reset_initializer),
-            row_dtype=_name("row_dtype", row_dtype),
-            slot_dtype=_name("slot_dtype", slot_dtype),
         )
 
     @overload
@@ -393,30 +376,3 @@ class Embedding:
                 f"Received: shape {list(values.shape)}."
             )
         return check_floats(name, values, size, writable)
-
-
-def _name(argument: str, given: Any) -> str:
-    if not isinstance(given, str):
-        raise TypeError(f"Expected {argument} to be a string. Received: {given!r}.")
-    return given
-
-
-def _admission_arguments(admission: Admission | None) -> tuple[str, int, int, float, int] | None:
-    if admission is None:
-        return None
-    if isinstance(admission, FrequencyAdmission):
-        return admission.kind, admission.min_count, 1, 0.01, 4
-    return (
-        admission.kind,
-        admission.min_count,
-        admission.capacity,
-        float(np.float32(admission.false_positive_rate)),  # rounded as ops round it
-        admission.counter_bits,
-    )
-
-
-def _eviction_arguments(eviction: Eviction | None) -> tuple[str, int, float, int] | None:
-    if eviction is None:
-        return None
-    arguments = core_arguments(eviction)
-    return arguments["kind"], arguments["max_age"], arguments["min_l2"], arguments["every"]

@@ -9,7 +9,9 @@ import keras
 import tensorflow as tf
 
 from sok_embed import communicators, tf_ops
+from sok_embed.arguments import check_integer, takes_options
 from sok_embed.keras_bridge.keras_arguments import refuse_unknown_arguments
+from sok_embed.kv.table_spec import RowOptions
 from sok_embed.layers.adaptive_arguments import check_adaptive_arguments
 from sok_embed.layers.adaptive_inputs import check_inputs, narrow, read_route
 from sok_embed.layers.arguments import attributes_of, check_key_type, serialize_initializer
@@ -22,14 +24,11 @@ from sok_embed.lookups.combining import output_spec
 from sok_embed.lookups.input_forms import flat_values, values_beside
 from sok_embed.lookups.padding import is_key, mask_of_keys, padding_keys
 from sok_embed.tables.adaptive_table import AdaptiveTable
-from sok_embed.tables.devices import CPU, check_device
-from sok_embed.tables.row_dtypes import FLOAT32
 
 # Arguments of the layer that stand in its config as they are.
 _ARGUMENTS = (
     "output_dim static_buckets promote_after max_rows decay_every ttl combiner mask_zero "
-    "padding_value mask slots demote_blend sketch_capacity counter_bits row_dtype slot_dtype "
-    "device"
+    "padding_value mask slots demote_blend sketch_capacity counter_bits"
 )
 
 
@@ -97,11 +96,9 @@ class AdaptiveEmbedding(KeyLayer):
             the key loses its row; in [0, 1].
         sketch_capacity: The number of distinct keys that the sketch is sized for, over all workers.
         counter_bits: The bits of a cell of the sketch: 8, which counts to 255, or 16.
-        row_dtype: The type in which own and static rows lie in memory, as `DynamicEmbedding` has
-            it: `"float32"`, `"bfloat16"`, `"float16"` or `"int8"`.
-        slot_dtype: The type in which their optimizer slots lie: `"float32"` or `"bfloat16"`.
-        device: The device whose memory own and static rows lie in, as `DynamicEmbedding` has it.
-        **kwargs: The arguments of `keras.layers.Layer`.
+        **kwargs: The options of `sok_embed.kv.table_spec.RowOptions`: the types of own and static
+            rows, and the device whose memory they lie in; and the arguments of
+            `keras.layers.Layer`.
 
     Call arguments:
         inputs: Integers, or strings, whose keys are their `sok_embed.fingerprint`s: dense of any
@@ -132,6 +129,7 @@ class AdaptiveEmbedding(KeyLayer):
     table: AdaptiveTable
     _table_lookup: AdaptiveLookup
 
+    @takes_options(RowOptions)
     def __init__(
         self,
         output_dim: int,
@@ -154,9 +152,6 @@ class AdaptiveEmbedding(KeyLayer):
         demote_blend: float = 0.0,
         sketch_capacity: int = 1_000_000,
         counter_bits: int = 8,
-        row_dtype: str = FLOAT32,
-        slot_dtype: str = FLOAT32,
-        device: str = CPU,
         **kwargs: Any,
     ) -> None:
         refuse_unknown_arguments(
@@ -167,6 +162,7 @@ class AdaptiveEmbedding(KeyLayer):
                 "what layer.table.snapshot() gives."
             },
         )
+        options = RowOptions.taken_from(kwargs)
         padding = padding_keys(mask_zero, padding_value)
         check_adaptive_arguments(
             output_dim=output_dim,
@@ -207,10 +203,9 @@ class AdaptiveEmbedding(KeyLayer):
         self.demote_blend = float(demote_blend)
         self.sketch_capacity = sketch_capacity
         self.counter_bits = counter_bits
-        self.row_dtype = row_dtype
-        self.slot_dtype = slot_dtype
-        self.device = check_device(f"Layer '{self.name}'", device)
-        self.seed = self._choose_seed(seed)
+        if seed is None:
+            seed = self._choose_seed()
+        self.seed = check_integer("seed", seed, named=True) % 2**63
         communicator = communicators.current()
         self.table = AdaptiveTable(
             output_dim,
@@ -225,13 +220,13 @@ class AdaptiveEmbedding(KeyLayer):
             demote_blend=demote_blend,
             sketch_capacity=sketch_capacity,
             counter_bits=counter_bits,
-            row_dtype=row_dtype,
-            slot_dtype=slot_dtype,
-            device=device,
             owners=communicator.size,
             owner=communicator.rank,
             name=self.name,
+            **options,
         )
+        for name in RowOptions.names():
+            setattr(self, name, getattr(self.table.spec, name))
         self.table.constraint = self.embeddings_constraint
         self.table.host = weakref.ref(self)
         self._table_lookup = AdaptiveLookup(self.table, f"Layer '{self.name}'")
@@ -313,5 +308,6 @@ class AdaptiveEmbedding(KeyLayer):
         return {
             **super().get_config(),
             **attributes_of(self, _ARGUMENTS),
+            **{name: getattr(self, name) for name in RowOptions.names()},
             "embeddings_initializer": serialize_initializer(self.embeddings_initializer),
         }

@@ -7,10 +7,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from sok_embed.arguments import check_flag, check_positive
+from sok_embed.arguments import check_flag, check_positive, takes_options
 from sok_embed.fingerprints import keys_of_strings
 from sok_embed.keras_bridge.keras_arguments import refuse_unknown_arguments
 from sok_embed.keras_bridge.rebuilding import true_ids
+from sok_embed.kv.table_spec import TableOptions
 from sok_embed.layers.arguments import attributes_of, serialize_initializer
 from sok_embed.layers.table_layer import TableLayer
 
@@ -56,27 +57,9 @@ class All2AllDenseEmbedding(TableLayer):
             constraint.
         on_full: `"error"`: a batch that would exceed the limit, and that no eviction makes room
             for, raises and makes no rows.
-        seed: The seed of the initializer; `None`: from the layer's name and Keras' global seed.
-        storage: A `sok_embed.kv.Storage` that the rows live in, to outgrow memory and outlive the
-            process. `None`: they live in memory.
-        group: The group of the storage, in [0, 256). Each layer needs a group of its own.
-        admission: The admission of keys, which decides which get a row: a `FrequencyAdmission` or
-            `CountingBloomAdmission` of `sok_embed.admission`. Other keys keep the vector that they
-            start from. `None`: all keys get rows.
-        eviction: The eviction of rows: one of `sok_embed.eviction`, or `"lru"` or `"lfu"`, by which
-            a full table evicts the rows that were trained least recently or least often, as many as
-            new keys need. `None`: rows stay. Not without a hash table.
-        row_dtype: The type in which rows lie, in memory and on disk: `"float32"`, `"bfloat16"`,
-            `"float16"` or `"int8"`, which has a float32 a row beside. Outputs, gradients, the
-            arithmetic of the optimizer and files are float32 as ever; after a step a row is rounded
-            at random, without a bias.
-        slot_dtype: The type in which the optimizer's slots lie beside the rows: `"float32"` or
-            `"bfloat16"`.
-        device: The device whose memory the rows of a worker lie in, as `DynamicEmbedding` has it.
-            Not a GPU without a hash table.
-        max_bytes: The most bytes of the GPU's memory that the rows and their index take. `None`:
-            all of its memory.
-        **kwargs: The arguments of `keras.layers.Layer`.
+        **kwargs: The options of `sok_embed.kv.table_spec.TableOptions` but `max_rows`, such as
+            `storage` and `eviction`, and the arguments of `keras.layers.Layer`. Without a hash
+            table there is no eviction, and no GPU.
 
     Input shape:
         Integers `[batch, slot_num, nnz_per_slot]`; `[None]` with `dynamic_input`. With int64 keys
@@ -93,6 +76,7 @@ class All2AllDenseEmbedding(TableLayer):
         tf.errors.InvalidArgumentError: For a key out of range, without a hash table.
     """
 
+    @takes_options(TableOptions, "max_rows")
     def __init__(
         self,
         max_vocabulary_size_per_gpu: int,
@@ -108,15 +92,6 @@ class All2AllDenseEmbedding(TableLayer):
         embeddings_regularizer: Any = None,
         embeddings_constraint: Any = None,
         on_full: str = "error",
-        seed: int | None = None,
-        storage: Any = None,
-        group: int = 0,
-        admission: Any = None,
-        eviction: Any = None,
-        row_dtype: str = "float32",
-        slot_dtype: str = "float32",
-        device: str = "cpu",
-        max_bytes: int | None = None,
         **kwargs: Any,
     ) -> None:
         refuse_unknown_arguments(All2AllDenseEmbedding, kwargs)
@@ -126,7 +101,7 @@ class All2AllDenseEmbedding(TableLayer):
         check_positive("nnz_per_slot", nnz_per_slot)
         if on_full != "error":
             raise ValueError(f'Expected on_full to be "error". Received: {on_full!r}.')
-        if storage is not None and not use_hashtable:
+        if kwargs.get("storage") is not None and not use_hashtable:
             raise ValueError(
                 "Expected use_hashtable=True with a storage, which finds rows by hash. Received: "
                 "use_hashtable=False."
@@ -143,17 +118,8 @@ class All2AllDenseEmbedding(TableLayer):
             optimizer=optimizer,
             regularizer=embeddings_regularizer,
             constraint=embeddings_constraint,
-            seed=seed,
             max_rows=max_vocabulary_size_per_gpu,
             direct=not check_flag("use_hashtable", use_hashtable),
-            storage=storage,
-            group=group,
-            admission=admission,
-            eviction=eviction,
-            row_dtype=row_dtype,
-            slot_dtype=slot_dtype,
-            device=device,
-            max_bytes=max_bytes,
             **kwargs,
         )
         self.max_vocabulary_size_per_gpu = max_vocabulary_size_per_gpu
@@ -162,8 +128,6 @@ class All2AllDenseEmbedding(TableLayer):
         self.nnz_per_slot = nnz_per_slot
         self.dynamic_input = dynamic_input
         self.use_hashtable = use_hashtable
-        self.device = device
-        self.max_bytes = max_bytes
         self.key_dtype = key_dtype
         self.embedding_initializer = embedding_initializer
         self.on_full = on_full
@@ -208,12 +172,14 @@ class All2AllDenseEmbedding(TableLayer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor."""
+        config = super().get_config()
+        del config["max_rows"]
         return {
-            **super().get_config(),
+            **config,
             **attributes_of(
                 self,
                 "max_vocabulary_size_per_gpu embedding_vec_size slot_num nnz_per_slot "
-                "dynamic_input use_hashtable on_full device max_bytes",
+                "dynamic_input use_hashtable on_full",
             ),
             "key_dtype": self.key_dtype.name,
             "embedding_initializer": serialize_initializer(self.embedding_initializer),

@@ -8,8 +8,9 @@ import keras
 import tensorflow as tf
 
 from sok_embed import communicators
-from sok_embed.arguments import check_integer, check_positive, is_among, shown
+from sok_embed.arguments import check_integer, check_positive, is_among, shown, takes_options
 from sok_embed.keras_bridge.keras_arguments import refuse_unknown_arguments
+from sok_embed.kv.table_spec import TableOptions
 from sok_embed.layers.arguments import attributes_of, check_key_type, serialize_initializer
 from sok_embed.layers.export_forms import refuse_dense_signature
 from sok_embed.layers.start_rows import start_rows
@@ -93,33 +94,11 @@ class DynamicEmbedding(TableLayer):
             then; with several workers each takes its own keys out of the same pair. The config does
             not have them. `None`: no vectors. The `weights` of a call are different: factors of
             keys.
-        seed: The seed of the initializer; `None`: from the layer's name and Keras' global seed.
-        max_rows: The most rows on each worker; beyond it rows are evicted, or training raises.
-            `None`: no limit.
-        storage: A `sok_embed.kv.Storage` that the rows live in, to outgrow memory and outlive the
-            process. `None`: they live in memory.
-        group: The group of the storage, in [0, 256). Each layer needs a group of its own.
-        admission: The admission of keys, which decides which get a row: a `FrequencyAdmission` or
-            `CountingBloomAdmission` of `sok_embed.admission`. Other keys keep the vector that they
-            start from. `None`: all keys get rows.
-        eviction: The eviction of rows: one of `sok_embed.eviction`, or `"lru"` or `"lfu"`, by which
-            a full table evicts the rows that were trained least recently or least often, as many as
-            new keys need. `None`: rows stay.
-        row_dtype: The type in which rows lie, in memory and on disk: `"float32"`, `"bfloat16"`,
-            `"float16"` or `"int8"`, which has a float32 a row beside. Outputs, gradients, the
-            arithmetic of the optimizer and files are float32 as ever; after a step a row is rounded
-            at random, without a bias. A group of a storage keeps the types that it was made with.
-        slot_dtype: The type in which the optimizer's slots lie beside the rows: `"float32"` or
-            `"bfloat16"`.
-        device: The device whose memory the rows lie in: `"cpu"`; `"gpu"`, or `"gpu:1"` for the GPU
-            of that number; `"auto"`, a GPU if there is one that can be used and can hold the table,
-            else the host's memory. `table.device` is the chosen device.
-        max_bytes: The most bytes of the GPU's memory that the rows and their index take. `None`:
-            all of its memory.
         default_vector: The vector of keys without a row in calls that do not train, in evaluation
             and serving: `"zeros"`; or another key, whose vector stands for unknown ones, with one
             worker. `None`: the vector that training would start from, which nothing has trained.
-        **kwargs: The arguments of `keras.layers.Layer`.
+        **kwargs: The options of `sok_embed.kv.table_spec.TableOptions`, such as `max_rows`,
+            `storage` and `eviction`, and the arguments of `keras.layers.Layer`.
 
     Call arguments:
         inputs: int32, int64 or uint64, or strings, whose keys are their `sok_embed.fingerprint`s:
@@ -156,6 +135,7 @@ class DynamicEmbedding(TableLayer):
             may be evicted. The table is left as it was.
     """
 
+    @takes_options(TableOptions)
     def __init__(
         self,
         output_dim: int,
@@ -168,16 +148,6 @@ class DynamicEmbedding(TableLayer):
         embeddings_constraint: Any = None,
         padding_value: int | str | None = None,
         weights: Any = None,
-        seed: int | None = None,
-        max_rows: int | None = None,
-        storage: Any = None,
-        group: int = 0,
-        admission: Any = None,
-        eviction: Any = None,
-        row_dtype: str = "float32",
-        slot_dtype: str = "float32",
-        device: str = "cpu",
-        max_bytes: int | None = None,
         default_vector: str | int | None = None,
         **kwargs: Any,
     ) -> None:
@@ -188,8 +158,6 @@ class DynamicEmbedding(TableLayer):
                 "grows. Received: the arguments of keras.layers.Embedding(input_dim, output_dim)."
             )
         check_positive("output_dim", output_dim)
-        if max_rows is not None:
-            check_positive("max_rows", max_rows)
         if not is_among(combiner, (*COMBINERS, None)):
             raise ValueError(
                 f"Expected combiner to be one of {(*COMBINERS, None)}. Received: {shown(combiner)}."
@@ -203,16 +171,6 @@ class DynamicEmbedding(TableLayer):
             optimizer=optimizer,
             regularizer=embeddings_regularizer,
             constraint=embeddings_constraint,
-            seed=seed,
-            max_rows=max_rows,
-            storage=storage,
-            group=group,
-            admission=admission,
-            eviction=eviction,
-            row_dtype=row_dtype,
-            slot_dtype=slot_dtype,
-            device=device,
-            max_bytes=max_bytes,
             **kwargs,
         )
         self.output_dim = output_dim
@@ -224,16 +182,13 @@ class DynamicEmbedding(TableLayer):
             self._table_lookup.read = read_rows(self.table, default_key)
         self._padding = padding
         self.supports_masking = bool(padding)
-        self.max_rows = max_rows
-        self.device = device
-        self.max_bytes = max_bytes
         self.combiner = combiner
         self._given_rows = given_rows
         self._started_from = None
         if given_rows is not None and self.table.owners > 1:
             self._started_from = plain([given_rows.keys, given_rows.embeddings])
         if given_rows is not None:
-            given_rows.check_fits(self.table, max_rows)
+            given_rows.check_fits(self.table, self.max_rows)
 
     def build(self, input_shape: Any = None) -> None:
         """Makes the anchor, and rows of the vectors that the layer was given to start from."""
@@ -318,8 +273,7 @@ class DynamicEmbedding(TableLayer):
             **super().get_config(),
             **attributes_of(
                 self,
-                "output_dim mask_zero padding_value combiner max_rows device max_bytes "
-                "default_vector",
+                "output_dim mask_zero padding_value combiner default_vector",
             ),
             "embeddings_initializer": serialize_initializer(self.embeddings_initializer),
         }

@@ -8,7 +8,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from sok_embed.arguments import check_integer
 from sok_embed.fingerprints import keys_of_strings
 from sok_embed.initializers import derive_seed, row_initializer
 from sok_embed.keras_bridge.cast_ids import refuse_casts
@@ -25,8 +24,6 @@ from sok_embed.tables.adaptive_table import AdaptiveTable
 from sok_embed.tables.table import Table
 from sok_embed.tables.tensors import as_keys
 from sok_embed.training.strategies import check_strategy
-
-_INT64 = 2**63
 
 
 class KeyLayer(LayerWithAnchor):
@@ -60,13 +57,10 @@ class KeyLayer(LayerWithAnchor):
         self._row_type = tf.float32 if regularized else self._compute_type
         self._dim = dim
 
-    def _choose_seed(self, seed: int | None) -> int:
-        """Returns the seed: the one given, else the initializer's, else one made from the name."""
-        if seed is None:
-            seed = self._row_initializer.seed
-        if seed is None:
-            seed = derive_seed(self.name)
-        return check_integer("seed", seed, named=True) % _INT64
+    def _choose_seed(self) -> int:
+        """Returns the seed of the initializer, or one made from the name."""
+        seed = self._row_initializer.seed
+        return derive_seed(self.name) if seed is None else seed
 
     def _make_anchor(self, make: Callable[..., Any]) -> Any:
         return self._table_lookup.make_anchor(make, self.optimizer, name="anchor")

@@ -136,7 +136,7 @@ class StorableRows(SavedRows):
                 "which goes with the file that it lies beside."
             )
         if copy is not None:
-            numbers = [int(copy.number, 16), int(copy.id, 16), self.table._group]
+            numbers = [int(copy.number, 16), int(copy.id, 16), self.table.spec.group]
             store[self._copy_entry] = np.array(numbers, np.uint64)
 
     def read(self, store: Any) -> Callable[[], None]:

@@ -9,18 +9,16 @@ from typing import Any
 from sok_embed.arguments import check_integer, check_positive
 from sok_embed.binding import _core
 from sok_embed.binding.rules import rule_of_class
+from sok_embed.kv.table_spec import RowOptions, RowTypes, TableOptions
 from sok_embed.planning.tables import PLACED
-from sok_embed.tables.devices import CPU, check_device
-from sok_embed.tables.row_dtypes import FLOAT32, check_row_dtypes
 
 AUTO = "auto"
 COMBINERS = ("sum", "mean", "sqrtn", "max", None)
 CACHE_BYTES = 256 << 20  # the cache of a storage whose config does not name a size
 _TABLE = {
     *("name", "vocabulary_size", "embedding_dim", "initializer", "optimizer", "combiner"),
-    *("placement", "seed", "worker", "max_rows", "storage", "group", "admission", "eviction"),
-    *("trainable", "regularizer", "constraint", "rows", "distinct", "row_dtype", "slot_dtype"),
-    *("device", "max_bytes"),
+    *("placement", "worker", "trainable", "regularizer", "constraint", "rows", "distinct"),
+    *TableOptions.names(),
 }
 _FEATURE = {
     *("name", "table", "input_shape", "output_shape", "combiner", "max_length"),
@@ -39,7 +37,7 @@ class GivenFeature:
 
 
 @dataclass(frozen=True)
-class GivenTable:
+class GivenTable(RowTypes):
     """A table. Its `rule` is `None` if the optimizer of the model trains it."""
 
     name: str
@@ -51,8 +49,6 @@ class GivenTable:
     max_rows: int | None
     trainable: bool
     storage: tuple[str, int] | None  # path and bytes of cache
-    row_dtype: str
-    slot_dtype: str
 
 
 @dataclass(frozen=True)
@@ -93,8 +89,7 @@ def given_by_configs(feature_configs: Any) -> Given:
             table.max_rows,
             table.trainable,
             None if table.storage is None else (table.storage.path, table.storage.cache_bytes),
-            table.row_dtype,
-            table.slot_dtype,
+            **table.types(),
         )
         for table in distinct_tables(features)
     ]
@@ -287,10 +282,9 @@ def _table(raw: Mapping[str, Any]) -> GivenTable:
             f"Expected storage of the {what} to be an object with a path. Received: {storage!r}."
         )
 
-    row_dtype, slot_dtype = raw.get("row_dtype", FLOAT32), raw.get("slot_dtype", FLOAT32)
-    check_row_dtypes(f"The {what}", row_dtype, slot_dtype)
     # A plan counts bytes of rows, whichever memory they lie in.
-    check_device(f"The {what}", raw.get("device", CPU))
+    rows = RowOptions(**{name: raw[name] for name in RowOptions.names() if name in raw})
+    rows.check(f"The {what}")
 
     def positive(name: str) -> int | None:
         return None if raw.get(name) is None else check_positive(f"{name} of {what}", raw[name])
@@ -307,8 +301,7 @@ def _table(raw: Mapping[str, Any]) -> GivenTable:
         None
         if storage is None
         else (str(storage["path"]), int(storage.get("cache_bytes", CACHE_BYTES))),
-        row_dtype,
-        slot_dtype,
+        **rows.types(),
     )
 
 

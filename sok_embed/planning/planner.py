@@ -227,8 +227,7 @@ def _planned(
         worker=worker,
         decided_by=BY_PLAN if placement == AUTO else BY_CONFIG,
         exchange_dtype=exchange_dtype,
-        row_dtype=table.row_dtype,
-        slot_dtype=table.slot_dtype,
+        **table.types(),
     )
 
 

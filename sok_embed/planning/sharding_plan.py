@@ -23,7 +23,6 @@ from sok_embed.planning.tables import (
     PlannedFeature,
     PlannedTable,
 )
-from sok_embed.tables.row_dtypes import check_row_dtypes
 
 _VERSION = 1  # of the JSON
 
@@ -381,7 +380,7 @@ def _check_placement(table: PlannedTable, workers: int) -> None:
             f"Expected decided_by of {what} to be 'config', 'plan' or 'hand'. Received: "
             f"{table.decided_by!r}."
         )
-    check_row_dtypes(f"Plan, {what}", table.row_dtype, table.slot_dtype)
+    table.check(f"Plan, {what}")
     if table.exchange_dtype not in EXCHANGED:
         raise ValueError(
             f"Expected exchange_dtype of {what} to be one of {', '.join(EXCHANGED)}. Received: "

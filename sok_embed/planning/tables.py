@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sok_embed.tables.row_dtypes import FLOAT32, stored_bytes
+from sok_embed.kv.table_spec import RowTypes
 
 KEY, WORKER, REPLICATED = "key", "worker", "replicated"
 PLACED = (KEY, WORKER, REPLICATED)  # all placements except "auto"
@@ -66,7 +66,7 @@ class PlannedFeature:
 
 
 @dataclass(frozen=True)
-class PlannedTable:
+class PlannedTable(RowTypes):
     """A table, the place of its rows, and the figures from which its costs are computed.
 
     Attributes:
@@ -88,8 +88,6 @@ class PlannedTable:
         decided_by: `"plan"`; `"config"`, which asked for the placement; or `"hand"`, an edit.
         exchange_dtype: The dtype in which rows go to the workers that asked for them: `"float32"`
             or `"bfloat16"`. Their gradients come back in float32.
-        row_dtype: The type in which rows lie.
-        slot_dtype: The type in which their slots lie.
     """
 
     name: str
@@ -108,14 +106,11 @@ class PlannedTable:
     worker: int | None = None
     decided_by: str = BY_PLAN
     exchange_dtype: str = "float32"
-    row_dtype: str = FLOAT32
-    slot_dtype: str = FLOAT32
 
     @property
     def row_bytes(self) -> int:
         """The most bytes of memory that a row takes: counters, floats and index."""
-        plain = self.row_dtype == self.slot_dtype == FLOAT32
-        rounded = _ROUNDED if plain else 1
+        rounded = _ROUNDED if self.has_float32_rows else 1
         return _COUNTERS + math.ceil(self._stored / rounded) * rounded + _INDEX
 
     def rows_on(self, workers: int, placement: str) -> int | None:
@@ -199,8 +194,7 @@ class PlannedTable:
     @property
     def _stored(self) -> int:
         """The bytes of the vector and the slots of a row in memory."""
-        slots = stored_bytes(self.slot_dtype, self.slot_floats)
-        return stored_bytes(self.row_dtype, self.dim) + slots
+        return self.stored_bytes(self.dim, self.slot_floats)
 
     def _keys(self, features: Iterable[PlannedFeature]) -> int:
         return sum(feature.keys for feature in features)

@@ -62,14 +62,8 @@ class HeldRows:
     @property
     def start(self) -> MissingRows:
         """The start vectors, which keys without a row have."""
-        attributes = self.source.table._attributes
-        return MissingRows(
-            attributes["initializer"],
-            attributes["initializer_a"],
-            attributes["initializer_b"],
-            attributes["seed"],
-            self.source.group,
-        )
+        spec = self.source.table.spec
+        return MissingRows(*spec.initializer, spec.seed or 0, self.source.group)
 
     @property
     def key_limit(self) -> int:
@@ -121,7 +115,7 @@ class HeldRows:
             initializer_b=start.b,
             seed=start.seed,
             group=start.group,
-            row_dtype=self.source.table._attributes["row_dtype"],
+            row_dtype=self.source.table.spec.row_dtype,
         )
         found = tf_ops.lookup(empty, tf.constant(keys), self.dim, False)
         vectors: npt.NDArray[np.float32] = found.embeddings.numpy()

@@ -10,16 +10,17 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from sok_embed import tf_ops
-from sok_embed.initializers import RowInitializer, seed_as_int64
+from sok_embed.arguments import takes_options
+from sok_embed.initializers import RowInitializer
 from sok_embed.kv import RemovedKeys
+from sok_embed.kv.devices import CPU
+from sok_embed.kv.table_spec import RowOptions, TableSpec
 from sok_embed.tables import contents
 from sok_embed.tables.base_table import BaseTable, Part
 from sok_embed.tables.counts import SketchPlace
-from sok_embed.tables.devices import CPU
-from sok_embed.tables.gpus import make_on
+from sok_embed.tables.gpus import create_on_device
 from sok_embed.tables.removed_keys import taken_keys
 from sok_embed.tables.row_batches import Batch, batches_in_memory
-from sok_embed.tables.row_dtypes import FLOAT32, check_row_dtypes
 from sok_embed.tables.tensors import as_errors, as_keys, eager
 
 # Figures that are not counts.
@@ -72,14 +73,14 @@ class AdaptiveTable(BaseTable):
             the key loses its row.
         sketch_capacity: The number of distinct keys that the sketch is sized for, over all workers.
         counter_bits: The bits of a cell of the sketch: 8 or 16.
-        row_dtype: The type in which own and static rows lie in memory, as of a `Table`.
-        slot_dtype: The type in which their optimizer slots lie.
-        device: The device whose memory own and static rows lie in, as of a `Table`.
         owners: The number of workers that share the buckets.
         owner: The number of this worker.
         name: The name for messages.
+        **options: The types of own and static rows and the device whose memory they lie in, as of a
+            `TableSpec`.
 
     Attributes:
+        spec: The `TableSpec` of own and static rows.
         device: The device whose memory the rows lie in: `"cpu"`, or `"gpu:0"`.
     """
 
@@ -91,6 +92,7 @@ class AdaptiveTable(BaseTable):
     )
     _copy_rows = "table.snapshot()"
 
+    @takes_options(RowOptions)
     def __init__(
         self,
         dim: int,
@@ -106,21 +108,17 @@ class AdaptiveTable(BaseTable):
         demote_blend: float = 0.0,
         sketch_capacity: int = 1_000_000,
         counter_bits: int = 8,
-        row_dtype: str = FLOAT32,
-        slot_dtype: str = FLOAT32,
-        device: str = CPU,
         owners: int = 1,
         owner: int = 0,
         name: str = "adaptive_table",
+        **options: Any,
     ) -> None:
         super().__init__(dim, owners=owners, owner=owner, owner_text="bucket % size", name=name)
-        check_row_dtypes(f"AdaptiveTable '{name}'", row_dtype, slot_dtype)
         self.static_buckets = static_buckets
-        self._attributes: dict[str, Any] = {
-            "initializer": initializer.kind,
-            "initializer_a": initializer.a,
-            "initializer_b": initializer.b,
-            "seed": seed_as_int64(seed),
+        self.max_rows = max_rows
+        self.sketch_capacity = sketch_capacity
+        self.counter_bits = counter_bits
+        self._adaptive: dict[str, Any] = {
             "static_buckets": static_buckets,
             "promote_after": promote_after,
             "max_rows": max_rows or 0,
@@ -130,19 +128,30 @@ class AdaptiveTable(BaseTable):
             "demote_blend": demote_blend,
             "sketch_capacity": sketch_capacity,
             "counter_bits": counter_bits,
-            "row_dtype": row_dtype,
-            "slot_dtype": slot_dtype,
             "owners": owners,
             "owner": owner,
         }
-        gpu = make_on(f"AdaptiveTable '{name}'", device, self._attributes, self._make_now)
-        self.device = CPU if gpu < 0 else f"gpu:{gpu}"
+
+        def create(placed: TableSpec) -> None:
+            self.spec = placed
+            self._make_now()
+
+        spec = TableSpec(
+            dim=dim,
+            initializer=initializer.bounds,
+            seed=seed,
+            name=name,
+            what=f"AdaptiveTable '{name}'",
+            **options,
+        )
+        create_on_device(spec, create)
+        self.device = CPU if self.spec.gpu < 0 else f"gpu:{self.spec.gpu}"
 
     def _create_resource(self) -> tf.Tensor:
-        attributes = self._attributes
+        attributes = {**self.spec.attributes(), **self._adaptive}
         if not tf.executing_eagerly():
             # A saved graph may be loaded with a GPU or without one, as with a `Table`.
-            attributes = {**attributes, "gpu_optional": True}
+            attributes["gpu_optional"] = True
         return as_errors(lambda: tf_ops.anonymous_adaptive_table(self.name, self.dim, **attributes))
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
@@ -345,7 +354,7 @@ class AdaptiveTable(BaseTable):
         """The own rows, to which the sketch belongs, and the static rows."""
         own, static = tf_ops.adaptive_tables(self.resource_handle)
         place = SketchPlace(self.static_buckets, self.owners, self.owner)
-        limit = int(self._attributes["max_rows"])
+        limit = self.max_rows or 0
         return [
             Part(self, "own", own, limit, lambda keys: self.buckets(keys) % place.owners, 0, place),
             Part(self, "static", static, 0, lambda buckets: buckets % place.owners),

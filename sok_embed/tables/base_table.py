@@ -11,6 +11,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from sok_embed import kv, tf_ops
+from sok_embed.kv.table_spec import TableSpec
 from sok_embed.tables.changed_rows import ChangingRows, commit_and_change
 from sok_embed.tables.counts import SketchPlace
 from sok_embed.tables.owned_resource import OwnedResource
@@ -67,6 +68,7 @@ class BaseTable(OwnedResource):
 
     Attributes:
         kind: The kind of table, as text for manifests.
+        spec: The spec of the table's rows.
         fixed: The names of further attributes that must be equal in a checkpoint and a table.
         storage: The folder that rows live in; `None`: they live in memory.
         host: A function that returns the layer of the table, which describes how it trains; or
@@ -76,11 +78,11 @@ class BaseTable(OwnedResource):
     """
 
     kind: ClassVar[str]
+    spec: TableSpec
     fixed: ClassVar[tuple[str, ...]] = ()
     storage: kv.Storage | None = None
     host: Callable[[], Any] = staticmethod(lambda: None)  # a weak reference, for layers
     constraint: Constraint | None = None
-    _attributes: dict[str, Any]
     # The advice of errors: the way to export a model, and the way to copy a table.
     _join_parts: ClassVar[str]
     _copy_rows: ClassVar[str]

@@ -5,56 +5,50 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
-from sok_embed.tables.devices import AUTO, CPU, chosen_device
-from sok_embed.tables.row_dtypes import FLOAT32
+from sok_embed.kv.devices import AUTO, CPU, chosen_device
+from sok_embed.kv.table_spec import TableSpec
 
 
-def make_on(what: str, device: Any, attributes: dict[str, Any], make: Callable[[], None]) -> int:
-    """Makes a table on a device.
+def create_on_device(spec: TableSpec, create: Callable[[TableSpec], None]) -> None:
+    """Creates a table on the device that its spec asks for.
 
     Args:
-        what: The beginning of messages, such as `"Table 'a'"`.
-        device: The device that the caller of the table asks for.
-        attributes: The attributes of the op that makes the table; they get its `gpu`.
-        make: The function that makes the table with these attributes.
-
-    Returns:
-        The number of the GPU whose memory the rows lie in; -1 for the host's.
+        spec: The spec of the table.
+        create: The function that creates the table of a spec, whose `gpu` is the number of the GPU
+            whose memory the rows lie in; -1 for the host's.
 
     Raises:
         RuntimeError: For a GPU that cannot be used, unless the device is `"auto"`.
         ValueError: For a table that a GPU cannot hold, likewise, and for a TF1 graph.
     """
-    wanted = chosen_device(what, device)
-    number = _place_of_rows(what, wanted, attributes)
+    wanted = chosen_device(spec.what, spec.device)
+    number = _place_of_rows(spec, wanted)
     if number < 0:
-        make()
-        return -1
+        return create(spec)
     with tf.init_scope():
         if not tf.executing_eagerly():
-            raise _in_graph(what)
-    attributes["gpu"] = number
+            raise _in_graph(spec.what)
     try:
-        make()
+        create(replace(spec, gpu=number))
     except (RuntimeError, ValueError, tf.errors.OpError) as error:
         if wanted != AUTO:
             raise
-        attributes["gpu"] = -1
-        make()
+        create(spec)
         # Without a GPU, "auto" means the host.
         if tf.config.get_visible_devices("GPU"):
             warnings.warn(
-                f"{what}: expected to lie on GPU {number}, which device='auto' prefers. It lies on "
-                f"the host. Received: {error}",
+                f"{spec.what}: expected to lie on GPU {number}, which device='auto' prefers. It "
+                f"lies on the host. Received: {error}",
                 stacklevel=3,
             )
-        return -1
+        return None
     _warn_of_full_memory(number)
-    return number
+    return None
 
 
 def refuse_in_graph(what: str, device: Any) -> None:
@@ -86,26 +80,26 @@ def logical_device(number: int) -> str | None:
     return None
 
 
-def _place_of_rows(what: str, device: str, attributes: dict[str, Any]) -> int:
+def _place_of_rows(spec: TableSpec, device: str) -> int:
     """Returns the number of the GPU that is asked for, or -1 for the host.
 
     Checks that it can hold the table.
     """
     if device == CPU:
         return -1
-    dtypes = attributes["row_dtype"], attributes["slot_dtype"]
-    if "storage" in attributes:
+    if spec.storage is not None:
         reason = "rows in memory", "a storage, whose rows are on disk and in the host's memory"
-    elif attributes.get("direct"):
+    elif spec.direct:
         reason = "a hash index", "keys that are found by position (use_hashtable=False)"
-    elif dtypes != (FLOAT32, FLOAT32):
-        reason = "row_dtype='float32' and slot_dtype='float32'", f"{dtypes[0]!r} and {dtypes[1]!r}"
+    elif not spec.has_float32_rows:
+        dtypes = f"{spec.row_dtype!r} and {spec.slot_dtype!r}"
+        reason = "row_dtype='float32' and slot_dtype='float32'", dtypes
     else:
         return _number_of(device)
     if device == AUTO:
         return -1
     raise ValueError(
-        f"{what}: expected {reason[0]} with device={device!r}. Received: {reason[1]}. Use "
+        f"{spec.what}: expected {reason[0]} with device={device!r}. Received: {reason[1]}. Use "
         "device='cpu', or 'auto', which takes a GPU only where it can hold the table."
     )
 

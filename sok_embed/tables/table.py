@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,20 +13,18 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from sok_embed import kv, tf_ops
-from sok_embed.admission import Admission, op_attributes
-from sok_embed.arguments import check_positive
-from sok_embed.eviction import Eviction, check_place, core_arguments
-from sok_embed.initializers import RowInitializer, seed_as_int64
+from sok_embed.arguments import takes_options
+from sok_embed.initializers import RowInitializer
 from sok_embed.kv import RemovedKeys
+from sok_embed.kv.devices import CPU
 from sok_embed.kv.storage import warn_of_another
+from sok_embed.kv.table_spec import TableSpec
 from sok_embed.tables import contents
 from sok_embed.tables.base_table import BaseTable, Part
-from sok_embed.tables.devices import CPU
-from sok_embed.tables.gpus import logical_device, make_on
+from sok_embed.tables.gpus import create_on_device, logical_device
 from sok_embed.tables.owners import ModuloRule, OwnerRule
 from sok_embed.tables.removed_keys import taken_keys
 from sok_embed.tables.row_batches import Batch, batches_in_memory
-from sok_embed.tables.row_dtypes import FLOAT32, check_row_dtypes
 from sok_embed.tables.stored_owners import check_stored_owners
 from sok_embed.tables.tensors import as_errors, as_keys, eager
 
@@ -55,34 +54,12 @@ class Table(BaseTable):
     Args:
         dim: The length of a row.
         initializer: The initializer that rows start from.
-        seed: The seed of the initializer; any integer. `None`: the seed of the group, if the
-            storage has the group, else 0.
-        max_rows: The most rows that the table takes; `None`: as many as memory holds.
-        direct: Keys are `[0, max_rows * owners)` and are found by position, without a hash.
-        owners: The number of workers that share the keys.
-        owner: The number of this worker.
         owner_rule: The rule that gives keys to workers, an `OwnerRule`. `None`: the key modulo
             `owners`.
-        storage: The folder that rows live in; `None`: they live in memory.
-        group: The number of the group in the storage, in [0, 256).
-        admission: The admission of keys, which decides which get a row; `None`: all.
-        eviction: The eviction of rows, one of `sok_embed.eviction`. `None`: rows stay, and a full
-            table refuses new keys.
-        row_dtype: The type in which rows lie, in memory or in the storage: `"float32"`,
-            `"bfloat16"`, `"float16"` or `"int8"`, which needs another float32 for each row.
-            Lookups, steps and files have float32.
-        slot_dtype: The type in which optimizer slots lie: `"float32"` or `"bfloat16"`.
-        device: The device whose memory rows lie in: `"cpu"`; `"gpu"`, or `"gpu:1"` for the GPU of
-            that number; `"auto"`, a GPU if there is one that can be used and can hold the table.
-        max_bytes: The most bytes of the GPU's memory that rows and their index take. `None`: as
-            many as it has.
-        shards: The number of parts into which rows in memory are divided by key, so that threads
-            can work side by side. It is rounded up to a power of two from 2 to 1,024; 0: as many as
-            suit the machine. With fewer shards the rows of a small table lie nearer to each other.
-            Not used with `direct`.
-        name: The name for messages.
+        **options: The other fields of a `TableSpec`, such as `max_rows` and `storage`.
 
     Attributes:
+        spec: The `TableSpec`.
         device: The device whose memory the rows lie in: `"cpu"`, or `"gpu:0"`.
         lookup_device: TensorFlow's name of the GPU on which layers look keys up; `None`: the CPU,
             or one of several workers.
@@ -91,10 +68,8 @@ class Table(BaseTable):
 
     Raises:
         RuntimeError: For a GPU that cannot be used; the message says what is missing.
-        ValueError: For `direct` without `max_rows`, an eviction with `direct`, one that needs
-            `max_rows` without it, one that counts steps in a storage, a type of rows that is none
-            of these or not float32 in a storage, and another `dim` or
-            initializer than the group of the storage has. `Storage.table` opens a group as it is.
+        ValueError: As `TableSpec`, and for another `dim`, types or initializer than the group of
+            the storage has. `Storage.table` opens a group as it is.
     """
 
     kind = "table"
@@ -105,81 +80,45 @@ class Table(BaseTable):
     )
     _copy_rows = "table.export(slots=True)"
 
+    @takes_options(TableSpec, "what", "step_clock", "gpu")
     def __init__(
         self,
         dim: int,
         initializer: RowInitializer,
         *,
-        seed: int | None = None,
-        max_rows: int | None = None,
-        direct: bool = False,
-        owners: int = 1,
-        owner: int = 0,
         owner_rule: OwnerRule | None = None,
-        storage: kv.Storage | None = None,
-        group: int = 0,
-        admission: Admission | None = None,
-        eviction: Eviction | None = None,
-        row_dtype: str = FLOAT32,
-        slot_dtype: str = FLOAT32,
-        device: str = CPU,
-        max_bytes: int | None = None,
-        shards: int = 0,
-        name: str = "table",
+        **options: Any,
     ) -> None:
+        spec = TableSpec(dim=dim, initializer=initializer.bounds, **options)
+        self._create(spec, owner_rule)
+
+    def _create(self, spec: TableSpec, owner_rule: OwnerRule | None) -> None:
         rule = owner_rule or ModuloRule()
-        super().__init__(dim, owners=owners, owner=owner, owner_text=rule.text, name=name)
-        self.storage = storage
-        self._group = group
-        if direct and max_rows is None:
-            raise ValueError(
-                f"Table '{name}': expected max_rows with direct=True, which gives the range of the "
-                "keys. Received: max_rows=None."
-            )
-        check_place(
-            eviction,
-            f"Table '{name}'",
-            max_rows=max_rows,
-            stored=storage is not None,
-            direct=direct,
+        super().__init__(
+            spec.dim, owners=spec.owners, owner=spec.owner, owner_text=rule.text, name=spec.name
         )
-        check_row_dtypes(f"Table '{name}'", row_dtype, slot_dtype)
+        self.storage = spec.storage
         self._owner_rule = rule
-        # If workers share keys by another rule, the positions are the keys themselves.
-        sharing = (owners, owner) if isinstance(rule, ModuloRule) else (1, 0)
-        self.key_limit = max_rows * sharing[0] if direct and max_rows is not None else 0
-        self._attributes: dict[str, Any] = {
-            "initializer": initializer.kind,
-            "initializer_a": initializer.a,
-            "initializer_b": initializer.b,
-            "seed": seed_as_int64(_stored_seed(storage, group) if seed is None else seed),
-            "max_rows": max_rows or 0,
-            "direct": direct,
-            "owners": sharing[0],
-            "owner": sharing[1],
-            "group": group,
-            "shards": shards,
-            "row_dtype": row_dtype,
-            "slot_dtype": slot_dtype,
-            "max_bytes": 0 if max_bytes is None else check_positive("max_bytes", max_bytes),
-        }
-        if storage is not None:
-            self._attributes["storage"] = os.fsencode(storage.path)
-            self._attributes["storage_id"] = storage.id
-        self._attributes |= op_attributes(admission)
-        if eviction is not None:
-            arguments = core_arguments(eviction)
-            self._attributes["eviction"] = arguments.pop("kind")
-            self._attributes |= {f"eviction_{key}": value for key, value in arguments.items()}
-            self._attributes["step_clock"] = storage is None and not eviction.counts_seconds
-        gpu = make_on(f"Table '{name}'", device, self._attributes, self._make_now)
+        if not isinstance(rule, ModuloRule):
+            # Keys are shared by another rule, so that positions are the keys themselves.
+            spec = replace(spec, owners=1, owner=0)
+        self.key_limit = spec.max_rows * spec.owners if spec.direct and spec.max_rows else 0
+        if spec.seed is None:
+            spec = replace(spec, seed=_stored_seed(spec))
+
+        def create(placed: TableSpec) -> None:
+            self.spec = placed
+            self._make_now()
+
+        create_on_device(spec, create)
+        gpu = self.spec.gpu
         self.device = CPU if gpu < 0 else f"gpu:{gpu}"
         self.lookup_device: str | None = None
         self.exchange_device: str | None = None
         if gpu >= 0 and not self.counts_keys and not self.evicts_rows:
             name_of_gpu = logical_device(gpu)
-            self.lookup_device = name_of_gpu if owners == 1 else None
-            self.exchange_device = name_of_gpu if owners > 1 else None
+            self.lookup_device = name_of_gpu if self.owners == 1 else None
+            self.exchange_device = name_of_gpu if self.owners > 1 else None
 
     @property
     def resource_handle(self) -> tf.Tensor:
@@ -197,16 +136,16 @@ class Table(BaseTable):
             self.storage.ready()
             if self.owners > 1:
                 check_stored_owners(
-                    f"Table '{self.name}'", self.storage, self._group, self._owner_rule
+                    f"Table '{self.name}'", self.storage, self.spec.group, self._owner_rule
                 )
-        attributes = self._attributes
+        attributes = self.spec.attributes()
         if not tf.executing_eagerly():
             # A saved graph makes its table where it is loaded, with a GPU or without one.
-            attributes = {**attributes, "gpu_optional": True}
+            attributes["gpu_optional"] = True
         try:
             return as_errors(lambda: tf_ops.anonymous_table(self.name, self.dim, **attributes))
         except kv.StorageLockedError as error:
-            if attributes.get("gpu", -1) < 0:
+            if self.spec.gpu < 0:
                 raise
             raise RuntimeError(str(error)) from None
 
@@ -270,13 +209,13 @@ class Table(BaseTable):
 
     def _warn_of_dropped(self, given: tf_ops.Export) -> None:
         """Warns of what a restore has left out, since this table has another admission or clock."""
-        if len(given.admission) and "admission" not in self._attributes:
+        if len(given.admission) and not self.counts_keys:
             warnings.warn(
                 f"Table '{self.name}': expected no counts of an admission, since the table has no "
                 "admission. Received: counts, which are dropped: every key gets a row.",
                 stacklevel=3,
             )
-        if bool(self._attributes.get("step_clock")) != (int(given.step_clock) >= 0):
+        if self.spec.step_clock != (int(given.step_clock) >= 0):
             warnings.warn(
                 f"Table '{self.name}': expected rows whose times are by a clock like the table's. "
                 "Received: steps for seconds, or seconds for steps. All rows count as updated now.",
@@ -318,8 +257,9 @@ class Table(BaseTable):
     @property
     def parts(self) -> list[Part]:
         """The rows: one part."""
-        limit = int(self._attributes["max_rows"])
-        return [Part(self, "rows", self.resource_handle, limit, self.owners_of, group=self._group)]
+        spec = self.spec
+        handle, limit = self.resource_handle, spec.max_rows or 0
+        return [Part(self, "rows", handle, limit, self.owners_of, group=spec.group)]
 
     def _joined(
         self, exports: Sequence[tf_ops.Export], cells: bytes = b"", counters: Any = ()
@@ -336,12 +276,12 @@ class Table(BaseTable):
     @property
     def counts_keys(self) -> bool:
         """Returns whether an admission counts the keys of lookups."""
-        return "admission" in self._attributes
+        return self.spec.admission is not None
 
     @property
     def evicts_rows(self) -> bool:
         """Returns whether an eviction removes rows."""
-        return "eviction" in self._attributes
+        return self.spec.eviction is not None
 
     @eager
     def size(self) -> int:
@@ -456,7 +396,7 @@ class Table(BaseTable):
         """
         if self.storage is None:
             return batches_in_memory(self, self.resource_handle, self.dim, n)
-        stored = self.storage.table(self._group).batches(n)
+        stored = self.storage.table(self.spec.group).batches(n)
         return ((keys.view(np.int64), vectors) for keys, vectors in stored)
 
     def restore(self, contents: tf_ops.Export) -> None:
@@ -582,9 +522,21 @@ class Table(BaseTable):
         }
 
 
-def _stored_seed(storage: kv.Storage | None, group: int) -> int:
-    """Returns the seed of a group's initializer; 0 if it has none."""
-    for each in () if storage is None else storage.groups():
-        if each.number == group and each.initializer is not None:
+def table_of(spec: TableSpec, owner_rule: OwnerRule | None = None) -> Table:
+    """Makes the table that a spec describes.
+
+    Args:
+        spec: The spec.
+        owner_rule: The rule that gives keys to workers; `None`: the key modulo `owners`.
+    """
+    table = Table.__new__(Table)
+    table._create(spec, owner_rule)
+    return table
+
+
+def _stored_seed(spec: TableSpec) -> int:
+    """Returns the seed of the initializer of a table's group in its storage; 0 if it has none."""
+    for each in () if spec.storage is None else spec.storage.groups():
+        if each.number == spec.group and each.initializer is not None:
             return int(each.initializer["seed"])
     return 0

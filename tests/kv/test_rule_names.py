@@ -8,6 +8,7 @@ from kv_rows import adam, keys, ones, sgd
 
 from sok_embed import kv
 from sok_embed.binding import _core
+from sok_embed.binding.spec_text import spec_text
 from sok_embed.cli import main
 
 # What a folder may be called, which is none of the rule's business.
@@ -60,9 +61,9 @@ def test_a_folder_keeps_its_name_in_errors_that_name_none(tmp_path, folder):
 
 def test_a_rule_of_layers_has_keras_in_front(tmp_path):
     path = tmp_path / "rows"
-    arguments = {"group": 0, "dim": 2, "initializer": "constant", "a": 0.0, "b": 0.0, "seed": 0}
+    spec = spec_text(2, {"initializer": "constant", "initializer_a": 0.0})
     storage = _core.Storage(str(path), None, 1 << 20, False, False)
-    storage.open_table(**arguments, rule="adam", hypers=[("learning_rate", 0.1)])
+    storage.open_table(spec, rule="adam", hypers=[("learning_rate", 0.1)])
     storage.close()
     with kv.Storage(path) as storage, pytest.raises(ValueError) as caught:
         adam(storage)

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 from sok_embed import tf_ops
 from sok_embed.binding import _core
+from sok_embed.binding.spec_text import spec_text
 from sok_embed.tf_ops.native import ops
 
 KEYS = tf.constant([1, 2, 3], tf.int64)
@@ -46,10 +47,8 @@ folder = tempfile.mkdtemp()
 def core_table(cache_bytes=1 << 20, **arguments):
     storage = _core.Storage(folder, None, cache_bytes, False, False)
     try:
-        made = storage.open_table(
-            **{"group": 0, "dim": 4, "initializer": "constant", "a": 0.0, "b": 0.0, "seed": 0}
-            | arguments
-        )
+        spec = {"initializer": "constant", "initializer_a": 0.0, **arguments}
+        made = storage.open_table(spec_text(4, spec))
         made.lookup(np.arange(3, dtype=np.uint64), np.zeros(12, np.float32), False)
     finally:
         storage.close()

@@ -8,6 +8,7 @@ Prints what another process is told that opens the folder then, and once the sto
 
 from __future__ import annotations
 
+import json
 import resource
 import signal
 import subprocess
@@ -57,7 +58,7 @@ def main() -> None:
     core = load_core(core_path)
     storage = core.Storage(folder, None, 1 << 20, False, False)
     table = storage.open_table(
-        group=0, dim=1, rule="", hypers=[], initializer="constant", a=0.0, b=0.0, seed=1
+        json.dumps({"dim": 1, "initializer": "constant", "initializer_a": 0.0})
     )
     table.assign(KEYS, np.ones(KEYS.size, np.float32))
     storage.flush()

@@ -12,7 +12,7 @@ from sok_embed.binding import _core
 
 # In front of every program: argument 1 is the core's file, and those of the caller follow.
 BEGINNING = """
-import importlib.util, os, shutil, sys
+import importlib.util, json, os, shutil, sys
 import numpy as np
 spec = importlib.util.spec_from_file_location("_core", sys.argv[1])
 core = importlib.util.module_from_spec(spec)
@@ -29,7 +29,7 @@ class Rows:
     def __init__(self, path, read_only=False):
         self.storage = core.Storage(path, None, 1 << 20, False, read_only)
         self.table = self.storage.open_table(
-            group=0, dim=DIM, initializer="constant", a=0.0, b=0.0, seed=1)
+            json.dumps({"dim": DIM, "initializer": "constant", "initializer_a": 0.0, "seed": 1}))
     def train(self):
         ones = np.ones(KEYS.size * DIM, np.float32)
         self.table.update(KEYS, ones, core.Optimizer("kv_sgd", [("gamma", 1.0)]), False)

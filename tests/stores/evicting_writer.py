@@ -8,6 +8,7 @@ were evicted: once the disk is well again, and once the call was repeated.
 
 from __future__ import annotations
 
+import json
 import resource
 import signal
 import sys
@@ -48,16 +49,15 @@ def main() -> None:
     core = load_core(core_path)
     storage = core.Storage(folder, None, 1 << 20, True, False)
     table = storage.open_table(
-        group=0,
-        dim=1,
-        rule="",
-        hypers=[],
-        initializer="constant",
-        a=0.0,
-        b=0.0,
-        seed=1,
-        max_rows=2,
-        eviction=("lru", 0, 0.0, 100),
+        json.dumps(
+            {
+                "dim": 1,
+                "initializer": "constant",
+                "initializer_a": 0.0,
+                "max_rows": 2,
+                "eviction": "lru",
+            }
+        )
     )
     table.assign(keys(1), np.ones(1, np.float32))
     table.assign(keys(2), np.ones(1, np.float32))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import itertools
+import json
 import os
 import shutil
 import sys
@@ -42,15 +43,17 @@ def fail(core: Any, library: Any, folder: Path, way: str, after: int) -> bool:
     storage = core.Storage(str(folder), TTL, 1 << 24, False, False)
     storage.set_now(1000)
     table = storage.open_table(
-        group=3,
-        dim=DIM,
-        initializer="constant",
-        a=0.0,
-        b=0.0,
-        seed=1,
+        json.dumps(
+            {
+                "group": 3,
+                "dim": DIM,
+                "initializer": "constant",
+                "initializer_a": 0.0,
+                "max_rows": MOST,
+            }
+        ),
         rule="sgd",
         hypers=[("learning_rate", 1.0)],
-        max_rows=MOST,
     )
     table.assign(EXPIRING, ONES)
     storage.flush()

@@ -47,11 +47,9 @@ class Steps:
         return self._core.Storage(str(self._folder), None, 1 << 20, update, False)
 
     def _open(self, storage: Any, group: int, rule: str, **options: bool) -> Any:
-        start = {"initializer": "constant", "a": 0.0, "b": 0.0, "seed": 1}
+        spec = {"group": group, "dim": DIM, "initializer": "constant", "initializer_a": 0.0}
         hypers = RATE if rule else []
-        return storage.open_table(
-            group=group, dim=DIM, rule=rule, hypers=hypers, **start, **options
-        )
+        return storage.open_table(json.dumps(spec), rule=rule, hypers=hypers, **options)
 
     def _train(self, table: Any, keys: np.ndarray) -> None:
         gradients = np.ones(keys.size * DIM, np.float32)

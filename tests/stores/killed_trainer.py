@@ -9,6 +9,7 @@ with a power of two and one sum of an update are rounded alike everywhere.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import sys
 from dataclasses import dataclass
@@ -121,12 +122,16 @@ def main(core_path: str, folder: str, durability: str, seed: int, done: int, las
     storage = core.Storage(folder, 0, CACHE_BYTES, durability == "update", False)
     tables = [
         storage.open_table(
-            group=group.number,
-            dim=group.dim,
-            initializer="constant",
-            a=START,
-            b=0.0,
-            seed=1,
+            json.dumps(
+                {
+                    "group": group.number,
+                    "dim": group.dim,
+                    "initializer": "constant",
+                    "initializer_a": START,
+                    "initializer_b": 0.0,
+                    "seed": 1,
+                }
+            ),
             rule=group.rule,
             hypers=list(group.hypers),
         )

@@ -8,6 +8,7 @@ which NumPy rounds like everybody else. Rows in fewer bytes are rounded once mor
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -65,18 +66,23 @@ class GroupConfig:
     def open_table(self, storage: Any) -> Any:
         """Opens the group's table in a storage of the native module."""
         return storage.open_table(
-            group=self.number,
-            dim=self.dim,
-            initializer="uniform",
-            a=-1.0,
-            b=1.0,
-            seed=SEED,
+            json.dumps(
+                {
+                    "group": self.number,
+                    "dim": self.dim,
+                    "initializer": "uniform",
+                    "initializer_a": -1.0,
+                    "initializer_b": 1.0,
+                    "seed": SEED,
+                    "admission": "frequency" if self.min_count > 1 else "",
+                    "admission_min_count": self.min_count,
+                    "max_rows": self.max_rows,
+                    "row_dtype": self.types[0],
+                    "slot_dtype": self.types[1],
+                }
+            ),
             rule=self.rule,
             hypers=self.hypers,
-            admission=("frequency", self.min_count, 1, 0.01, 4) if self.min_count > 1 else None,
-            max_rows=self.max_rows,
-            row_dtype=self.types[0],
-            slot_dtype=self.types[1],
         )
 
     def starts(self, core: ModuleType, rows: int) -> np.ndarray:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from sok_embed.binding import _core
+from sok_embed.binding.spec_text import spec_text
 
 DIM = 4
 
@@ -18,8 +19,8 @@ def open_storage(path, *, ttl=0, read_only=False):
 
 
 def open_table(storage, *, group=3, rule="", dim=DIM, **options):
-    options = {"initializer": "constant", "a": 0.5, "b": 0.0, "seed": 7, **options}
-    return storage.open_table(group=group, dim=dim, rule=rule, **options)
+    spec = {"initializer": "constant", "initializer_a": 0.5, "seed": 7, "group": group, **options}
+    return storage.open_table(spec_text(dim, spec), rule=rule)
 
 
 def keys_of(*keys):
@@ -270,8 +271,8 @@ def test_a_survey_counts_rows_by_age_and_updates(tmp_path):
 
 
 def test_admission_holds_rows_back(storage):
-    admission = ("frequency", 3, 1000, 0.01, 4)
-    table = open_table(storage, group=9, admission=admission)
+    admission = {"admission": "frequency", "admission_min_count": 3}
+    table = open_table(storage, group=9, **admission)
     keys = keys_of(8)
     sizes = []
     for _ in range(3):
@@ -279,7 +280,7 @@ def test_admission_holds_rows_back(storage):
         sizes.append(table.size())
     assert sizes == [0, 0, 1]
     with pytest.raises(ValueError, match="no_such_kind"):
-        open_table(storage, group=10, admission=("no_such_kind", 3, 1000, 0.01, 4))
+        open_table(storage, group=10, admission="no_such_kind", admission_min_count=2)
 
 
 def test_an_optimizer_updates_a_row_by_its_rule():
@@ -322,7 +323,7 @@ def test_rules_and_schedules_are_listed_with_their_defaults():
 
 
 def test_an_initializer_fills_what_a_table_starts_from(storage):
-    uniform = {"initializer": "uniform", "a": -1.0, "b": 1.0, "seed": 11}
+    uniform = {"initializer": "uniform", "initializer_a": -1.0, "initializer_b": 1.0, "seed": 11}
     table = open_table(storage, group=12, **uniform)
     initializer = _core.Initializer("uniform", -1.0, 1.0, 11, 12)
     out = np.empty(DIM, np.float32)

@@ -120,7 +120,8 @@ def test_a_folder_that_was_deleted_raises_and_ends_no_process(tmp_path, durabili
     done = run(
         """
         storage = core.Storage(sys.argv[2], None, 1 << 20, sys.argv[3] == "update", False)
-        table = storage.open_table(group=0, dim=16, initializer="constant", a=0.0, b=0.0, seed=1)
+        spec = {"dim": 16, "initializer": "constant", "initializer_a": 0.0}
+        table = storage.open_table(json.dumps(spec))
         optimizer = core.Optimizer("kv_sgd", [])
         keys = np.arange(20_000, dtype=np.uint64)
         def train():

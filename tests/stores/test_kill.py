@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
@@ -148,7 +149,16 @@ def assert_rows(found: DumpedRows | None, replay: Replay, seed: int, group: Grou
 def assert_vectors(storage: kv.Storage, replay: Replay, group: Group, rows: int) -> None:
     """A lookup finds them too; a key without a row has the vector that it starts from."""
     table = storage.ready().open_table(
-        group=group.number, dim=group.dim, initializer="constant", a=START, b=0.0, seed=1
+        json.dumps(
+            {
+                "group": group.number,
+                "dim": group.dim,
+                "initializer": "constant",
+                "initializer_a": START,
+                "initializer_b": 0.0,
+                "seed": 1,
+            }
+        )
     )
     vectors = np.empty((KEYS, group.dim), np.float32)
     table.lookup(key_at(np.arange(KEYS)), vectors.reshape(-1), False)

@@ -26,8 +26,9 @@ import threading
 folder, durability, groups = sys.argv[2], sys.argv[3], int(sys.argv[4])
 storage = core.Storage(
     folder, None, 1 << 20, durability != "checkpoint", False, sync=durability == "sync")
-tables = [storage.open_table(
-    group=group, dim=2, initializer="constant", a=0.0, b=0.0, seed=1) for group in range(groups)]
+tables = [storage.open_table(json.dumps(
+    {"group": group, "dim": 2, "initializer": "constant", "initializer_a": 0.0}))
+    for group in range(groups)]
 storage.flush()
 os.write(1, b"opened\\n")
 def work(group):
@@ -49,7 +50,8 @@ for thread in threads:
 READ = """
 rows = core.Storage(sys.argv[2], None, 1 << 20, False, sys.argv[4] == "reads")
 for group in range(int(sys.argv[3])):
-    table = rows.open_table(group=group, dim=2, initializer="constant", a=0.0, b=0.0, seed=1)
+    table = rows.open_table(json.dumps(
+        {"group": group, "dim": 2, "initializer": "constant", "initializer_a": 0.0}))
     out = np.empty(80, np.float32)
     table.lookup(np.arange(40, dtype=np.uint64), out, False)
     print(*out[::2].astype(int))
@@ -165,7 +167,8 @@ def test_a_failure_of_power_leaves_what_the_durability_promises(
 # About 20 MB, which a flush hands over in files; see kBatchBytes in storage.cc.
 FLUSH = """
 storage = core.Storage(sys.argv[2], None, 1 << 22, False, False)
-table = storage.open_table(group=0, dim=128, initializer="constant", a=0.0, b=0.0, seed=1)
+table = storage.open_table(json.dumps(
+    {"dim": 128, "initializer": "constant", "initializer_a": 0.0}))
 keys = np.arange(40_000, dtype=np.uint64)
 for value in (1, 2):
     table.assign(keys, np.full(keys.size * 128, value, np.float32))
@@ -182,7 +185,8 @@ def test_a_large_flush_survives_a_failure_of_power(tmp_path, library):
     found = run(
         """
         storage = core.Storage(sys.argv[2], None, 1 << 22, False, False)
-        table = storage.open_table(group=0, dim=128, initializer="constant", a=0.0, b=0.0, seed=1)
+        table = storage.open_table(json.dumps(
+            {"dim": 128, "initializer": "constant", "initializer_a": 0.0}))
         out = np.empty(40_000 * 128, np.float32)
         table.lookup(np.arange(40_000, dtype=np.uint64), out, False)
         print(*np.unique(out))
@@ -198,8 +202,9 @@ import ctypes, threading
 library = ctypes.CDLL(os.environ["LD_PRELOAD"])
 folder, sync, groups, calls = sys.argv[2], sys.argv[3] == "sync", int(sys.argv[4]), 20
 storage = core.Storage(folder, None, 1 << 20, True, False, sync=sync)
-tables = [storage.open_table(
-    group=group, dim=2, initializer="constant", a=0.0, b=0.0, seed=1) for group in range(groups)]
+tables = [storage.open_table(json.dumps(
+    {"group": group, "dim": 2, "initializer": "constant", "initializer_a": 0.0}))
+    for group in range(groups)]
 tables[0].assign(np.arange(3, dtype=np.uint64), np.ones(6, np.float32))
 storage.flush()
 tables[0].assign(np.arange(3, dtype=np.uint64), np.ones(6, np.float32))
@@ -242,7 +247,8 @@ FAILS = """
 import ctypes
 library = ctypes.CDLL(os.environ["LD_PRELOAD"])
 storage = core.Storage(sys.argv[2], None, 1 << 20, True, False, sync=True)
-table = storage.open_table(group=0, dim=2, initializer="constant", a=0.0, b=0.0, seed=1)
+table = storage.open_table(json.dumps(
+    {"dim": 2, "initializer": "constant", "initializer_a": 0.0}))
 keys = np.arange(3, dtype=np.uint64)
 table.assign(keys, np.full(6, 1, np.float32))
 library.break_files(5, ctypes.c_long(0), 1, 0, 2)

@@ -7,6 +7,7 @@ of its log. With `durability="update"` and "sync" each call between flushes coun
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -50,7 +51,7 @@ class Writer:
             batch_bytes=BATCH_BYTES,
         )
         self.table = self.storage.open_table(
-            group=3, dim=DIM, initializer="constant", a=0.0, b=0.0, seed=1
+            json.dumps({"group": 3, "dim": DIM, "initializer": "constant", "initializer_a": 0.0})
         )
 
     def call(self, number: int) -> None:

@@ -19,27 +19,6 @@
 namespace sok::binding {
 namespace {
 
-// kind, min_count, capacity, false_positive_rate, counter_bits
-using AdmissionTuple = std::tuple<std::string, uint32_t, uint64_t, double, int>;
-
-std::optional<AdmissionConfig> ToAdmission(const std::optional<AdmissionTuple>& given) {
-  if (!given) return std::nullopt;
-  AdmissionConfig config;
-  std::tie(config.kind, config.min_count, config.capacity, config.false_positive_rate,
-           config.counter_bits) = *given;
-  return config;
-}
-
-// kind, max_age, min_l2, every
-using EvictionTuple = std::tuple<std::string, uint32_t, float, uint32_t>;
-
-std::optional<EvictionConfig> ToEviction(const std::optional<EvictionTuple>& given) {
-  if (!given) return std::nullopt;
-  EvictionConfig config;
-  std::tie(config.kind, config.max_age, config.min_l2, config.every) = *given;
-  return config;
-}
-
 void Open(PyStorage* self, nb::handle path, std::optional<uint32_t> ttl, uint64_t cache_bytes,
           bool write_through, bool read_only, bool reset_slots, std::optional<uint64_t> spill_rows,
           bool ttl_with_load, bool sync, bool reset_initializer,
@@ -66,24 +45,11 @@ PyStorage* FindOpen(nb::handle path) {
   return found == nullptr ? nullptr : new PyStorage{Held<Storage>(std::move(found))};
 }
 
-PyTable* OpenTable(PyStorage& self, int group, int dim, const std::string& initializer, double a,
-                   double b, uint64_t seed, const std::string& rule, const NamedNumbers& hypers,
-                   const std::optional<AdmissionTuple>& admission, uint64_t max_rows,
-                   bool reset_slots, const std::optional<EvictionTuple>& eviction,
-                   bool reset_initializer, const std::string& row_dtype,
-                   const std::string& slot_dtype) {
-  TableConfig config;
-  config.form = Value(RowForm::Make(row_dtype, slot_dtype));
-  config.group = group;
-  config.dim = dim;
-  config.initializer = initializer;
-  config.initializer_a = a;
-  config.initializer_b = b;
-  config.seed = seed;
-  config.max_rows = max_rows;
+PyTable* OpenTable(PyStorage& self, const std::string& spec, const std::string& rule,
+                   const NamedNumbers& hypers, bool reset_slots, bool reset_initializer) {
+  const TableSpec read = Value(TableSpec::FromJson(spec));
   auto table = Value(Unlocked([&] {
-    return self.storage->OpenTable(config, rule, ToHypers(hypers), ToAdmission(admission),
-                                   reset_slots, ToEviction(eviction), reset_initializer);
+    return self.storage->OpenTable(read, rule, ToHypers(hypers), reset_slots, reset_initializer);
   }));
   return new PyTable(self.storage.shared(), std::move(table));
 }
@@ -288,13 +254,9 @@ void BindStorage(nb::module_& module) {
           .def(
               "set_now", [](PyStorage& self, uint32_t now) { self.storage->SetNow(now); },
               nb::arg("now"))
-          .def("open_table", OpenTable, nb::kw_only(), nb::arg("group"), nb::arg("dim"),
-               nb::arg("initializer"), nb::arg("a"), nb::arg("b"), nb::arg("seed"),
-               nb::arg("rule") = "", nb::arg("hypers") = NamedNumbers(),
-               nb::arg("admission") = nb::none(), nb::arg("max_rows") = 0,
-               nb::arg("reset_slots") = false, nb::arg("eviction") = nb::none(),
-               nb::arg("reset_initializer") = false, nb::arg("row_dtype") = "float32",
-               nb::arg("slot_dtype") = "float32");
+          .def("open_table", OpenTable, nb::arg("spec"), nb::kw_only(), nb::arg("rule") = "",
+               nb::arg("hypers") = NamedNumbers(), nb::arg("reset_slots") = false,
+               nb::arg("reset_initializer") = false);
   BindContents(storage);
   module.def("dump_groups", DumpGroups, nb::arg("path"));
   module.def(

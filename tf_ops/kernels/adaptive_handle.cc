@@ -10,6 +10,7 @@
 #include "kernels/adaptive_resource.h"
 #include "kernels/host_memory.h"
 #include "kernels/register_kernel.h"
+#include "kernels/spec_attributes.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -32,7 +33,10 @@ void PutHandle(tf::OpKernelContext* ctx, int output, const tf::ResourceHandle& h
 REGISTER_OP("SokEmbed>AnonymousAdaptiveTable")
     .Output("table: resource")
     .Attr("table_name: string = ''")
-    .Attr("dim: int >= 1")
+    // The description of the rows, and the attributes by which graphs of the releases 0.1 and 0.2
+    // describe them.
+    .Attr("spec: string = ''")
+    .Attr("dim: int >= 0 = 0")
     .Attr("initializer: string = 'uniform'")
     .Attr("initializer_a: float = -0.05")
     .Attr("initializer_b: float = 0.05")
@@ -58,14 +62,15 @@ REGISTER_OP("SokEmbed>AnonymousAdaptiveTable")
 class AnonymousAdaptiveTableOp : public tf::OpKernel {
  public:
   explicit AnonymousAdaptiveTableOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
-    float a, b, blend;
-    int64_t seed, buckets, owners, owner, promote_after, max_rows, decay_every, ttl, capacity;
+    float blend;
+    int64_t buckets, owners, owner, promote_after, max_rows, decay_every, ttl, capacity;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("table_name", &name_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &rows_.dim));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("initializer", &rows_.initializer));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("initializer_a", &a));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("initializer_b", &b));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("seed", &seed));
+    OP_REQUIRES_OK(ctx, ReadTableSpec(ctx, &rows_));
+    // In older graphs these are fields of a spec, but they are of the adaptive table, not of the
+    // tables that it consists of.
+    rows_.owners = 1;
+    rows_.owner = 0;
+    rows_.max_rows = 0;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("static_buckets", &buckets));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("owners", &owners));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("owner", &owner));
@@ -77,12 +82,6 @@ class AnonymousAdaptiveTableOp : public tf::OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("demote_blend", &blend));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("sketch_capacity", &capacity));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("counter_bits", &config_.counter_bits));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("gpu", &rows_.gpu));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("gpu_optional", &gpu_optional_));
-    OP_REQUIRES_OK(ctx, ReadForm(ctx, &rows_.form));
-    rows_.initializer_a = a;
-    rows_.initializer_b = b;
-    rows_.seed = static_cast<uint64_t>(seed);
     config_.static_buckets = static_cast<uint64_t>(buckets);
     config_.owners = static_cast<uint64_t>(owners);
     config_.owner = static_cast<uint64_t>(owner);
@@ -103,9 +102,9 @@ class AnonymousAdaptiveTableOp : public tf::OpKernel {
                     std::to_string(config_.static_buckets) + " and owner " +
                     std::to_string(config_.owner) + " of " + std::to_string(config_.owners)));
     auto table = Make(rows_);
-    if (!table.ok() && rows_.gpu >= 0 && gpu_optional_) {
+    if (!table.ok() && rows_.gpu >= 0 && rows_.gpu_optional) {
       LogOnHost(name_, rows_.gpu, table.status());
-      TableConfig on_host = rows_;
+      TableSpec on_host = rows_;
       on_host.gpu = -1;
       table = Make(on_host);
     }
@@ -118,9 +117,9 @@ class AnonymousAdaptiveTableOp : public tf::OpKernel {
   }
 
  private:
-  Result<std::unique_ptr<AdaptiveTable>> Make(const TableConfig& rows) const {
+  Result<std::unique_ptr<AdaptiveTable>> Make(const TableSpec& rows) const {
     SOK_ASSIGN_OR_RETURN(auto own, Table::Make(rows));
-    TableConfig static_rows = rows;
+    TableSpec static_rows = rows;
     static_rows.direct = true;
     static_rows.owners = config_.owners;
     static_rows.owner = config_.owner;
@@ -130,8 +129,7 @@ class AnonymousAdaptiveTableOp : public tf::OpKernel {
   }
 
   std::string name_;
-  TableConfig rows_;
-  bool gpu_optional_ = false;  // without such a GPU the rows lie in the host's memory
+  TableSpec rows_;
   AdaptiveConfig config_;
 };
 

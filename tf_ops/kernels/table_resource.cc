@@ -17,15 +17,6 @@ absl::Status OpenTable::CheckProcess() const {
   return storage_ == nullptr ? absl::OkStatus() : ToAbsl(storage_->CheckProcess(), name_);
 }
 
-absl::Status ReadForm(tf::OpKernelConstruction* ctx, RowForm* form) {
-  std::string row_dtype, slot_dtype;
-  TF_RETURN_IF_ERROR(ctx->GetAttr("row_dtype", &row_dtype));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("slot_dtype", &slot_dtype));
-  const auto made = RowForm::Make(row_dtype, slot_dtype);
-  if (made.ok()) *form = made.value();
-  return ToAbsl(made.status());
-}
-
 absl::Status GetTable(tf::OpKernelContext* ctx, std::shared_ptr<OpenTable>* table) {
   TF_RETURN_IF_ERROR(ExpectScalar(ctx->input(0), "table"));
   TF_RETURN_IF_ERROR(GetContent(ctx, tf::HandleFromInput(ctx, 0), table));

@@ -85,9 +85,6 @@ class OpenTable {
 
 using TableResource = ResourceOf<OpenTable>;
 
-// Reads the attributes row_dtype and slot_dtype of a table.
-absl::Status ReadForm(tensorflow::OpKernelConstruction* ctx, RowForm* form);
-
 // Finds the table of input 0.
 absl::Status GetTable(tensorflow::OpKernelContext* ctx, std::shared_ptr<OpenTable>* table);
 

@@ -136,21 +136,18 @@ class LocatedTable(NamedTuple):
 
     def description(self) -> dict[str, Any]:
         """Returns the description of the table for a manifest, the same on every worker."""
-        attributes = self.table._attributes
+        spec = self.table.spec
+        kind, a, b = spec.initializer
         described = {
             "path": self.path,
             "name": self.table.name,
             "kind": self.table.kind,
             "dim": self.table.dim,
             "owners": self.table.owner_text,
-            "initializer": {
-                "kind": attributes["initializer"],
-                "a": float(attributes["initializer_a"]),
-                "b": float(attributes["initializer_b"]),
-            },
-            "seed": int(attributes["seed"]),
+            "initializer": {"kind": kind, "a": float(a), "b": float(b)},
+            "seed": spec.seed,
         }
-        return described | {name: int(attributes[name]) for name in self.table.fixed}
+        return described | {name: int(getattr(self.table, name)) for name in self.table.fixed}
 
 
 class SavedObjects(NamedTuple):

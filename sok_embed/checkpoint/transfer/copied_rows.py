@@ -85,8 +85,8 @@ class CopiedRows:
         """Returns the head of the group, and the counts of its admission."""
         table = self._table
         attributes = {
-            **table._attributes,
-            "storage": os.fsencode(self._copy.path),
+            **table.spec.attributes(),
+            "storage": self._copy.path,
             "storage_id": self._copy.id,
             "group": self._group,
             "step_clock": False,

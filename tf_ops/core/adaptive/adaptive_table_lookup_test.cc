@@ -59,9 +59,9 @@ TEST_CASE("an adaptive table that cannot be is refused with the reason") {
   }
   config = ExactConfig(kBuckets, 2);
   config.owners = 0;
-  TableConfig rows;
+  TableSpec rows;
   rows.dim = 2;
-  const auto make = [&](TableConfig other) {
+  const auto make = [&](TableSpec other) {
     return AdaptiveTable::Make(Value(Table::Make(rows)), Value(Table::Make(other)), config);
   };
   CHECK(make(rows).status().code() == Code::kInvalidArgument);
@@ -72,7 +72,7 @@ TEST_CASE("an adaptive table that cannot be is refused with the reason") {
   config.static_buckets = 0;
   CHECK(make(rows).status().code() == Code::kInvalidArgument);
   config.static_buckets = 4;
-  TableConfig wider = rows;
+  TableSpec wider = rows;
   wider.dim = 3;
   CHECK(make(wider).status().message().find("one dim") != std::string::npos);
 }

@@ -32,7 +32,7 @@ struct Pool {
 };
 
 std::unique_ptr<AdaptiveTable> MakeTable(AdaptiveConfig config) {
-  TableConfig of_rows;
+  TableSpec of_rows;
   of_rows.dim = kAdaptiveDim;
   of_rows.initializer = "constant";
   of_rows.initializer_a = 0;

@@ -25,8 +25,8 @@ constexpr int kDim = 5;
 constexpr uint64_t kRange = 300;  // how many keys there are, which a direct table needs
 constexpr int64_t kBuckets = 11;
 
-TableConfig Config() {
-  TableConfig config;
+TableSpec Config() {
+  TableSpec config;
   config.dim = kDim;
   config.initializer = "constant";
   config.initializer_a = 7;  // rows that start by the table's own initializer would show
@@ -215,14 +215,15 @@ TEST_CASE("a mask gather reads, makes and trains the rows that a loop over its k
     CAPTURE(min_count);
     AdmissionConfig admission;
     admission.min_count = min_count;
-    const auto counted = [&] { return min_count > 1 ? Value(MakeAdmission(admission)) : nullptr; };
-    CheckLookups<float>(*Value(Table::Make(Config(), counted())), false, min_count);
-    CheckLookups<float>(*Value(Table::Make(Config(), counted())), true, min_count);
-    TableConfig direct = Config();
+    TableSpec counted = Config();
+    if (min_count > 1) counted.admission = admission;
+    CheckLookups<float>(*Value(Table::Make(counted)), false, min_count);
+    CheckLookups<float>(*Value(Table::Make(counted)), true, min_count);
+    TableSpec direct = counted;
     direct.direct = true;
     direct.max_rows = kRange;
-    CheckLookups<float>(*Value(Table::Make(direct, counted())), false, min_count);
-    CheckLookups<BFloat16>(*Value(Table::Make(Config(), counted())), false, min_count);
+    CheckLookups<float>(*Value(Table::Make(direct)), false, min_count);
+    CheckLookups<BFloat16>(*Value(Table::Make(counted)), false, min_count);
   }
 }
 
@@ -232,14 +233,16 @@ TEST_CASE("a mask gather reads, makes and trains rows of a storage") {
   options.path = folder / "storage";
   options.cache_bytes = uint64_t{1} << 20;
   const auto storage = Value(Storage::Open(options));
-  CheckLookups<float>(*Value(storage->OpenTable(Config(), "", {}, std::nullopt)), true, 1);
+  CheckLookups<float>(*Value(storage->OpenTable(Config())), true, 1);
   REQUIRE(storage->Close().ok());
 }
 
 TEST_CASE("a later occurrence that is admitted makes the row of earlier ones too") {
   AdmissionConfig admission;
   admission.min_count = 2;
-  const auto table = Value(Table::Make(Config(), Value(MakeAdmission(admission))));
+  TableSpec counted = Config();
+  counted.admission = admission;
+  const auto table = Value(Table::Make(counted));
   std::mt19937_64 random(TestSeed());
   const Matrix rows(random);
   Batch batch{{5, 6, 5}, {1, 1, 1}, {0, 1, 2}, {}, {}};
@@ -301,7 +304,7 @@ TEST_CASE("slots of fewer rows than the static matrix are refused, and no row is
 }
 
 TEST_CASE("more rows than a table may have are an error, and none is made") {
-  TableConfig config = Config();
+  TableSpec config = Config();
   config.max_rows = 1;
   const auto table = Value(Table::Make(config));
   std::mt19937_64 random(TestSeed());
@@ -343,7 +346,7 @@ TEST_CASE("keys cannot be hashed to no static rows, and no keys need none") {
 }
 
 TEST_CASE("a key beyond a direct table is refused only where it asks for its own row") {
-  TableConfig config = Config();
+  TableSpec config = Config();
   config.direct = true;
   config.max_rows = 10;
   const auto table = Value(Table::Make(config));

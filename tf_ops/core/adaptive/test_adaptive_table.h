@@ -36,7 +36,7 @@ struct AdaptiveRowsConfig {
 
 inline Result<std::unique_ptr<AdaptiveTable>> TryAdaptive(const AdaptiveConfig& config,
                                                           const AdaptiveRowsConfig& of_rows = {}) {
-  TableConfig rows;
+  TableSpec rows;
   rows.dim = kAdaptiveDim;
   rows.step_clock = of_rows.step_clock;
   auto own = Table::Make(rows);

@@ -81,4 +81,10 @@ bool FlatJson::Get(const std::string& path, std::string* text) const {
   return found != nullptr;
 }
 
+bool FlatJson::Get(const std::string& path, bool* flag) const {
+  const auto* found = GetIf<bool>(path);
+  if (found != nullptr) *flag = *found;
+  return found != nullptr;
+}
+
 }  // namespace sok

@@ -7,6 +7,7 @@
 // number of threads may read one at once. Functions report errors by what they return.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <map>
@@ -26,6 +27,8 @@ class FlatJson {
   // or has a path of more than 256 bytes.
   static std::optional<FlatJson> Parse(const std::string& text);
 
+  // Returns the number of values, objects and arrays among them.
+  size_t size() const { return values_.size(); }
   bool has(const std::string& path) const { return values_.count(path) > 0; }
   // Returns whether an object or an array is at the path.
   bool has_container(const std::string& path) const {
@@ -34,6 +37,7 @@ class FlatJson {
   // Writes the value at a path to the second argument. Returns false, and writes nothing, if the
   // value is absent, of another kind, or a number that T cannot hold.
   bool Get(const std::string& path, std::string* text) const;
+  bool Get(const std::string& path, bool* flag) const;
   template <typename T>
   bool Get(const std::string& path, T* number) const {
     const auto* natural = GetIf<uint64_t>(path);

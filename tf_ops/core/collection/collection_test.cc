@@ -245,7 +245,7 @@ TEST_CASE("steps beside calls on single tables do not wait for each other for go
   constexpr int kTables = 6;
   std::vector<TableCollection::Member> members;
   for (int t = 0; t < kTables; ++t) {
-    TableConfig config;
+    TableSpec config;
     config.dim = 4;
     config.max_rows = t % 2 == 0 ? 100000 : 0;
     members.push_back({"table" + std::to_string(t), Value(Table::Make(config)), false});

@@ -25,7 +25,7 @@ class TablesApart {
       : plan_(plan), options_(std::move(options)), parts_(plan.workers) {
     for (std::vector<std::shared_ptr<Table>>& tables : parts_) {
       for (size_t table = 0; table < plan.tables.size(); ++table) {
-        TableConfig config;
+        TableSpec config;
         config.dim = plan.tables[table].dim;
         config.seed = table;
         tables.push_back(Value(Table::Make(config)));

@@ -94,7 +94,7 @@ inline TestWorker MakeTestWorker(const CollectionPlan& plan, size_t rank = 0) {
   TestWorker worker;
   std::vector<TableCollection::Member> members;
   for (size_t table = 0; table < plan.tables.size(); ++table) {
-    TableConfig config;
+    TableSpec config;
     config.dim = plan.tables[table].dim;
     config.seed = table;
     members.push_back(

@@ -14,7 +14,7 @@ namespace sok {
 
 struct GroupMeta {
   int dim = 0;
-  // The initializer of new rows: see TableConfig. Empty: unknown, since the rows came from a dump
+  // The initializer of new rows: see TableSpec. Empty: unknown, since the rows came from a dump
   // that does not name it.
   std::string initializer;
   double initializer_a = 0, initializer_b = 0;

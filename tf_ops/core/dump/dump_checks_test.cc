@@ -145,12 +145,12 @@ TEST_CASE("rows that have counted to the end, and beyond the middle, are saved a
     CAPTURE(round);
     auto storage = Value(OpenStorage(folder / ("rows" + std::to_string(round))));
     REQUIRE(Value(storage->Load(dump, nullptr)) == keys.size());
-    TableConfig config;
+    TableSpec config;
     config.dim = kDim;
     config.initializer = "constant";  // like the group in the file
     config.initializer_a = config.initializer_b = 0;
     const auto optimizer = Value(MakeRowOptimizer("kv_adam", {}));
-    const auto table = Value(storage->OpenTable(config, "kv_adam", {}, std::nullopt));
+    const auto table = Value(storage->OpenTable(config, "kv_adam", {}));
     std::vector<RowMeta> metas(keys.size());
     std::vector<uint8_t> exists(keys.size());
     REQUIRE(table->ReadMeta(keys.data(), keys.size(), metas.data(), exists.data(), SerialFor).ok());

@@ -8,51 +8,51 @@ namespace {
 
 constexpr uint64_t kSeedBits = ~(uint64_t{1} << 63);
 
-TableConfig StartOf(const GroupMeta& meta) {
-  TableConfig config;
-  config.initializer = meta.initializer;
-  config.initializer_a = meta.initializer_a;
-  config.initializer_b = meta.initializer_b;
-  config.seed = meta.seed;
-  return config;
+TableSpec StartOf(const GroupMeta& meta) {
+  TableSpec spec;
+  spec.initializer = meta.initializer;
+  spec.initializer_a = meta.initializer_a;
+  spec.initializer_b = meta.initializer_b;
+  spec.seed = meta.seed;
+  return spec;
 }
 
 }  // namespace
 
-bool SameStart(const TableConfig& a, const TableConfig& b) {
+bool SameStart(const TableSpec& a, const TableSpec& b) {
   const auto rounded = [](double number) { return static_cast<float>(number); };
   return a.initializer == b.initializer && rounded(a.initializer_a) == rounded(b.initializer_a) &&
          rounded(a.initializer_b) == rounded(b.initializer_b) &&
          (a.seed & kSeedBits) == (b.seed & kSeedBits);
 }
 
-std::string StartText(const TableConfig& config) {
+std::string StartText(const TableSpec& spec) {
   char numbers[80];
-  if (config.initializer == "constant") {
-    std::snprintf(numbers, sizeof(numbers), " (%.7g)", config.initializer_a);
+  if (spec.initializer == "constant") {
+    std::snprintf(numbers, sizeof(numbers), " (%.7g)", spec.initializer_a);
   } else {
-    std::snprintf(numbers, sizeof(numbers), " (%.7g, %.7g)", config.initializer_a,
-                  config.initializer_b);
+    std::snprintf(numbers, sizeof(numbers), " (%.7g, %.7g)", spec.initializer_a,
+                  spec.initializer_b);
   }
-  return config.initializer + numbers + ", seed " + std::to_string(config.seed);
+  return spec.initializer + numbers + ", seed " + std::to_string(spec.seed);
 }
 
 Status AgreeOnStart(const std::string& group, int number, const GroupMeta& meta, bool may_reset,
-                    TableConfig* config) {
+                    TableSpec* spec) {
   if (meta.initializer.empty()) return Status();
-  const TableConfig own = StartOf(meta);
-  if (!SameStart(own, *config)) {
+  const TableSpec own = StartOf(meta);
+  if (!SameStart(own, *spec)) {
     if (may_reset) return Status();
     return InvalidArgument(
-        group + " has the initializer " + StartText(own) + ", got " + StartText(*config) +
+        group + " has the initializer " + StartText(own) + ", got " + StartText(*spec) +
         "; give the one that it has; to look at rows or to remove some, storage.table(" +
         std::to_string(number) +
         ") needs none; reset_initializer=True has rows that are made from now on start from the "
         "other one");
   }
-  config->initializer_a = own.initializer_a;
-  config->initializer_b = own.initializer_b;
-  config->seed = own.seed;
+  spec->initializer_a = own.initializer_a;
+  spec->initializer_b = own.initializer_b;
+  spec->seed = own.seed;
   return Status();
 }
 

@@ -10,18 +10,18 @@
 
 namespace sok {
 
-// Returns true if two configs start rows alike. Numbers are compared as float32 and seeds by 63
+// Returns true if two tables start rows alike. Numbers are compared as float32 and seeds by 63
 // bits, since layers round them so.
-bool SameStart(const TableConfig& a, const TableConfig& b);
+bool SameStart(const TableSpec& a, const TableSpec& b);
 
-// Returns the initializer of a config for messages, such as "uniform (-0.05, 0.05), seed 7".
-std::string StartText(const TableConfig& config);
+// Returns the initializer of a spec for messages, such as "uniform (-0.05, 0.05), seed 7".
+std::string StartText(const TableSpec& spec);
 
-// Makes `config` start rows exactly as the group `meta` does, if the group has an initializer and
-// the config's is the same. `group` names the group in messages, `number` is its number. Errors:
+// Makes `spec` start rows exactly as the group `meta` does, if the group has an initializer and
+// the spec's is the same. `group` names the group in messages, `number` is its number. Errors:
 // kInvalidArgument, naming both initializers, for another one, unless `may_reset`.
 Status AgreeOnStart(const std::string& group, int number, const GroupMeta& meta, bool may_reset,
-                    TableConfig* config);
+                    TableSpec* spec);
 
 // Checks that an existing group has rows of the types that it is opened with. `group` names the
 // group in the message. Error: kInvalidArgument, which names both types.

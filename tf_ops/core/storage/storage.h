@@ -113,21 +113,19 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // Closes the storage, and prints an error of that on stderr.
   ~Storage();
 
-  // Returns the table of config.group, and makes it if there is none. It lives as long as the
-  // storage is open; later calls for the group return the same one. `rule`: the row optimizer that
-  // trains it; empty: any that commits. admission, eviction: see Table; unset: none. The
-  // description of the group has the eviction that it was opened with last. reset_slots: the rule
+  // Returns the table of spec.group, and makes it if there is none. It lives as long as the storage
+  // is open; later calls for the group return the same one. The description of the group has the
+  // eviction that it was opened with last. `rule`: the row optimizer that trains it; empty: any
+  // that commits. reset_slots: the rule
   // may differ from the group's; then all rows lose their slots and update counts, in one atomic
   // step. reset_initializer: the initializer may differ from the group's; rows that are made from
   // now on start from it. Errors:
   // kInvalidArgument if the group was made with another dim, initializer, rule or admission, or is
   // open with another eviction, naming both; kNotFound for a group that a read-only storage does
   // not have.
-  Result<std::shared_ptr<Table>> OpenTable(const TableConfig& config, const std::string& rule,
-                                           const std::vector<Hyper>& hypers,
-                                           const std::optional<AdmissionConfig>& admission,
+  Result<std::shared_ptr<Table>> OpenTable(const TableSpec& spec, const std::string& rule = "",
+                                           const std::vector<Hyper>& hypers = {},
                                            bool reset_slots = false,
-                                           const std::optional<EvictionConfig>& eviction = {},
                                            bool reset_initializer = false);
 
   // Makes everything so far durable, in one atomic step. After an error nothing is lost: rows stay
@@ -218,10 +216,9 @@ class Storage : public std::enable_shared_from_this<Storage> {
   struct OpenGroup {
     std::shared_ptr<Table> table;
     DurableStore* store;  // the store of the table
-    TableConfig config;
+    TableSpec spec;
     std::string rule;
     std::shared_ptr<Admission> admission;
-    std::optional<EvictionConfig> eviction;
   };
   using OpenGroupMap = std::map<int, OpenGroup>;
 
@@ -255,12 +252,9 @@ class Storage : public std::enable_shared_from_this<Storage> {
   Result<GroupMeta> DescriptionOf(int group);
   Result<std::shared_ptr<Admission>> OpenAdmission(int group, const AdmissionConfig& config);
   // Makes an open group from its description. It is not in groups_ yet.
-  Result<OpenGroup> MakeGroup(const TableConfig& config, const std::string& rule,
-                              const std::optional<AdmissionConfig>& admission,
-                              const std::optional<EvictionConfig>& eviction, const GroupMeta& meta);
-  Status CheckSame(const OpenGroup& open, const TableConfig& config, const std::string& rule,
-                   const std::optional<AdmissionConfig>& admission,
-                   const std::optional<EvictionConfig>& eviction) const;
+  Result<OpenGroup> MakeGroup(const TableSpec& spec, const std::string& rule,
+                              const GroupMeta& meta);
+  Status CheckSame(const OpenGroup& open, const TableSpec& spec, const std::string& rule) const;
 
   // The functions below are called with the gate held exclusively, and mu_ held.
   // Returns an error if the storage cannot be used, after an attempt to repair what an error of the

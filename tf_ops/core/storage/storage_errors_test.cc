@@ -28,9 +28,9 @@ class Disk {
     table.reset();
     storage.reset();
     storage = Value(Storage::Open(options_));
-    TableConfig config;
+    TableSpec config;
     config.dim = kDim;
-    table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+    table = Value(storage->OpenTable(config));
   }
   Status Assign(Key first, size_t n, float value) {
     std::vector<Key> keys(n);

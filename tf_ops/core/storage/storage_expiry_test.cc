@@ -36,11 +36,11 @@ class CountingTable {
     options.write_through = write_through;
     options.now = [this] { return now; };
     storage_ = Value(Storage::Open(options));
-    TableConfig config;
+    TableSpec config;
     config.dim = kDim;
     config.initializer = "constant";
     config.initializer_a = 0;
-    table_ = Value(storage_->OpenTable(config, "", {}, std::nullopt));
+    table_ = Value(storage_->OpenTable(config));
   }
 
   void Update(const std::vector<Key>& keys, const ParallelFor& parallel_for = ProcessPool()) {
@@ -198,9 +198,9 @@ TEST_CASE("rows that expire, and are removed, while all are read are read, or no
     return opened;
   };
   const auto storage = Value(Storage::Open(options));
-  TableConfig config;
+  TableSpec config;
   config.dim = 2;
-  const auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+  const auto table = Value(storage->OpenTable(config));
   const std::vector<Key> keys = Range(0, 1000);
   const std::vector<float> rows(keys.size() * 2, 1.0f);
   REQUIRE(table->Assign(keys.data(), 500, rows.data(), SerialFor).ok());
@@ -245,10 +245,10 @@ TEST_CASE("a journal from before a clock was set back is counted when it is take
     options.now = [&now] { return now; };
     return Value(Storage::Open(options));
   };
-  TableConfig config;
+  TableSpec config;
   config.dim = 2;
   const auto table_in = [&](const std::shared_ptr<Storage>& storage) {
-    return Value(storage->OpenTable(config, "", {}, std::nullopt));
+    return Value(storage->OpenTable(config));
   };
   const std::vector<Key> keys = Range(0, 300);
   const std::vector<float> rows(keys.size() * 2, 1.0f);
@@ -299,10 +299,10 @@ TEST_CASE("a load takes in no row that has expired, and leaves the live one of i
     options.now = [&now] { return now; };
     return Value(Storage::Open(options));
   };
-  TableConfig config;
+  TableSpec config;
   config.dim = 1;
   const auto from = open("from", 0);
-  const auto source = Value(from->OpenTable(config, "", {}, std::nullopt));
+  const auto source = Value(from->OpenTable(config));
   const std::vector<Key> keys = Range(0, 30);
   const std::vector<float> ones(30, 1.0f), twos(30, 2.0f);
   REQUIRE(source->Assign(keys.data(), 20, ones.data(), SerialFor).ok());
@@ -311,7 +311,7 @@ TEST_CASE("a load takes in no row that has expired, and leaves the live one of i
   REQUIRE(Value(from->Dump(folder / "dump", {}, nullptr)) == 30);
 
   const auto to = open("to", kTtl);
-  const auto table = Value(to->OpenTable(config, "", {}, std::nullopt));
+  const auto table = Value(to->OpenTable(config));
   REQUIRE(table->Assign(keys.data() + 10, 15, twos.data(), SerialFor).ok());
   CHECK(Value(to->Load(folder / "dump", nullptr)) == 10);
   CHECK(table->size() == 20);
@@ -327,13 +327,13 @@ TEST_CASE("an open that fails removes no rows by the TTL that it was to set") {
   StorageOptions options;
   options.path = folder / "storage";
   options.now = [&now] { return now; };
-  TableConfig config;
+  TableSpec config;
   config.dim = 2;
   const std::vector<Key> keys = Range(0, 300);
   const std::vector<float> rows(keys.size() * 2, 1.0f);
   {
     const auto storage = Value(Storage::Open(options));
-    const auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+    const auto table = Value(storage->OpenTable(config));
     REQUIRE(table->Assign(keys.data(), 300, rows.data(), SerialFor).ok());
     REQUIRE(storage->Close().ok());
   }
@@ -370,7 +370,7 @@ TEST_CASE("an open that fails removes no rows by the TTL that it was to set") {
 TEST_CASE("an open with another TTL that fails anywhere leaves counts by the folder's") {
   const TestFolder folder;
   uint32_t now = 1000;
-  TableConfig config;
+  TableSpec config;
   config.dim = 2;
   const std::vector<Key> keys = Range(0, 300);
   const std::vector<float> rows(keys.size() * 2, 1.0f);
@@ -381,7 +381,7 @@ TEST_CASE("an open with another TTL that fails anywhere leaves counts by the fol
   options.now = [&now] { return now; };
   {
     const auto storage = Value(Storage::Open(options));
-    const auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+    const auto table = Value(storage->OpenTable(config));
     REQUIRE(table->Assign(keys.data(), 10, rows.data(), SerialFor).ok());
     now = 1000 + 3 * kTtl;
     REQUIRE(storage->Compact().ok());
@@ -390,7 +390,7 @@ TEST_CASE("an open with another TTL that fails anywhere leaves counts by the fol
   // By the clock of another machine the journal has rows that had expired at that count.
   now = 1000 + kTtl;
   const auto storage = Value(Storage::Open(options));
-  const auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+  const auto table = Value(storage->OpenTable(config));
   REQUIRE(table->Assign(keys.data(), 300, rows.data(), SerialFor).ok());
   now = 1000 + 3 * kTtl;
   int failed = 0;
@@ -409,7 +409,7 @@ TEST_CASE("an open with another TTL that fails anywhere leaves counts by the fol
     mended.ttl = std::nullopt;
     const auto again = Value(Storage::Open(mended));
     CHECK(again->ttl() == (opened ? 10 * kTtl : kTtl));
-    CHECK(Value(again->OpenTable(config, "", {}, std::nullopt))->size() == (opened ? 300 : 0));
+    CHECK(Value(again->OpenTable(config))->size() == (opened ? 300 : 0));
     CHECK(Value(again->Survey(0)).rows == (opened ? 300 : 0));
   }
   CHECK(failed > 4);
@@ -426,11 +426,11 @@ TEST_CASE("a description that was counted ahead of the clock, or by another TTL,
     options.now = [&now] { return now; };
     return Value(Storage::Open(options));
   };
-  TableConfig config;
+  TableSpec config;
   config.dim = 2;
   const auto size_in = [&](Storage* storage) {
     const uint64_t described = Value(storage->Groups()).at(0).meta.rows;
-    const uint64_t held = Value(storage->OpenTable(config, "", {}, std::nullopt))->size();
+    const uint64_t held = Value(storage->OpenTable(config))->size();
     CHECK(described == held);
     return held;
   };
@@ -438,7 +438,7 @@ TEST_CASE("a description that was counted ahead of the clock, or by another TTL,
   const std::vector<float> rows(keys.size() * 2, 1.0f);
   {
     const auto storage = open(kTtl, false);
-    const auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+    const auto table = Value(storage->OpenTable(config));
     REQUIRE(table->Assign(keys.data(), 300, rows.data(), SerialFor).ok());
     now = 1000 + kTtl;
     REQUIRE(table->Assign(keys.data(), 10, rows.data(), SerialFor).ok());

@@ -165,12 +165,12 @@ class Run {
     return status;
   }
   Result<std::shared_ptr<Table>> TableIn(Storage& storage) const {
-    TableConfig config;
+    TableSpec config;
     config.dim = kDim;
     config.form = mode_.form;
     config.initializer = "constant";
     config.initializer_a = 0;
-    return storage.OpenTable(config, "", {}, std::nullopt);
+    return storage.OpenTable(config);
   }
   static std::vector<Key> Keys(Key first, size_t n) {
     std::vector<Key> keys(n);
@@ -372,9 +372,9 @@ TEST_CASE("who never waits for a flush is told that one has failed") {
   options.batch_bytes = 0;
   options.open_database = FailingDatabase::Over(RowDatabase::Open, faults);
   const auto storage = Value(Storage::Open(options));
-  TableConfig config;
+  TableSpec config;
   config.dim = 1;
-  const auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+  const auto table = Value(storage->OpenTable(config));
   const Key keys[] = {1, 2, 3};
   const float rows[] = {1, 2, 3};
   REQUIRE(table->Assign(keys, 3, rows, SerialFor).ok());
@@ -393,9 +393,7 @@ TEST_CASE("who never waits for a flush is told that one has failed") {
   options.path = folder / "killed";
   const auto killed = Value(Storage::Open(options));
   float found[3] = {};
-  REQUIRE(Value(killed->OpenTable(config, "", {}, std::nullopt))
-              ->Lookup(keys, 3, false, found, SerialFor)
-              .ok());
+  REQUIRE(Value(killed->OpenTable(config))->Lookup(keys, 3, false, found, SerialFor).ok());
   CHECK(std::equal(rows, rows + 3, found));
 }
 
@@ -409,9 +407,9 @@ TEST_CASE("a storage whose database could not be opened again is mended by whate
     options.path = folder / "storage";
     options.open_database = FailingDatabase::Over(RowDatabase::Open, faults);
     const auto storage = Value(Storage::Open(options));
-    TableConfig config;
+    TableSpec config;
     config.dim = 1;
-    const auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+    const auto table = Value(storage->OpenTable(config));
     const Key keys[] = {1, 2, 3};
     const float rows[] = {1, 2, 3};
     float found[3] = {};
@@ -429,7 +427,7 @@ TEST_CASE("a storage whose database could not be opened again is mended by whate
     if (next == "groups") CHECK(Value(storage->Groups()).size() == 1);
     if (next == "open") {
       config.group = 1;
-      CHECK(storage->OpenTable(config, "", {}, std::nullopt).ok());
+      CHECK(storage->OpenTable(config).ok());
     }
     REQUIRE(table->Lookup(keys, 2, false, found, SerialFor).ok());
     CHECK(found[0] == 1);

@@ -90,13 +90,13 @@ class Program {
   }
   Tables TablesOf(Storage& storage) const {
     Tables tables;
-    TableConfig config;
+    TableSpec config;
     config.dim = kDim;
     config.initializer = "constant";
     config.initializer_a = 0;
     for (config.group = 0; config.group < kGroups; ++config.group) {
       config.form = mode_.form(config.group);
-      tables.push_back(Value(storage.OpenTable(config, "kv_sgd", {}, std::nullopt)));
+      tables.push_back(Value(storage.OpenTable(config, "kv_sgd", {})));
     }
     return tables;
   }
@@ -360,11 +360,11 @@ TEST_CASE("a commit does not wait for a flush that is written beside it") {
   options.batch_bytes = 0;
   options.open_database = FailingDatabase::Over(RowDatabase::Open, faults);
   const auto storage = Value(Storage::Open(options));
-  TableConfig config;
+  TableSpec config;
   config.dim = 2;
   config.initializer = "constant";
   config.initializer_a = 5;
-  const auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+  const auto table = Value(storage->OpenTable(config));
   const Key keys[] = {1, 2, 3};
   const auto train = [&] {
     const float ones[] = {1, 1, 1, 1, 1, 1};
@@ -395,14 +395,14 @@ TEST_CASE("rows that cannot be spilled are flushed at rest") {
   StorageOptions options;
   options.path = folder / "storage";
   options.batch_bytes = 0;
-  TableConfig config;
+  TableSpec config;
   config.dim = kDim;
   std::vector<Key> keys(n);
   std::iota(keys.begin(), keys.end(), Key{0});
   const std::vector<float> rows(n * kDim, 7.0f);
   {
     const auto storage = Value(Storage::Open(options));
-    const auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+    const auto table = Value(storage->OpenTable(config));
     REQUIRE(table->Assign(keys.data(), n, rows.data(), ProcessPool()).ok());
     // The rows take half of that, but each shard has 1 MiB of the spill's file for itself.
     const FileSizeLimit limit(1 << 20);
@@ -412,7 +412,7 @@ TEST_CASE("rows that cannot be spilled are flushed at rest") {
   }
   options.path = folder / "killed";
   const auto killed = Value(Storage::Open(options));
-  const auto table = Value(killed->OpenTable(config, "", {}, std::nullopt));
+  const auto table = Value(killed->OpenTable(config));
   std::vector<float> found(n * kDim);
   REQUIRE(table->Lookup(keys.data(), n, false, found.data(), ProcessPool()).ok());
   CHECK(found == rows);
@@ -428,9 +428,9 @@ TEST_CASE("a flush beside other calls writes more rows of one shard than the spi
   options.spill_rows = 300;
   options.batch_bytes = 0;
   auto storage = Value(Storage::Open(options));
-  TableConfig config;
+  TableSpec config;
   config.dim = dim;
-  auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+  auto table = Value(storage->OpenTable(config));
   std::vector<Key> keys;
   for (Key key = 0; keys.size() < n; ++key) {
     if (HashIndex::ShardOf(HashIndex::Hash(key), 10) == 0) keys.push_back(key);
@@ -457,7 +457,7 @@ TEST_CASE("a flush beside other calls writes more rows of one shard than the spi
   REQUIRE(storage->Flush().ok());
   REQUIRE(storage->Close().ok());
   storage = Value(Storage::Open(options));
-  table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+  table = Value(storage->OpenTable(config));
   check();
 }
 
@@ -469,9 +469,9 @@ TEST_CASE("a flush beside other calls sorts more rows than it keeps in memory") 
   options.path = folder / "storage";
   options.cache_bytes = uint64_t{4} << 20;
   const auto storage = Value(Storage::Open(options));
-  TableConfig config;
+  TableSpec config;
   config.dim = dim;
-  const auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+  const auto table = Value(storage->OpenTable(config));
   std::vector<Key> keys(n);
   for (size_t i = 0; i < n; ++i) keys[i] = i * uint64_t{0x9E3779B97F4A7C15};
   const auto assign = [&](float more) {
@@ -489,7 +489,7 @@ TEST_CASE("a flush beside other calls sorts more rows than it keeps in memory") 
   while (storage->flushing()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   CopyOfOneMoment(folder / "storage", path);
   const auto check = [&](const std::shared_ptr<Storage>& read, float more) {
-    const auto rows = Value(read->OpenTable(config, "", {}, std::nullopt));
+    const auto rows = Value(read->OpenTable(config));
     REQUIRE(rows->size() == n);
     std::vector<float> out(n * dim);
     REQUIRE(rows->Lookup(keys.data(), n, false, out.data(), ProcessPool()).ok());

@@ -39,11 +39,11 @@ StorageOptions At(const std::string& path, bool write_through = true, bool read_
 }
 
 std::shared_ptr<Table> TableOf(Storage& storage) {
-  TableConfig config;
+  TableSpec config;
   config.dim = kDim;
   config.initializer = "constant";
   config.initializer_a = 0;
-  return Value(storage.OpenTable(config, "", {}, std::nullopt));
+  return Value(storage.OpenTable(config));
 }
 
 // Makes random calls on a table and on a map.
@@ -203,12 +203,13 @@ class FullTable {
   }
 
   static std::shared_ptr<Table> Open(Storage& of) {
-    TableConfig config;
+    TableSpec config;
     config.dim = kDim;
     config.initializer = "constant";
     config.initializer_a = 0;
     config.max_rows = 4;
-    return Value(of.OpenTable(config, "sgd", {}, std::nullopt, false, EvictionConfig{"lru"}));
+    config.eviction = EvictionConfig{"lru"};
+    return Value(of.OpenTable(config, "sgd"));
   }
 
   void Update(const std::vector<Key>& keys) {

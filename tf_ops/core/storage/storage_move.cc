@@ -226,8 +226,8 @@ Status Storage::PublishArrivals(std::map<int, GroupMeta>* groups, const AddRows&
 
 Result<uint64_t> Storage::RowLimitAfterArrival(int group, const GroupMeta& meta) const {
   const auto open = groups_.find(group);
-  if (open == groups_.end() || open->second.eviction.has_value()) return meta.rows;
-  const uint64_t most = open->second.config.max_rows;
+  if (open == groups_.end() || open->second.spec.eviction.has_value()) return meta.rows;
+  const uint64_t most = open->second.spec.max_rows;
   // A table that was opened with a smaller limit than before may hold more rows. Expired rows do
   // not count.
   if (most == 0 || meta.rows <= most || ttl() == 0) return std::max(most, meta.rows);
@@ -239,8 +239,8 @@ Result<uint64_t> Storage::RowLimitAfterArrival(int group, const GroupMeta& meta)
 Status Storage::CheckTakes(int group, uint64_t allowed, uint64_t after) const {
   const auto open = groups_.find(group);
   // With an eviction the next new rows make the table evict others.
-  if (open == groups_.end() || open->second.eviction.has_value()) return Status();
-  const uint64_t most = open->second.config.max_rows;
+  if (open == groups_.end() || open->second.spec.eviction.has_value()) return Status();
+  const uint64_t most = open->second.spec.max_rows;
   if (most == 0 || after <= allowed) return Status();
   return Status(Code::kResourceExhausted,
                 "group {group} of '{path}' is open with a limit of {most} rows, and would have "

@@ -81,16 +81,21 @@ Status Describe(Database* database, const Expiry& expiry, uint64_t id,
   return database->WritePublished({}, values, /*sync=*/true);
 }
 
-Status CheckOnDisk(const TableConfig& config) {
-  if (config.step_clock) {
+Status CheckOnDisk(const TableSpec& spec) {
+  if (spec.gpu >= 0) {
+    return InvalidArgument("Expected the rows of a storage in the host's memory. Received: gpu=" +
+                           std::to_string(spec.gpu) +
+                           ". Leave the storage out, or use device=\"cpu\".");
+  }
+  if (spec.step_clock) {
     return InvalidArgument(
         "expected a table in memory with step_clock: rows in a storage have the "
         "storage's clock");
   }
-  if (config.group < 0 || config.group >= Storage::kGroups) {
-    return InvalidArgument("expected a group in [0, 256), got " + std::to_string(config.group));
+  if (spec.group < 0 || spec.group >= Storage::kGroups) {
+    return InvalidArgument("expected a group in [0, 256), got " + std::to_string(spec.group));
   }
-  if (config.direct) {
+  if (spec.direct) {
     return InvalidArgument("a table on disk finds its rows by hash; expected direct to be false");
   }
   return Status();
@@ -119,16 +124,15 @@ Status OtherRule(const std::string& group, int number, const std::string& traine
 
 // Sets initializer, admission and eviction in the description of a group. If the group is opened
 // without an admission, the counts and the config of an earlier one stay.
-void DescribeAs(const TableConfig& config, const std::optional<AdmissionConfig>& admission,
-                const std::optional<EvictionConfig>& eviction, GroupMeta* meta) {
-  meta->dim = config.dim;
-  meta->initializer = config.initializer;
-  meta->initializer_a = config.initializer_a;
-  meta->initializer_b = config.initializer_b;
-  meta->seed = config.seed;
-  meta->form = config.form;
-  if (admission.has_value()) meta->admission = admission;
-  meta->eviction = eviction;
+void DescribeAs(const TableSpec& spec, GroupMeta* meta) {
+  meta->dim = spec.dim;
+  meta->initializer = spec.initializer;
+  meta->initializer_a = spec.initializer_a;
+  meta->initializer_b = spec.initializer_b;
+  meta->seed = spec.seed;
+  meta->form = spec.form;
+  if (spec.admission.has_value()) meta->admission = spec.admission;
+  meta->eviction = spec.eviction;
 }
 
 // Sets the rule in the description, unless it has this rule.
@@ -139,13 +143,6 @@ void DescribeRule(const std::string& rule, const RowOptimizer& optimizer, bool o
   // The present rows have no slots under the new layout. This is needed even if no row counts: with
   // a longer TTL, or an earlier clock, expired rows may count again.
   ++meta->layout;
-}
-
-// Makes an eviction; null without a config.
-Result<std::shared_ptr<Eviction>> EvictionOf(const std::optional<EvictionConfig>& config) {
-  if (!config.has_value()) return std::shared_ptr<Eviction>();
-  SOK_ASSIGN_OR_RETURN(auto made, MakeEviction(*config));
-  return std::shared_ptr<Eviction>(std::move(made));
 }
 
 // A folder's database, and the description of the storage in the folder.
@@ -300,41 +297,39 @@ std::shared_ptr<Storage> Storage::FindOpen(const std::string& path) {
   return storage != nullptr && !storage->closed() ? storage : nullptr;
 }
 
-Status Storage::CheckSame(const OpenGroup& open, const TableConfig& config, const std::string& rule,
-                          const std::optional<AdmissionConfig>& admission,
-                          const std::optional<EvictionConfig>& eviction) const {
-  const std::string group = "group " + std::to_string(config.group) + " of '" + path() + "'";
+Status Storage::CheckSame(const OpenGroup& open, const TableSpec& spec,
+                          const std::string& rule) const {
+  const std::string group = "group " + std::to_string(spec.group) + " of '" + path() + "'";
   if (!core_->read_only && !rule.empty() && !open.rule.empty() && rule != open.rule) {
     return InvalidArgument(
         "{group} is open with optimizer '{open}', got '{got}'; give the other optimizer a group of "
         "its own",
         {{"group", group}, {"open", RuleName{open.rule}}, {"got", RuleName{rule}}});
   }
-  const TableConfig& was = open.config;
-  if (!SameStart(was, config)) {
+  const TableSpec& was = open.spec;
+  if (!SameStart(was, spec)) {
     return InvalidArgument(group + " is open with the initializer " + StartText(was) + ", got " +
-                           StartText(config) +
+                           StartText(spec) +
                            "; use the same everywhere; to look at rows or to remove some, "
                            "storage.table(" +
-                           std::to_string(config.group) + ") needs none");
+                           std::to_string(spec.group) + ") needs none");
   }
-  if (was.max_rows != config.max_rows) {
+  if (was.max_rows != spec.max_rows) {
     return InvalidArgument(group + " is open with a limit of " + std::to_string(was.max_rows) +
-                           " rows, got " + std::to_string(config.max_rows) +
+                           " rows, got " + std::to_string(spec.max_rows) +
                            " (0: none); use the same everywhere");
   }
-  const bool admits = open.admission != nullptr;
-  if (admission.has_value() != admits ||
-      (admits && !SameAdmission(*admission, open.admission->config()))) {
+  if (was.admission.has_value() != spec.admission.has_value() ||
+      (spec.admission.has_value() && !SameAdmission(*was.admission, *spec.admission))) {
     return InvalidArgument(group + " is open with another admission; use the same everywhere");
   }
-  if (open.eviction.has_value() != eviction.has_value() ||
-      (eviction.has_value() && !SameEviction(*open.eviction, *eviction))) {
+  if (was.eviction.has_value() != spec.eviction.has_value() ||
+      (spec.eviction.has_value() && !SameEviction(*was.eviction, *spec.eviction))) {
     const auto text = [](const std::optional<EvictionConfig>& config) {
       return config.has_value() ? EvictionToJson(*config) : "none";
     };
-    return InvalidArgument(group + " is open with the eviction " + text(open.eviction) + ", got " +
-                           text(eviction) + "; use the same everywhere");
+    return InvalidArgument(group + " is open with the eviction " + text(was.eviction) + ", got " +
+                           text(spec.eviction) + "; use the same everywhere");
   }
   return Status();
 }
@@ -368,77 +363,70 @@ Result<GroupMeta> Storage::DescriptionOf(int group) {
   return meta;
 }
 
-Result<Storage::OpenGroup> Storage::MakeGroup(const TableConfig& config, const std::string& rule,
-                                              const std::optional<AdmissionConfig>& admission,
-                                              const std::optional<EvictionConfig>& eviction,
+Result<Storage::OpenGroup> Storage::MakeGroup(const TableSpec& spec, const std::string& rule,
                                               const GroupMeta& meta) {
-  TableConfig own = config;
-  own.form = SeededForm(config);
+  TableSpec own = spec;
+  own.form = SeededForm(spec);
   GroupMeta seeded = meta;
   seeded.form = own.form;
-  OpenGroup made{nullptr, nullptr, own, rule, nullptr, eviction};
-  if (admission.has_value()) {
-    SOK_ASSIGN_OR_RETURN(made.admission, OpenAdmission(config.group, *admission));
+  OpenGroup made{nullptr, nullptr, own, rule, nullptr};
+  if (spec.admission.has_value()) {
+    SOK_ASSIGN_OR_RETURN(made.admission, OpenAdmission(spec.group, *spec.admission));
   }
-  SOK_ASSIGN_OR_RETURN(auto evicting, EvictionOf(eviction));
-  auto store = std::make_unique<DiskStore>(core_, config.group, seeded);
+  auto store = std::make_unique<DiskStore>(core_, spec.group, seeded);
   made.store = store.get();
-  const std::string group = "group " + std::to_string(config.group) + " of '" + path() + "'";
-  SOK_ASSIGN_OR_RETURN(made.table,
-                       Table::Over(std::move(store), own, meta.state, core_->expiry, made.admission,
-                                   KeptSlots{group, reset_slots_}, std::move(evicting)));
+  const std::string group = "group " + std::to_string(spec.group) + " of '" + path() + "'";
+  SOK_ASSIGN_OR_RETURN(made.table, Table::Over(std::move(store), own, meta.state, core_->expiry,
+                                               made.admission, KeptSlots{group, reset_slots_}));
   return made;
 }
 
-Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& given, const std::string& rule,
+Result<std::shared_ptr<Table>> Storage::OpenTable(const TableSpec& given, const std::string& rule,
                                                   const std::vector<Hyper>& hypers,
-                                                  const std::optional<AdmissionConfig>& admission,
-                                                  bool reset_slots,
-                                                  const std::optional<EvictionConfig>& eviction,
-                                                  bool reset_initializer) {
+                                                  bool reset_slots, bool reset_initializer) {
   SOK_RETURN_IF_ERROR(CheckOnDisk(given));
-  TableConfig config = given;
-  const std::string group = "group " + std::to_string(config.group) + " of '" + path() + "'";
+  TableSpec spec = given;
+  const std::string group = "group " + std::to_string(spec.group) + " of '" + path() + "'";
   std::lock_guard<std::mutex> guard(mu_);
   auto gate = core_->Enter(/*to_write=*/false);
   if (!gate.ok()) return gate.status();
 
-  const auto open = groups_.find(config.group);
-  SOK_ASSIGN_OR_RETURN(GroupMeta meta, DescriptionOf(config.group));
-  if (meta.dim != 0 && meta.dim != config.dim) {
+  const auto open = groups_.find(spec.group);
+  SOK_ASSIGN_OR_RETURN(GroupMeta meta, DescriptionOf(spec.group));
+  if (meta.dim != 0 && meta.dim != spec.dim) {
     return InvalidArgument(group + " has dimension " + std::to_string(meta.dim) + ", got " +
-                           std::to_string(config.dim) + "; give the other a group of its own");
+                           std::to_string(spec.dim) + "; give the other a group of its own");
   }
-  if (meta.dim != 0) SOK_RETURN_IF_ERROR(AgreeOnTypes(group, meta.form, config.form));
+  if (meta.dim != 0) SOK_RETURN_IF_ERROR(AgreeOnTypes(group, meta.form, spec.form));
   // A reader needs no optimizer.
   const bool other_rule =
       !core_->read_only && !rule.empty() && !meta.state.rule.empty() && meta.state.rule != rule;
   const bool may_reset = reset_slots || this->reset_slots();
   if (other_rule && (!may_reset || open != groups_.end())) {
-    return OtherRule(group, config.group, meta.state.rule, rule, /*is_open=*/may_reset);
+    return OtherRule(group, spec.group, meta.state.rule, rule, /*is_open=*/may_reset);
   }
   if (open != groups_.end()) {
-    SOK_RETURN_IF_ERROR(CheckSame(open->second, config, rule, admission, eviction));
+    SOK_RETURN_IF_ERROR(CheckSame(open->second, spec, rule));
     return open->second.table;
   }
 
   const bool may_restart = core_->read_only || reset_initializer || this->reset_initializer();
-  SOK_RETURN_IF_ERROR(AgreeOnStart(group, config.group, meta, may_restart, &config));
+  SOK_RETURN_IF_ERROR(AgreeOnStart(group, spec.group, meta, may_restart, &spec));
   // A read-only storage keeps the description of the folder, even if its rows start from another
   // initializer here.
-  if (!core_->read_only) DescribeAs(config, admission, eviction, &meta);
+  if (!core_->read_only) DescribeAs(spec, &meta);
   if (!rule.empty()) {
     SOK_ASSIGN_OR_RETURN(auto optimizer, MakeRowOptimizer(rule, hypers));
     if (!core_->read_only) DescribeRule(rule, *optimizer, other_rule, &meta);
   }
-  SOK_ASSIGN_OR_RETURN(auto made, MakeGroup(config, rule, admission, eviction, meta));
+  SOK_ASSIGN_OR_RETURN(auto made, MakeGroup(spec, rule, meta));
   // The arguments are checked by now. mu_ keeps the storage open, and the group closed, without the
   // gate.
   if (other_rule) {
     gate.value().unlock();
     // ResetSlots publishes the description too, so no record of it is written, which could fail
     // afterwards.
-    SOK_RETURN_IF_ERROR(ResetSlots(config.group, meta));
+    SOK_RETURN_IF_ERROR(ResetSlots(spec.group, meta));
     gate.value().lock();
   } else if (core_->journal != nullptr) {
     if (core_->journal->broken()) {  // an earlier call has broken it; a flush repairs it
@@ -449,7 +437,7 @@ Result<std::shared_ptr<Table>> Storage::OpenTable(const TableConfig& given, cons
     SOK_RETURN_IF_ERROR(made.store->RecordMeta());
   }
   const std::lock_guard<std::mutex> adding(open_mu_);
-  return groups_.emplace(config.group, std::move(made)).first->second.table;
+  return groups_.emplace(spec.group, std::move(made)).first->second.table;
 }
 
 }  // namespace sok

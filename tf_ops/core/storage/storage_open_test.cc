@@ -13,8 +13,8 @@
 namespace sok {
 namespace {
 
-TableConfig OneFloat() {
-  TableConfig config;
+TableSpec OneFloat() {
+  TableSpec config;
   config.dim = 1;
   return config;
 }
@@ -43,7 +43,7 @@ TEST_CASE("a TTL that another process changes while a folder is opened is the fo
       // The folder is free between the two openings: the first reads the TTL.
       if (++openings == 2) {
         const auto other = open(0, RowDatabase::Open);
-        const auto table = Value(other->OpenTable(OneFloat(), "", {}, std::nullopt));
+        const auto table = Value(other->OpenTable(OneFloat()));
         REQUIRE(table->Assign(keys, 3, rows, SerialFor).ok());
         REQUIRE(other->Close().ok());
       }
@@ -53,7 +53,7 @@ TEST_CASE("a TTL that another process changes while a folder is opened is the fo
     CHECK(storage->ttl() == 0);
     now += 100;
     if (!read_only) REQUIRE(storage->Compact().ok());
-    const auto table = Value(storage->OpenTable(OneFloat(), "", {}, std::nullopt));
+    const auto table = Value(storage->OpenTable(OneFloat()));
     CHECK(table->size() == 3);
     float found[3] = {};
     REQUIRE(table->Lookup(keys, 3, false, found, SerialFor).ok());

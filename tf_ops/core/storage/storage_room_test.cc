@@ -28,11 +28,11 @@ TEST_CASE("rows of the call that expire while room is made for others get new on
   options.open_database = FailingDatabase::Over(RowDatabase::Open, faults);
   const auto storage = Value(Storage::Open(options));
   storage->SetNow(1000);
-  TableConfig config;
+  TableSpec config;
   config.dim = kDim;
   config.max_rows = 4;
-  const auto table =
-      Value(storage->OpenTable(config, "", {}, std::nullopt, false, EvictionConfig{"lru"}));
+  config.eviction = EvictionConfig{"lru"};
+  const auto table = Value(storage->OpenTable(config));
   const std::vector<float> rows(4 * kDim, 2.0f);
   const Keys old = {1}, young = {2, 3, 4}, call = {1, 5};
   REQUIRE(table->Assign(old.data(), 1, rows.data(), SerialFor).ok());
@@ -58,11 +58,11 @@ TEST_CASE("rows that a failed call has made all the same go before those that we
   options.path = folder / "storage";
   options.write_through = true;
   const auto storage = Value(Storage::Open(options));
-  TableConfig config;
+  TableSpec config;
   config.dim = kDim;
   config.max_rows = 4;
-  const auto table =
-      Value(storage->OpenTable(config, "", {}, std::nullopt, false, EvictionConfig{"lfu"}));
+  config.eviction = EvictionConfig{"lfu"};
+  const auto table = Value(storage->OpenTable(config));
   const Keys trained = {1, 2, 3, 4}, failed = {10}, next = {11};
   const std::vector<float> values(4 * kDim, 1.0f);
   const auto sgd = Value(MakeRowOptimizer("sgd", {{"learning_rate", 1.0}}));

@@ -26,8 +26,8 @@ std::shared_ptr<Storage> OpenOrFail(StorageOptions options) {
   return storage.value();
 }
 
-TableConfig Config(int group = 1) {
-  TableConfig config;
+TableSpec Config(int group = 1) {
+  TableSpec config;
   config.dim = kDim;
   config.group = group;
   config.seed = 7;
@@ -70,7 +70,7 @@ class Twins {
     disk_.reset();
     storage_.reset();
     storage_ = OpenOrFail(options_);
-    auto table = storage_->OpenTable(Config(), "", {}, std::nullopt);
+    auto table = storage_->OpenTable(Config());
     REQUIRE_MESSAGE(table.ok(), table.status().message());
     disk_ = table.value();
   }
@@ -154,20 +154,20 @@ TEST_CASE("a table that is opened with a smaller limit than it has rows takes th
   const TestFolder folder;
   StorageOptions options;
   options.path = folder / "storage";
-  TableConfig config;
+  TableSpec config;
   config.dim = 2;
   std::vector<Key> keys(20);
   std::iota(keys.begin(), keys.end(), Key{0});
   const std::vector<float> rows(2 * keys.size(), 1.0f);
   {
     const auto storage = Value(Storage::Open(options));
-    const auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+    const auto table = Value(storage->OpenTable(config));
     REQUIRE(table->Assign(keys.data(), keys.size(), rows.data(), SerialFor).ok());
     REQUIRE(storage->Close().ok());
   }
   const auto storage = Value(Storage::Open(options));
   config.max_rows = 10;
-  const auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+  const auto table = Value(storage->OpenTable(config));
   CHECK(table->Assign(keys.data(), keys.size(), rows.data(), SerialFor).ok());
   const Key another = 20;
   const Status status = table->Assign(&another, 1, rows.data(), SerialFor);

@@ -79,14 +79,14 @@ TEST_CASE("eight threads that train two groups of a storage lose no update") {
     options.write_through = write_through;
     options.spill_rows = kKeys / 2;
     Counts counts[2] = {Counts(kKeys), Counts(kKeys)};
-    TableConfig config;
+    TableSpec config;
     config.dim = kDim;
     config.initializer = "constant";
     config.initializer_a = 0.0;
     const auto open = [&](Storage& storage, int group) {
       config.group = group;
       config.form.row = group == 0 ? RowType::kFloat32 : RowType::kFloat16;
-      return Value(storage.OpenTable(config, "kv_sgd", {}, std::nullopt));
+      return Value(storage.OpenTable(config, "kv_sgd", {}));
     };
     {
       const auto storage = Value(Storage::Open(options));
@@ -133,10 +133,10 @@ TEST_CASE("rows that are set and removed beside lookups are all there, then all 
       options.write_through = write_through;
       options.spill_rows = comers / 2;  // lookups move what was spilled to the database
       const auto storage = Value(Storage::Open(options));
-      TableConfig config;
+      TableSpec config;
       config.dim = dim;
       config.form.row = lookups_make_rows ? RowType::kFloat16 : RowType::kFloat32;
-      const auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+      const auto table = Value(storage->OpenTable(config));
       std::vector<Key> keys(residents);
       for (size_t i = 0; i < residents; ++i) keys[i] = comers + i;
       const std::vector<float> rows(residents * dim, 1.0f);
@@ -191,9 +191,9 @@ TEST_CASE("rows on their way from memory to the database are counted once") {
   options.cache_bytes = uint64_t{1} << 20;
   options.spill_rows = comers / 2;
   const auto storage = Value(Storage::Open(options));
-  TableConfig config;
+  TableSpec config;
   config.dim = dim;
-  const auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+  const auto table = Value(storage->OpenTable(config));
   std::vector<Key> keys(residents + comers);
   std::iota(keys.begin(), keys.end(), Key{0});
   const std::vector<float> rows(keys.size() * dim, 1.0f);
@@ -253,9 +253,9 @@ TEST_CASE("no calls on a storage wait for each other through a pool whose caller
     options.write_through = write_through;
     options.spill_rows = keys_in_all / 4;
     shared->storage = Value(Storage::Open(options));
-    TableConfig config;
+    TableSpec config;
     config.dim = 64;
-    shared->table = Value(shared->storage->OpenTable(config, "kv_sgd", {}, std::nullopt));
+    shared->table = Value(shared->storage->OpenTable(config, "kv_sgd", {}));
     shared->sgd = Value(MakeRowOptimizer("kv_sgd", {{"gamma", 1.0}}));
 
     // Says what a thread does over and over, with keys of its own choice.
@@ -336,9 +336,9 @@ TEST_CASE("who uses a table while its storage is closed gets an error, or what w
   StorageOptions options;
   options.path = folder / "storage";
   const auto storage = Value(Storage::Open(options));
-  TableConfig config;
+  TableSpec config;
   config.dim = kDim;
-  const auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+  const auto table = Value(storage->OpenTable(config));
   std::vector<std::thread> threads;
   std::atomic<bool> closed{false};
   for (uint32_t t = 0; t < 4; ++t) {

@@ -96,7 +96,7 @@ TEST_CASE("rows in use do not go after steps") {
 TEST_CASE("a key whose row went has to be admitted anew") {
   AdmissionConfig admission;
   admission.min_count = 2;
-  Place place(false, Kind("lru"), 2, Value(MakeAdmission(admission)));
+  Place place(false, Kind("lru"), 2, admission);
   REQUIRE(place.Look({1, 1, 2, 2}).ok());
   REQUIRE(place.Look({3, 3}).ok());
   CHECK(place.Rows() == Keys{2, 3});
@@ -107,13 +107,14 @@ TEST_CASE("a key whose row went has to be admitted anew") {
 }
 
 TEST_CASE("evictions that a table cannot have are refused") {
-  const auto make = [](const EvictionConfig& eviction, const TableConfig& config) {
-    return Table::Make(config, nullptr, nullptr, Value(MakeEviction(eviction))).status();
+  const auto make = [](const EvictionConfig& eviction, TableSpec config) {
+    config.eviction = eviction;
+    return Table::Make(config).status();
   };
   CHECK(make(Kind("lru"), Config(0)).code() == Code::kInvalidArgument);
   CHECK(make(Kind("lfu"), Config(0)).code() == Code::kInvalidArgument);
   CHECK(make({"max_age", 1}, Config(0)).ok());
-  TableConfig direct = Config(5);
+  TableSpec direct = Config(5);
   direct.direct = true;
   CHECK(make(Kind("lru"), direct).code() == Code::kInvalidArgument);
 }
@@ -124,7 +125,9 @@ TEST_CASE("a group's description has its eviction, and while it is open there is
   options.path = folder / "storage";
   const EvictionConfig by_norm{"min_norm", 0, 0.25f, 7};
   const auto open = [](Storage& storage, std::optional<EvictionConfig> eviction) {
-    return storage.OpenTable(Config(5), "", {}, std::nullopt, false, eviction);
+    TableSpec config = Config(5);
+    config.eviction = std::move(eviction);
+    return storage.OpenTable(config);
   };
   const auto described = [](Storage& storage) { return Value(storage.Groups())[0].meta.eviction; };
   for (const auto& eviction : std::vector<std::optional<EvictionConfig>>{

@@ -209,7 +209,7 @@ TEST_CASE("rows that were removed, restored or loaded meanwhile are known of") {
 }
 
 TEST_CASE("rows that have expired need not be made room for") {
-  Place place(true, Kind("lfu"), 3, nullptr, /*ttl=*/10);
+  Place place(true, Kind("lfu"), 3, {}, /*ttl=*/10);
   place.storage->SetNow(100);
   REQUIRE(place.Look({1, 2}).ok());
   place.storage->SetNow(108);
@@ -275,8 +275,9 @@ TEST_CASE("a row that was written by a clock ahead counts as trained now") {
   options.path = path;
   place.storage = Value(Storage::Open(options));
   place.storage->SetNow(500);
-  place.table =
-      Value(place.storage->OpenTable(Config(3), "", {}, std::nullopt, false, Kind("lru")));
+  TableSpec config = Config(3);
+  config.eviction = Kind("lru");
+  place.table = Value(place.storage->OpenTable(config));
   REQUIRE(place.Look({2, 3}).ok());
   REQUIRE(place.Look({4}).ok());
   CHECK(place.Rows() == Keys{2, 3, 4});  // of equal times the least key

@@ -22,8 +22,8 @@ using Keys = std::vector<Key>;
 
 inline EvictionConfig Kind(const char* kind) { return {kind}; }
 
-inline TableConfig Config(uint64_t max_rows) {
-  TableConfig config;
+inline TableSpec Config(uint64_t max_rows) {
+  TableSpec config;
   config.dim = kDim;
   config.initializer = "constant";
   config.initializer_a = 1;
@@ -35,12 +35,13 @@ inline TableConfig Config(uint64_t max_rows) {
 class Place {
  public:
   Place(bool on_disk, const EvictionConfig& eviction, uint64_t max_rows,
-        std::shared_ptr<Admission> admission = nullptr, uint32_t ttl = 0) {
-    TableConfig config = Config(max_rows);
+        std::optional<AdmissionConfig> admission = {}, uint32_t ttl = 0) {
+    TableSpec config = Config(max_rows);
+    config.eviction = eviction;
     if (!on_disk) {
       config.step_clock = true;
-      table =
-          Value(Table::Make(config, std::move(admission), nullptr, Value(MakeEviction(eviction))));
+      config.admission = std::move(admission);
+      table = Value(Table::Make(config));
       return;
     }
     StorageOptions options;
@@ -48,7 +49,7 @@ class Place {
     options.ttl = ttl;
     storage = Value(Storage::Open(options));
     storage->SetNow(1);
-    table = Value(storage->OpenTable(config, "", {}, std::nullopt, false, eviction));
+    table = Value(storage->OpenTable(config));
   }
   ~Place() {
     table.reset();

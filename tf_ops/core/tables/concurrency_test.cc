@@ -26,7 +26,7 @@ constexpr Key kKeys = 400;
 constexpr size_t kBatch = 150;
 
 std::unique_ptr<Table> MakeTable(uint64_t max_rows, bool direct) {
-  TableConfig config;
+  TableSpec config;
   config.dim = kDim;
   config.initializer = "constant";
   config.initializer_a = 0.0;

@@ -493,7 +493,7 @@ TEST_CASE("equal keys of several lookups are summed in the order of the lookups"
   std::vector<size_t> arrival = {0, 1, 2, 3};
   const Key key = 5;
   do {
-    TableConfig config;
+    TableSpec config;
     config.dim = 1;
     config.initializer = "constant";
     config.initializer_a = config.initializer_b = 0.0;

@@ -6,16 +6,14 @@
 #include <utility>
 
 #include "core/base/hash.h"
-#include "core/base/start_vector.h"
 #include "core/base/status_macros.h"
 #include "core/gpu/gpu_store.h"
 #include "core/tables/row_checks.h"
 
 namespace sok {
 
-Table::Table(const TableConfig& config, const Initializer& initializer,
-             std::unique_ptr<RowStore> store)
-    : config_(config), initializer_(initializer), store_(std::move(store)) {}
+Table::Table(const TableSpec& spec, const Initializer& initializer, std::unique_ptr<RowStore> store)
+    : spec_(spec), initializer_(initializer), store_(std::move(store)) {}
 
 Status Table::CheckDim(int dim) {
   if (dim >= 1 && dim <= kMostDim) return Status();
@@ -25,60 +23,56 @@ Status Table::CheckDim(int dim) {
 
 namespace {
 
-Result<std::unique_ptr<RowStore>> MakeOnGpu(const TableConfig& config,
+Result<Initializer> InitializerOf(const TableSpec& spec) {
+  return Initializer::Make(spec.initializer, spec.initializer_a, spec.initializer_b, spec.seed,
+                           spec.group);
+}
+
+Result<std::unique_ptr<RowStore>> MakeOnGpu(const TableSpec& spec,
                                             std::shared_ptr<const RowLayout> layout) {
-  SOK_ASSIGN_OR_RETURN(const auto initializer,
-                       Initializer::Make(config.initializer, config.initializer_a,
-                                         config.initializer_b, config.seed, config.group));
-  SOK_ASSIGN_OR_RETURN(
-      auto store, gpu::GpuStore::Make(std::move(layout), {config.gpu, initializer, config.max_rows,
-                                                          config.max_bytes}));
+  SOK_ASSIGN_OR_RETURN(const auto initializer, InitializerOf(spec));
+  SOK_ASSIGN_OR_RETURN(auto store,
+                       gpu::GpuStore::Make(std::move(layout),
+                                           {spec.gpu, initializer, spec.max_rows, spec.max_bytes}));
   return std::unique_ptr<RowStore>(std::move(store));
 }
 
 }  // namespace
 
-RowForm SeededForm(const TableConfig& config) {
-  RowForm form = config.form;
-  // The seed differs from the seeds of start vectors. It does not depend on the group: rows are
-  // rounded alike in memory and in every group of a storage.
-  form.seed = Mix64(Mix64(config.seed + 2 * kGolden));
-  return form;
-}
-
-Result<std::unique_ptr<Table>> Table::Make(const TableConfig& config,
-                                           std::shared_ptr<Admission> admission,
-                                           std::shared_ptr<const Expiry> clock,
-                                           std::shared_ptr<Eviction> eviction) {
-  SOK_RETURN_IF_ERROR(CheckDim(config.dim));
-  TableConfig own = config;
-  own.form = SeededForm(config);
-  auto layout = std::make_shared<const RowLayout>(config.dim, std::vector<Slot>{}, own.form);
+Result<std::unique_ptr<Table>> Table::Make(const TableSpec& spec,
+                                           std::shared_ptr<const Expiry> clock) {
+  SOK_RETURN_IF_ERROR(CheckDim(spec.dim));
+  TableSpec own = spec;
+  own.form = SeededForm(spec);
+  auto layout = std::make_shared<const RowLayout>(spec.dim, std::vector<Slot>{}, own.form);
   std::unique_ptr<RowStore> store;
-  if (config.gpu >= 0) {
+  if (spec.gpu >= 0) {
     SOK_ASSIGN_OR_RETURN(store, MakeOnGpu(own, std::move(layout)));
-  } else if (config.direct) {
+  } else if (spec.direct) {
     constexpr uint64_t kMostKeys = uint64_t{1} << 62;
-    if (config.max_rows == 0 || config.owner >= config.owners ||
-        config.max_rows > kMostKeys / config.owners) {
+    if (spec.max_rows == 0 || spec.owner >= spec.owners ||
+        spec.max_rows > kMostKeys / spec.owners) {
       return InvalidArgument(
           "a table without a hash index needs max_rows of at least 1, an owner below owners, and "
           "fewer than 2^62 keys in all, got max_rows " +
-          std::to_string(config.max_rows) + ", owner " + std::to_string(config.owner) + " of " +
-          std::to_string(config.owners));
+          std::to_string(spec.max_rows) + ", owner " + std::to_string(spec.owner) + " of " +
+          std::to_string(spec.owners));
     }
     IndexConfig index;
-    index.capacity = config.max_rows;
-    index.owners = config.owners;
-    index.owner = config.owner;
+    index.capacity = spec.max_rows;
+    index.owners = spec.owners;
+    index.owner = spec.owner;
     store = MakeDirectStore(std::move(layout), index);
   } else {
-    store = MakeHashStore(std::move(layout), config.shards);
+    store = MakeHashStore(std::move(layout), spec.shards);
+  }
+  std::shared_ptr<Admission> admission;
+  if (spec.admission.has_value()) {
+    SOK_ASSIGN_OR_RETURN(admission, MakeAdmission(*spec.admission));
   }
   if (clock == nullptr) clock = std::make_shared<const Expiry>(0, nullptr);
-  auto table = Over(std::move(store), own, {}, std::move(clock), std::move(admission), std::nullopt,
-                    std::move(eviction));
-  if (table.ok() && config.step_clock) {
+  auto table = Over(std::move(store), own, {}, std::move(clock), std::move(admission));
+  if (table.ok() && spec.step_clock) {
     table.value()->ticks_ = std::make_unique<std::atomic<uint32_t>>(0);
   }
   return table;
@@ -86,36 +80,35 @@ Result<std::unique_ptr<Table>> Table::Make(const TableConfig& config,
 
 namespace {
 
-Status CheckEviction(const TableConfig& config, const Eviction* eviction) {
-  if (eviction == nullptr) return Status();
-  const std::string kind = "'" + eviction->config().kind + "'";
-  if (config.direct) {
+// Returns the eviction of a table; null without one.
+Result<std::shared_ptr<Eviction>> EvictionOf(const TableSpec& spec) {
+  if (!spec.eviction.has_value()) return std::shared_ptr<Eviction>();
+  SOK_ASSIGN_OR_RETURN(std::shared_ptr<Eviction> eviction, MakeEviction(*spec.eviction));
+  const std::string kind = "'" + spec.eviction->kind + "'";
+  if (spec.direct) {
     return InvalidArgument(
         "a table without a hash index has a place for every key, and no row has to go; expected no "
         "eviction, got " +
         kind);
   }
-  if (eviction->needs_full_table() && config.max_rows == 0) {
+  if (eviction->needs_full_table() && spec.max_rows == 0) {
     return InvalidArgument("expected max_rows with the eviction " + kind +
                            ", by which rows go only where a table is full, got none");
   }
-  return Status();
+  return eviction;
 }
 
 }  // namespace
 
-Result<std::unique_ptr<Table>> Table::Over(std::unique_ptr<RowStore> store,
-                                           const TableConfig& config, const TableState& state,
+Result<std::unique_ptr<Table>> Table::Over(std::unique_ptr<RowStore> store, const TableSpec& spec,
+                                           const TableState& state,
                                            std::shared_ptr<const Expiry> clock,
                                            std::shared_ptr<Admission> admission,
-                                           std::optional<KeptSlots> kept,
-                                           std::shared_ptr<Eviction> eviction) {
-  SOK_RETURN_IF_ERROR(CheckDim(config.dim));
-  SOK_RETURN_IF_ERROR(CheckEviction(config, eviction.get()));
-  SOK_ASSIGN_OR_RETURN(auto initializer,
-                       Initializer::Make(config.initializer, config.initializer_a,
-                                         config.initializer_b, config.seed, config.group));
-  std::unique_ptr<Table> table(new Table(config, initializer, std::move(store)));
+                                           std::optional<KeptSlots> kept) {
+  SOK_RETURN_IF_ERROR(CheckDim(spec.dim));
+  SOK_ASSIGN_OR_RETURN(auto eviction, EvictionOf(spec));
+  SOK_ASSIGN_OR_RETURN(auto initializer, InitializerOf(spec));
+  std::unique_ptr<Table> table(new Table(spec, initializer, std::move(store)));
   table->state_ = state;
   if (kept.has_value()) table->history_ = OptimizerHistory::KeepingSlots();
   table->kept_ = std::move(kept);
@@ -124,9 +117,9 @@ Result<std::unique_ptr<Table>> Table::Over(std::unique_ptr<RowStore> store,
   if (eviction != nullptr) {
     table->eviction_ = std::move(eviction);
     table->in_use_ = std::make_shared<RowsInUse>();
-    if (config.max_rows > 0) {
-      table->evictor_ = std::make_unique<RowEvictor>(
-          table->store_.get(), config.dim, config.max_rows, table->eviction_, table->in_use_);
+    if (spec.max_rows > 0) {
+      table->evictor_ = std::make_unique<RowEvictor>(table->store_.get(), spec.dim, spec.max_rows,
+                                                     table->eviction_, table->in_use_);
     }
   }
   return table;
@@ -145,14 +138,14 @@ Status CheckKeysBelow(const Key* keys, size_t n, uint64_t limit) {
 }
 
 Status Table::CheckRange(const Key* keys, size_t n) const {
-  if (!config_.direct) return Status();
-  Status status = CheckKeysBelow(keys, n, config_.max_rows * config_.owners);
-  if (!status.ok() || config_.owners == 1) return status;
+  if (!spec_.direct) return Status();
+  Status status = CheckKeysBelow(keys, n, spec_.max_rows * spec_.owners);
+  if (!status.ok() || spec_.owners == 1) return status;
   for (size_t i = 0; i < n; ++i) {
-    if (keys[i] % config_.owners == config_.owner) continue;
+    if (keys[i] % spec_.owners == spec_.owner) continue;
     return InvalidArgument("key " + std::to_string(keys[i]) + " belongs to worker " +
-                           std::to_string(keys[i] % config_.owners) + ", and this is worker " +
-                           std::to_string(config_.owner) + " of " + std::to_string(config_.owners));
+                           std::to_string(keys[i] % spec_.owners) + ", and this is worker " +
+                           std::to_string(spec_.owner) + " of " + std::to_string(spec_.owners));
   }
   return Status();
 }
@@ -161,10 +154,10 @@ Status Table::MakeRows(const std::vector<Key>& keys, uint32_t now, std::vector<K
                        const ParallelFor& parallel_for) {
   std::vector<uint8_t> is_made(made == nullptr ? 0 : keys.size());
   SOK_RETURN_IF_ERROR(store_->Upsert(
-      keys.data(), keys.size(), config_.max_rows, now,
+      keys.data(), keys.size(), spec_.max_rows, now,
       [&](size_t i, RowRef row, bool is_new) {
         if (!is_new) return;
-        initializer_.Fill(keys[i], row.embedding, config_.dim);
+        initializer_.Fill(keys[i], row.embedding, spec_.dim);
         if (made != nullptr) is_made[i] = 1;
       },
       parallel_for));
@@ -248,7 +241,7 @@ Status Table::Lookup(const Key* keys, size_t n, bool make_rows, T* out,
   GatherOptions options;
   if (found != nullptr) options.numbers = found->numbers.data();
   SOK_RETURN_IF_ERROR(store_->Gather(
-      keys, n, out, options, [&](Key key, float* row) { initializer_.Fill(key, row, config_.dim); },
+      keys, n, out, options, [&](Key key, float* row) { initializer_.Fill(key, row, spec_.dim); },
       &missing, parallel_for));
   LookupCounts met;
   met.looked_up = n;
@@ -273,9 +266,9 @@ Status Table::Lookup(const Key* keys, size_t n, bool make_rows, T* out,
   const auto make = [&] {
     if constexpr (std::is_same_v<T, float>) {
       // Gather has copied the vectors that new rows start from.
-      const int dim = config_.dim;
+      const int dim = spec_.dim;
       return store_->Upsert(
-          absent.data(), absent.size(), config_.max_rows, now,
+          absent.data(), absent.size(), spec_.max_rows, now,
           [&](size_t i, RowRef row, bool is_new) {
             if (is_new) std::copy_n(out + size_t{missing[i]} * dim, dim, row.embedding);
           },
@@ -297,7 +290,7 @@ template Status Table::Lookup(const Key*, size_t, bool, BFloat16*, const Paralle
 
 bool Table::LooksUpOnGpu(void* stream) const {
   const gpu::GpuStore* const store = store_->on_gpu();
-  return store != nullptr && admission_ == nullptr && eviction_ == nullptr && !config_.direct &&
+  return store != nullptr && admission_ == nullptr && eviction_ == nullptr && !spec_.direct &&
          store->HasStream(stream);
 }
 
@@ -346,7 +339,7 @@ template <typename T>
 Status Table::Find(const Key* keys, size_t n, const GatherOptions& options, T* out,
                    std::vector<uint32_t>* missing, LookupCounts* met,
                    const ParallelFor& parallel_for) const {
-  if (config_.direct && options.given != nullptr) {
+  if (spec_.direct && options.given != nullptr) {
     for (size_t i = 0; i < n; ++i) {
       if (options.given[i] == nullptr) SOK_RETURN_IF_ERROR(CheckRange(keys + i, 1));
     }
@@ -355,7 +348,7 @@ Status Table::Find(const Key* keys, size_t n, const GatherOptions& options, T* o
   }
   RowStore::FillEmbedding fill;
   if (missing == nullptr) {
-    fill = [this](Key key, float* row) { initializer_.Fill(key, row, config_.dim); };
+    fill = [this](Key key, float* row) { initializer_.Fill(key, row, spec_.dim); };
   }
   const size_t before = missing == nullptr ? 0 : missing->size();
   Status status = store_->Gather(keys, n, out, options, fill, missing, parallel_for);
@@ -386,7 +379,7 @@ Status Table::MakeRowsAs(const Key* keys, size_t n, const StartRow& start,
   const uint32_t now = this->now();
   const auto make = [&] {
     return store_->Upsert(
-        keys, n, config_.max_rows, now,
+        keys, n, spec_.max_rows, now,
         [&](size_t i, RowRef row, bool is_new) {
           if (is_new) start(i, row.embedding, slot_floats);
         },
@@ -410,9 +403,9 @@ Status Table::VisitLocked(const Key* keys, size_t n, const VisitRow& visit,
   const uint32_t now = this->now();
   const auto make = [&] {
     return store_->Upsert(
-        keys, n, config_.max_rows, now,
+        keys, n, spec_.max_rows, now,
         [&](size_t i, RowRef row, bool is_new) {
-          if (is_new) initializer_.Fill(keys[i], row.embedding, config_.dim);
+          if (is_new) initializer_.Fill(keys[i], row.embedding, spec_.dim);
           visit(i, row.embedding, slot_floats);
         },
         parallel_for);
@@ -459,7 +452,7 @@ Status Table::Assign(const Key* keys, size_t n, const float* embeddings,
   SOK_RETURN_IF_ERROR(CheckRange(keys, n));
   std::lock_guard<std::mutex> commit(
       commit_mu_);  // Evict must not remove rows that have changed since it looked
-  return SetLocked(keys, n, embeddings, config_.dim, /*rounded=*/nullptr, parallel_for);
+  return SetLocked(keys, n, embeddings, spec_.dim, /*rounded=*/nullptr, parallel_for);
 }
 
 Status Table::SetLocked(const Key* keys, size_t n, const float* values, int floats,
@@ -467,7 +460,7 @@ Status Table::SetLocked(const Key* keys, size_t n, const float* values, int floa
   const uint32_t now = this->now();
   const auto make = [&] {
     return store_->Set(
-        keys, n, config_.max_rows, now,
+        keys, n, spec_.max_rows, now,
         [&](size_t i, RowRef row, bool) {
           std::copy_n(values + i * floats, floats, row.embedding);
           if (rounded != nullptr) {
@@ -502,7 +495,7 @@ Status Table::ReadRows(const Key* keys, size_t n, int slot_floats, std::vector<u
     places->push_back(static_cast<uint32_t>(i));
   }
   SOK_RETURN_IF_ERROR(CheckSlots(held.size(), slot_floats));
-  const size_t floats = static_cast<size_t>(config_.dim) + slot_floats;
+  const size_t floats = static_cast<size_t>(spec_.dim) + slot_floats;
   rows->resize(held.size() * floats);
   return VisitLocked(
       held.data(), held.size(),
@@ -516,7 +509,7 @@ Status Table::AssignRows(const Key* keys, size_t n, int slot_floats, const float
   std::lock_guard<std::mutex> commit(commit_mu_);
   SOK_RETURN_IF_ERROR(CheckSlots(n, slot_floats));
   const auto layout = store_->layout();
-  return SetLocked(keys, n, rows, config_.dim + slot_floats, layout->coding(), parallel_for);
+  return SetLocked(keys, n, rows, spec_.dim + slot_floats, layout->coding(), parallel_for);
 }
 
 Result<uint64_t> Table::Remove(const Key* keys, size_t n, const ParallelFor& parallel_for) {
@@ -558,7 +551,7 @@ void Table::NoteRemoved(const std::vector<Key>& keys) {
 
 Result<RemovedSince> Table::TakeRemoved(size_t most, const ParallelFor& parallel_for) {
   if (!removed_->noting() && most > 0) {
-    clock_->Watch(config_.group, [removed = removed_](Key key) { removed->Add(&key, 1); });
+    clock_->Watch(spec_.group, [removed = removed_](Key key) { removed->Add(&key, 1); });
   }
   RemovedSince taken = removed_->Take(most, store_->replacements());
   auto missing = store_->Missing(taken.keys.data(), taken.keys.size(), parallel_for);
@@ -592,7 +585,7 @@ int64_t Table::steps() {
 TableStats Table::Stats() {
   TableStats stats{};
   stats.rows = store_->size();
-  stats.max_rows = config_.max_rows;
+  stats.max_rows = spec_.max_rows;
   stats.index_bytes = store_->index_bytes();
   stats.row_bytes = store_->row_bytes();
   stats.steps = static_cast<uint64_t>(steps());

@@ -26,6 +26,7 @@
 #include "core/tables/rows_in_use.h"
 #include "core/tables/table_capture.h"
 #include "core/tables/table_contents.h"
+#include "core/tables/table_spec.h"
 
 namespace sok {
 
@@ -37,34 +38,6 @@ struct RowBags;
 // Returns kOutOfRange, with the key, if a key is not below `limit`. A limit of 0 lets every key
 // pass.
 Status CheckKeysBelow(const Key* keys, size_t n, uint64_t limit);
-
-struct TableConfig {
-  int dim = 0;
-  // "constant", "uniform", …: see Initializer::Make.
-  std::string initializer = "uniform";
-  double initializer_a = -0.05;
-  double initializer_b = 0.05;
-  uint64_t seed = 0;
-  uint64_t max_rows = 0;  // 0: as many as memory holds
-  // Keys are positions in [0, max_rows * owners), of which this process holds key % owners ==
-  // owner.
-  bool direct = false;
-  uint64_t owners = 1;
-  uint64_t owner = 0;
-  int group = 0;            // of the storage; part of what rows start from
-  uint32_t shards = 0;      // the number of shards by key; 0: as many as suit the machine
-  bool step_clock = false;  // times of rows are steps of the table, not seconds
-  // The number, among the GPUs that the process sees, of the GPU whose memory the rows lie in; -1:
-  // they lie in the host's memory. A table on a GPU has float32 rows, and finds keys by a hash even
-  // if it is direct.
-  int gpu = -1;
-  uint64_t max_bytes = 0;  // bytes of the GPU for rows and index; 0: as many as it has
-  // The types of rows. The seed of the form is made from the table's seed: see SeededForm.
-  RowForm form = {};
-};
-
-// Returns the form of a table's rows with its seed, which rounds the results of steps at random.
-RowForm SeededForm(const TableConfig& config);
 
 // The gradient of an anchor, which a deposit adds to.
 struct AnchorGradient {
@@ -189,30 +162,28 @@ class Table {
  public:
   static constexpr int kMostDim = 1 << 20;
 
-  // A key gets a row only once `admission` lets it, if there is one; until then its gradients are
-  // dropped. Lookups that make rows count the keys without one, each as often as it stands in the
-  // batch; gradients of other lookups are counted by the commit that redeems them.
+  // A key gets a row only once the spec's admission lets it, if there is one; until then its
+  // gradients are dropped. Lookups that make rows count the keys without one, each as often as it
+  // stands in the batch; gradients of other lookups are counted by the commit that redeems them.
   // The clock that rows take their times from is the system's by default.
-  // If there is an `eviction`, it removes rows of a full table to make room for newcomers, and with
+  // If there is an eviction, it removes rows of a full table to make room for newcomers, and with
   // some policies after steps too. It never removes rows of keys of the same call, nor claimed
   // rows. A key whose row was removed is treated as a key that was never there, by the admission
   // too. Errors: kInvalidArgument for a dim below 1 or above kMostDim, an initializer that cannot
   // be made, a direct table without max_rows or with an eviction, an eviction that needs max_rows,
   // a table on a GPU with rows other than float32, a number of no GPU. kUnavailable without a
   // driver or NVRTC.
-  static Result<std::unique_ptr<Table>> Make(const TableConfig& config,
-                                             std::shared_ptr<Admission> admission = nullptr,
-                                             std::shared_ptr<const Expiry> clock = nullptr,
-                                             std::shared_ptr<Eviction> eviction = nullptr);
+  static Result<std::unique_ptr<Table>> Make(const TableSpec& spec,
+                                             std::shared_ptr<const Expiry> clock = nullptr);
 
-  // Makes a table over an existing store, with the state that its rows were left in. Without
-  // `kept`, slots may start anew, as they do in memory.
-  static Result<std::unique_ptr<Table>> Over(std::unique_ptr<RowStore> store,
-                                             const TableConfig& config, const TableState& state,
+  // Makes a table over an existing store, with the state that its rows were left in and an
+  // admission that may have counted keys before. Without `kept`, slots may start anew, as they do
+  // in memory.
+  static Result<std::unique_ptr<Table>> Over(std::unique_ptr<RowStore> store, const TableSpec& spec,
+                                             const TableState& state,
                                              std::shared_ptr<const Expiry> clock,
                                              std::shared_ptr<Admission> admission,
-                                             std::optional<KeptSlots> kept = std::nullopt,
-                                             std::shared_ptr<Eviction> eviction = nullptr);
+                                             std::optional<KeptSlots> kept = std::nullopt);
 
   // Copies embeddings into out (n, dim). With make_rows, keys without a row get one. Without it
   // only the vector that training would start from is copied.
@@ -229,7 +200,7 @@ class Table {
                 uint8_t* exists = nullptr, const int64_t* counts = nullptr,
                 RowNumbers* found = nullptr);
   // Returns the number of the GPU whose memory the rows lie in; -1: the host's.
-  int gpu() const { return config_.gpu; }
+  int gpu() const { return spec_.gpu; }
   // Returns true if LookupOnGpu works for this table and a stream: its rows lie in the memory of
   // the GPU of that stream, and there is no admission, eviction or range of keys, for which the
   // host must see each key.
@@ -344,7 +315,7 @@ class Table {
   std::unique_lock<std::mutex> LockCommits() { return std::unique_lock<std::mutex>(commit_mu_); }
 
   // Returns true if lookups that make rows wait for each other, and for commits.
-  bool makes_rows_in_turn() const { return config_.max_rows > 0 || eviction_ != nullptr; }
+  bool makes_rows_in_turn() const { return spec_.max_rows > 0 || eviction_ != nullptr; }
 
   // Makes one step of `optimizer`, whose rule is `rule`, at once, on the rows of keys (n) with
   // gradients (n, dim). Each row counts its own updates. Keys without a row get one, unless
@@ -446,8 +417,8 @@ class Table {
   // Begins a capture of the present contents; the table may change meanwhile. See RowCapture.
   Result<TableCapture> BeginCapture(const CaptureOptions& options);
 
-  int dim() const { return config_.dim; }
-  const RowForm& form() const { return config_.form; }
+  int dim() const { return spec_.dim; }
+  const RowForm& form() const { return spec_.form; }
   // Grows whenever rows may have gone.
   uint64_t removals() const { return removals_.load(); }
   uint64_t size() const { return store_->size(); }
@@ -466,7 +437,7 @@ class Table {
                    const RowCoding* rounded, const ParallelFor& parallel_for);
   // Returns the layout of the table's rows with these slots.
   std::shared_ptr<const RowLayout> LayoutOf(std::vector<Slot> slots) const {
-    return std::make_shared<const RowLayout>(config_.dim, std::move(slots), config_.form);
+    return std::make_shared<const RowLayout>(spec_.dim, std::move(slots), spec_.form);
   }
   // Returns kFailedPrecondition if n > 0 and the rows have another number of slot floats.
   Status CheckSlots(size_t n, int slot_floats) const;
@@ -505,7 +476,7 @@ class Table {
   // below, is what removals() was when the step began.
   Status BringToHost(Deposits* deposits, uint64_t removals, bool lists_keys) const;
 
-  Table(const TableConfig& config, const Initializer& initializer, std::unique_ptr<RowStore> store);
+  Table(const TableSpec& spec, const Initializer& initializer, std::unique_ptr<RowStore> store);
   static Status CheckDim(int dim);
   Status CheckRange(const Key* keys, size_t n) const;
   // Makes rows of distinct keys without one. `now` is their update_time. Adds the keys of the rows
@@ -555,7 +526,7 @@ class Table {
   // all must be.
   std::vector<GradientBatch> BatchesOf(Deposits& deposits, const ParallelFor& parallel_for);
 
-  const TableConfig config_;
+  const TableSpec spec_;
   const Initializer initializer_;
   const std::unique_ptr<RowStore> store_;
   std::shared_ptr<const Expiry> clock_;

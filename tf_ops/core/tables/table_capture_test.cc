@@ -22,7 +22,7 @@ namespace {
 constexpr int kDim = 3;
 
 std::unique_ptr<Table> MakeTable(bool direct) {
-  TableConfig config;
+  TableSpec config;
   config.dim = kDim;
   config.direct = direct;
   config.max_rows = direct ? 4096 : 0;

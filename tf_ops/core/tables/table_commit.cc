@@ -72,8 +72,8 @@ std::shared_ptr<SummedGradients> Table::SumByKey(const LookupKeys& keys, const f
                                                  const BFloat16* gradients_bf16,
                                                  const ParallelFor& parallel_for) const {
   auto summed = summed_pool_->Make();
-  summed->Build(*store_, {keys.keys, gradients, gradients_bf16, keys.n, keys.positions},
-                config_.dim, parallel_for);
+  summed->Build(*store_, {keys.keys, gradients, gradients_bf16, keys.n, keys.positions}, spec_.dim,
+                parallel_for);
   return summed;
 }
 
@@ -105,7 +105,7 @@ Status Table::BringToHost(LookupKeys* keys, std::shared_ptr<const void>* hold,
   };
   auto copies = std::make_shared<Copies>();
   const size_t rows = keys->positions == nullptr ? keys->n : keys->gradients;
-  const size_t elements = rows * config_.dim;
+  const size_t elements = rows * spec_.dim;
   copies->keys.resize(keys->n);
   SOK_RETURN_IF_ERROR(
       CopyToHost(copies->keys.data(), keys->keys, keys->n * sizeof(Key), keys->stream));
@@ -129,7 +129,7 @@ Status Table::BringToHost(LookupKeys* keys, std::shared_ptr<const void>* hold,
   keys->keys = copies->keys.data();
   keys->on_gpu = false;
   keys->hold = copies;
-  if (keys->may_rest) *keys = WithoutResting(*keys, *gradients, config_.dim);
+  if (keys->may_rest) *keys = WithoutResting(*keys, *gradients, spec_.dim);
   keys->may_rest = false;
   *hold = std::move(copies);
   return Status();
@@ -195,7 +195,7 @@ std::vector<GradientBatch> Table::BatchesOf(Deposits& deposits, const ParallelFo
   const bool summed = std::any_of(deposits.begin(), deposits.end(), [](const auto& deposit) {
     return deposit.keys.summed != nullptr;
   });
-  for (auto& deposit : deposits) ApplySmallFactor(config_.dim, parallel_for, &deposit);
+  for (auto& deposit : deposits) ApplySmallFactor(spec_.dim, parallel_for, &deposit);
   for (auto& deposit : deposits) {
     LookupKeys& keys = deposit.keys;
     if (summed && keys.summed == nullptr) {
@@ -257,7 +257,7 @@ Status Table::StepLocked(const CommitOptions& options, const RowOptimizer& optim
                          const ParallelFor& parallel_for) {
   outcome->restarted = history_.StartsAnew(state_.rule, options.rule);
   outcome->previous = state_.rule;
-  const std::vector<Slot> slots = optimizer.slots(config_.dim);
+  const std::vector<Slot> slots = optimizer.slots(spec_.dim);
   SOK_RETURN_IF_ERROR(Relayout(options.rule, slots, outcome->restarted, parallel_for));
   TableState after = state_;
   if (outcome->restarted) {
@@ -342,7 +342,7 @@ Status Table::Update(const Key* keys, size_t n, const float* gradients, const st
   const auto apply = [&] {
     if (state_.rule.empty()) {
       SOK_RETURN_IF_ERROR(
-          Relayout(rule, optimizer.slots(config_.dim), /*restart=*/false, parallel_for));
+          Relayout(rule, optimizer.slots(spec_.dim), /*restart=*/false, parallel_for));
     }
     TableState after = state_;
     after.rule = rule;

@@ -23,7 +23,7 @@ constexpr int kDim = 3;
 using Row64 = std::vector<double>;
 
 std::unique_ptr<Table> MakeTable(uint64_t max_rows = 0) {
-  TableConfig config;
+  TableSpec config;
   config.dim = kDim;
   config.max_rows = max_rows;
   return std::move(Table::Make(config).value());
@@ -287,10 +287,10 @@ TEST_CASE("a commit makes rows as far as there is room, and leaves the other gra
 TEST_CASE("a commit counts the keys of lookups that made no rows, once for all their gradients") {
   AdmissionConfig frequency;
   frequency.min_count = 3;
-  TableConfig config;
+  TableSpec config;
   config.dim = kDim;
-  const auto table =
-      Value(Table::Make(config, std::shared_ptr<Admission>(Value(MakeAdmission(frequency)))));
+  config.admission = frequency;
+  const auto table = Value(Table::Make(config));
   const std::vector<Key> keys = {5, 6, 5, 7};
   const std::vector<int64_t> counts = {1, 2, 1, 3};
   const auto ones = std::make_shared<const std::vector<float>>(keys.size() * kDim, 1.0f);

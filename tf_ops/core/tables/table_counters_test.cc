@@ -20,8 +20,8 @@ namespace {
 
 constexpr int kDim = 3;
 
-TableConfig Config() {
-  TableConfig config;
+TableSpec Config() {
+  TableSpec config;
   config.dim = kDim;
   return config;
 }
@@ -33,14 +33,12 @@ std::shared_ptr<Storage> OpenStorage(const std::string& path) {
   return Value(Storage::Open(options));
 }
 
-std::shared_ptr<Table> OpenTable(Storage& storage) {
-  return Value(storage.OpenTable(Config(), "", {}, std::nullopt));
-}
+std::shared_ptr<Table> OpenTable(Storage& storage) { return Value(storage.OpenTable(Config())); }
 
 // Tables in memory, in memory by position, and on disk.
 struct Tables {
   Tables() {
-    TableConfig direct = Config();
+    TableSpec direct = Config();
     direct.direct = true;
     direct.max_rows = 100;
     all = {Value(Table::Make(Config())), Value(Table::Make(direct)), OpenTable(*storage)};
@@ -147,7 +145,7 @@ TEST_CASE("rows are made by lookups, assignments, commits and restores, and by n
 }
 
 TEST_CASE("keys of a call that fails are not counted") {
-  TableConfig config = Config();
+  TableSpec config = Config();
   config.direct = true;
   config.max_rows = 4;
   const auto table = Value(Table::Make(config));
@@ -164,12 +162,12 @@ TEST_CASE("keys of a call that finds the table full are not counted") {
   const auto storage = OpenStorage(folder / "storage");
   for (const bool on_disk : {false, true}) {
     CAPTURE(on_disk);
-    TableConfig config = Config();
+    TableSpec config = Config();
     config.max_rows = 2;
-    const std::shared_ptr<Table> table =
-        on_disk
-            ? Value(storage->OpenTable(config, "", {}, frequency))
-            : std::shared_ptr<Table>(Value(Table::Make(config, Value(MakeAdmission(frequency)))));
+    config.admission = frequency;
+    const std::shared_ptr<Table> table = on_disk
+                                             ? Value(storage->OpenTable(config))
+                                             : std::shared_ptr<Table>(Value(Table::Make(config)));
     Look(*table, {1, 2, 3}, /*make_rows=*/true);
     Look(*table, {1, 2}, /*make_rows=*/true);
     const TableStats before = table->Stats();
@@ -189,7 +187,9 @@ TEST_CASE("keys of a call that finds the table full are not counted") {
 TEST_CASE("an admission refuses each occurrence that it counts and gives no row") {
   AdmissionConfig frequency;
   frequency.min_count = 3;
-  const auto table = Value(Table::Make(Config(), Value(MakeAdmission(frequency))));
+  TableSpec config = Config();
+  config.admission = frequency;
+  const auto table = Value(Table::Make(config));
   Look(*table, {7, 8}, /*make_rows=*/true);
   CHECK(table->Stats().refused == 2);
   Look(*table, {7, 8}, /*make_rows=*/false);  // does not count

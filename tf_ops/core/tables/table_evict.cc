@@ -29,7 +29,7 @@ Result<EvictedRows> Table::EvictChosen(const std::function<Status(EvictedRows*)>
 }
 
 Result<EvictedRows> Table::Evict(const Key* keys, size_t n, const ParallelFor& parallel_for) {
-  std::vector<float> embeddings(n * config_.dim);
+  std::vector<float> embeddings(n * spec_.dim);
   std::lock_guard<std::mutex> commit(commit_mu_);  // a row that is to go must not change
   return EvictChosen(
       [&](EvictedRows* evicted) {
@@ -42,8 +42,8 @@ Result<EvictedRows> Table::Evict(const Key* keys, size_t n, const ParallelFor& p
         for (size_t i = 0; i < n; ++i) {
           if (absent[i] != 0) continue;
           evicted->keys.push_back(keys[i]);
-          const float* row = embeddings.data() + i * config_.dim;
-          evicted->embeddings.insert(evicted->embeddings.end(), row, row + config_.dim);
+          const float* row = embeddings.data() + i * spec_.dim;
+          evicted->embeddings.insert(evicted->embeddings.end(), row, row + spec_.dim);
         }
         return Status();
       },
@@ -59,7 +59,7 @@ Result<EvictedRows> Table::Evict(const std::vector<const Eviction*>& policies,
 Result<EvictedRows> Table::EvictBy(const std::vector<const Eviction*>& policies,
                                    const KeySet& staying, const ParallelFor& parallel_for) {
   const uint32_t now = this->now();
-  const int dim = config_.dim;
+  const int dim = spec_.dim;
   auto evicted = EvictChosen(
       [&](EvictedRows* chosen) {
         SOK_ASSIGN_OR_RETURN(auto rows, store_->Freeze());
@@ -133,7 +133,7 @@ Status Table::MakeRowsThatFit(const std::vector<Key>& keys, uint32_t now, uint64
   const std::vector<Key> newcomers = DistinctKeys(keys);
   std::vector<Key> fitting = newcomers;
   const auto make = [&] { return MakeRows(fitting, now, made, parallel_for); };
-  const uint64_t max_rows = config_.max_rows;
+  const uint64_t max_rows = spec_.max_rows;
   Status status;
   if (evictor_ != nullptr || max_rows == 0) {
     status = MakeInRoom(keys.data(), keys.size(), newcomers, now, make, parallel_for, &fitting);

@@ -26,7 +26,7 @@ constexpr int kDim = 2;
 using Rows = std::map<Key, std::vector<float>>;
 
 std::unique_ptr<Table> MakeTable(bool step_clock = true, bool direct = false) {
-  TableConfig config;
+  TableSpec config;
   config.dim = kDim;
   config.initializer = "constant";
   config.initializer_a = 0;
@@ -193,13 +193,13 @@ TEST_CASE("a table on disk evicts as one in memory, by its own clock, and what w
   options.cache_bytes = uint64_t{1} << 20;
   uint32_t now = 1000;
   options.now = [&now] { return now; };
-  TableConfig config;
+  TableSpec config;
   config.dim = kDim;
   config.initializer = "constant";
   config.initializer_a = 0;
   {
     const auto storage = Value(Storage::Open(options));
-    const auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+    const auto table = Value(storage->OpenTable(config));
     Assign(*table, {{1, {1, 0}}, {2, {5, 0}}, {3, {6, 0}}});
     REQUIRE(storage->Flush().ok());
     now = 1010;
@@ -212,7 +212,7 @@ TEST_CASE("a table on disk evicts as one in memory, by its own clock, and what w
     REQUIRE(storage->Close().ok());
   }
   const auto storage = Value(Storage::Open(options));
-  const auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+  const auto table = Value(storage->OpenTable(config));
   CHECK(Held(*table) == Rows{{3, {6, 0}}});
   REQUIRE(storage->Close().ok());
 }
@@ -226,10 +226,10 @@ TEST_CASE("rows that are assigned meanwhile do not go, and all that go are hande
   StorageOptions options;
   options.path = folder / "storage";
   const auto storage = Value(Storage::Open(options));
-  TableConfig config;
+  TableSpec config;
   config.dim = kDim;
   const std::shared_ptr<Table> in_memory = MakeTable(false);
-  for (const auto& table : {in_memory, Value(storage->OpenTable(config, "", {}, std::nullopt))}) {
+  for (const auto& table : {in_memory, Value(storage->OpenTable(config))}) {
     for (int round = 0; round < 10; ++round) {
       REQUIRE(table->Assign(keys.data(), count, small.data(), SerialFor).ok());
       std::thread assigner([&] {
@@ -258,9 +258,9 @@ TEST_CASE("rows that a storage takes in meanwhile do not go unseen") {
   StorageOptions options;
   options.path = folder / "storage";
   const auto storage = Value(Storage::Open(options));
-  TableConfig config;
+  TableSpec config;
   config.dim = kDim;
-  const auto table = Value(storage->OpenTable(config, "", {}, std::nullopt));
+  const auto table = Value(storage->OpenTable(config));
   REQUIRE(table->Assign(keys.data(), count, large.data(), SerialFor).ok());
   REQUIRE(Value(storage->Dump(folder / "dump", {}, nullptr)) == count);
   const auto policy = Value(MakeEviction({"min_norm", 0, 1.0f}));
@@ -289,10 +289,10 @@ TEST_CASE("a table on disk that is to count steps does so, or is refused") {
   StorageOptions options;
   options.path = folder / "storage";
   const auto storage = Value(Storage::Open(options));
-  TableConfig config;
+  TableSpec config;
   config.dim = kDim;
   config.step_clock = true;
-  auto table = storage->OpenTable(config, "", {}, std::nullopt);
+  auto table = storage->OpenTable(config);
   if (table.ok()) {
     StepOn(*table.value(), {1});
     CHECK(table.value()->now() == 1);

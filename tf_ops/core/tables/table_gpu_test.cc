@@ -22,8 +22,8 @@ namespace {
 
 constexpr int kDim = 4;
 
-TableConfig ConfigOn(int gpu, uint64_t max_rows = 0) {
-  TableConfig config;
+TableSpec ConfigOn(int gpu, uint64_t max_rows = 0) {
+  TableSpec config;
   config.dim = kDim;
   config.seed = 5;
   config.gpu = gpu;
@@ -38,17 +38,18 @@ struct Pair {
 
 Pair MakePair(uint64_t max_rows = 0, const std::string& eviction = "") {
   gpu::StandIn();
-  const auto policy = [&]() -> std::shared_ptr<Eviction> {
-    if (eviction.empty()) return nullptr;
-    EvictionConfig config;
-    config.kind = eviction;
-    if (eviction == "max_age") config.max_age = 3;
-    if (eviction == "min_norm") config.min_l2 = 0.05f;
-    config.every = 2;
-    return Value(MakeEviction(config));
+  const auto make_on = [&](int gpu) {
+    TableSpec spec = ConfigOn(gpu, max_rows);
+    if (!eviction.empty()) {
+      EvictionConfig& config = spec.eviction.emplace();
+      config.kind = eviction;
+      if (eviction == "max_age") config.max_age = 3;
+      if (eviction == "min_norm") config.min_l2 = 0.05f;
+      config.every = 2;
+    }
+    return Value(Table::Make(spec));
   };
-  return {Value(Table::Make(ConfigOn(-1, max_rows), nullptr, nullptr, policy())),
-          Value(Table::Make(ConfigOn(0, max_rows), nullptr, nullptr, policy()))};
+  return {make_on(-1), make_on(0)};
 }
 
 // The rows by key: embedding, slots, counters.
@@ -328,7 +329,7 @@ TEST_CASE("a capture of a table on a GPU has its rows as they were, while it cha
 TEST_CASE("a direct table on a GPU keeps to its range of keys, which the host checks") {
   gpu::StandIn();
   const auto make = [](int gpu) {
-    TableConfig config = ConfigOn(gpu, 10);
+    TableSpec config = ConfigOn(gpu, 10);
     config.direct = true;
     return Value(Table::Make(config));
   };
@@ -346,7 +347,7 @@ TEST_CASE("a direct table on a GPU keeps to its range of keys, which the host ch
 
 TEST_CASE("what a GPU cannot hold is refused, and says what can be done") {
   gpu::StandIn();
-  TableConfig config = ConfigOn(0);
+  TableSpec config = ConfigOn(0);
   config.form.row = RowType::kInt8;
   CHECK(Table::Make(config).status().code() == Code::kInvalidArgument);
   const Status other = Table::Make(ConfigOn(3)).status();
@@ -367,7 +368,7 @@ TEST_CASE("a table on a GPU keeps to max_rows and max_bytes") {
   CHECK(full.code() == Code::kResourceExhausted);
   CHECK(table->size() == 0);
   CHECK(table->Lookup(keys.data(), 10, true, out.data(), SerialFor).ok());
-  TableConfig small = ConfigOn(0);
+  TableSpec small = ConfigOn(0);
   small.max_bytes = uint64_t{1} << 20;
   const auto other = Value(Table::Make(small));
   std::vector<Key> many(100000);

@@ -83,8 +83,8 @@ void CheckSums(Table& table) {
   }
 }
 
-TableConfig Config() {
-  TableConfig config;
+TableSpec Config() {
+  TableSpec config;
   config.dim = kDim;
   config.initializer = "constant";
   config.initializer_a = 0;
@@ -95,7 +95,7 @@ TableConfig Config() {
 
 TEST_CASE("each key gets the gradient at its position, in memory, by position and on disk") {
   CheckSums(*Value(Table::Make(Config())));
-  TableConfig config = Config();
+  TableSpec config = Config();
   config.shards = 20;
   CheckSums(*Value(Table::Make(config)));
   config = Config();
@@ -107,7 +107,7 @@ TEST_CASE("each key gets the gradient at its position, in memory, by position an
   options.path = folder / "storage";
   options.cache_bytes = uint64_t{1} << 20;
   const auto storage = Value(Storage::Open(options));
-  CheckSums(*Value(storage->OpenTable(Config(), "", {}, std::nullopt)));
+  CheckSums(*Value(storage->OpenTable(Config())));
   REQUIRE(storage->Close().ok());
 }
 
@@ -148,7 +148,7 @@ TEST_CASE("the least number of shards is a wish that does not change what a tabl
   const std::vector<uint32_t> numbers = {0, 1, 3, 257, 100000, UINT32_MAX};
 #endif
   for (uint32_t shards : numbers) {
-    TableConfig config = Config();
+    TableSpec config = Config();
     config.shards = shards;
     config.max_rows = 2000;
     const auto table = Value(Table::Make(config));

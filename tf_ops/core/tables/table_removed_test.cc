@@ -42,12 +42,11 @@ std::optional<std::vector<Key>> Taken(Table& table, size_t limit = kLimit) {
 using Keys = std::vector<Key>;
 
 std::unique_ptr<Table> MakeTable(uint64_t max_rows = 0) {
-  TableConfig config;
+  TableSpec config;
   config.dim = 1;
   config.max_rows = max_rows;
-  return Value(Table::Make(
-      config, nullptr, nullptr,
-      max_rows == 0 ? nullptr : std::shared_ptr<Eviction>(Value(MakeEviction({"lru"})))));
+  if (max_rows > 0) config.eviction = EvictionConfig{"lru"};
+  return Value(Table::Make(config));
 }
 
 TEST_CASE("keys that were removed are told once, from the first call on") {
@@ -112,10 +111,10 @@ TEST_CASE("a restore, which replaces all rows, leaves keys that nobody knows") {
 }
 
 std::shared_ptr<Table> Open(Storage& storage, int group) {
-  TableConfig config;
+  TableSpec config;
   config.dim = 1;
   config.group = group;
-  return Value(storage.OpenTable(config, "", {}, std::nullopt));
+  return Value(storage.OpenTable(config));
 }
 
 TEST_CASE("rows of a storage that have expired are told when something comes upon them") {

@@ -96,14 +96,14 @@ Result<AdmissionChunks> Table::CountsOf(const TableContents& contents) const {
 Result<TableState> Table::CheckRestore(const TableContents& contents,
                                        const ParallelFor& parallel_for) const {
   SOK_RETURN_IF_ERROR(CheckRange(contents.rows.keys, contents.n));
-  if (config_.max_rows > 0 && contents.n > config_.max_rows) {
-    return Status(Code::kResourceExhausted,
-                  "a table of at most " + std::to_string(config_.max_rows) +
-                      " rows cannot take up " + std::to_string(contents.n));
+  if (spec_.max_rows > 0 && contents.n > spec_.max_rows) {
+    return Status(Code::kResourceExhausted, "a table of at most " + std::to_string(spec_.max_rows) +
+                                                " rows cannot take up " +
+                                                std::to_string(contents.n));
   }
-  SOK_ASSIGN_OR_RETURN(auto slots, SlotsOf(contents, config_.dim));
+  SOK_ASSIGN_OR_RETURN(auto slots, SlotsOf(contents, spec_.dim));
   TableState state{contents.rule, std::move(slots), contents.steps};
-  SOK_RETURN_IF_ERROR(CheckRows(state, config_.dim, contents, parallel_for));
+  SOK_RETURN_IF_ERROR(CheckRows(state, spec_.dim, contents, parallel_for));
   SOK_ASSIGN_OR_RETURN(const auto counts, CountsOf(contents));
   if (admission_ != nullptr) SOK_RETURN_IF_ERROR(admission_->CheckChunks(counts));
   return Result<TableState>(std::move(state));
@@ -129,7 +129,7 @@ Result<RestoreOutcome> Table::Restore(const TableContents& contents,
                                                     : contents.step_clock);
   }
   const uint32_t now = this->now();
-  const TakenRows taken(contents, config_.dim, *clock_, now, outcome.dropped_times);
+  const TakenRows taken(contents, spec_.dim, *clock_, now, outcome.dropped_times);
   Status status = store_->Replace(
       layout, state, taken.keys(), taken.n(), now,
       [&](size_t place, RowRef row, bool) { taken.Put(place, row); }, parallel_for);
@@ -143,16 +143,16 @@ Result<RestoreOutcome> Table::Restore(const TableContents& contents,
 
 Status Table::AddRows(const TableContents& piece, const ParallelFor& parallel_for) {
   SOK_RETURN_IF_ERROR(CheckRange(piece.rows.keys, piece.n));
-  SOK_ASSIGN_OR_RETURN(auto slots, SlotsOf(piece, config_.dim));
+  SOK_ASSIGN_OR_RETURN(auto slots, SlotsOf(piece, spec_.dim));
   SOK_RETURN_IF_ERROR(
-      CheckRows({piece.rule, std::move(slots), piece.steps}, config_.dim, piece, parallel_for));
+      CheckRows({piece.rule, std::move(slots), piece.steps}, spec_.dim, piece, parallel_for));
   std::lock_guard<std::mutex> commit(commit_mu_);
   if (piece.rule != state_.rule) {
     return InvalidArgument("expected rows of the table's rule '{expected}', got those of '{rule}'",
                            {{"expected", RuleName{state_.rule}}, {"rule", RuleName{piece.rule}}});
   }
   const uint32_t now = this->now();
-  const TakenRows taken(piece, config_.dim, *clock_, now, !SharesClock(piece));
+  const TakenRows taken(piece, spec_.dim, *clock_, now, !SharesClock(piece));
   SOK_ASSIGN_OR_RETURN(const auto missing, store_->Missing(taken.keys(), taken.n(), parallel_for));
   if (missing.size() != taken.n()) {
     return InvalidArgument("expected keys without a row, got " +
@@ -161,7 +161,7 @@ Status Table::AddRows(const TableContents& piece, const ParallelFor& parallel_fo
   }
   if (evictor_ != nullptr) evictor_->Forget();
   return store_->Upsert(
-      taken.keys(), taken.n(), config_.max_rows, now,
+      taken.keys(), taken.n(), spec_.max_rows, now,
       [&](size_t place, RowRef row, bool) { taken.Put(place, row); }, parallel_for);
 }
 
@@ -202,8 +202,8 @@ Result<TableCapture> Table::BeginCapture(const CaptureOptions& options) {
   }
   capture.state = state_;
   if (ticks_ != nullptr) capture.step_clock = ticks_->load();
-  capture.dim = config_.dim;
-  capture.slot_start = RowLayout(config_.dim, state_.slots).slot_start();
+  capture.dim = spec_.dim;
+  capture.slot_start = RowLayout(spec_.dim, state_.slots).slot_start();
   return Result<TableCapture>(std::move(capture));
 }
 
@@ -214,8 +214,8 @@ Result<Table::Snapshot> Table::Freeze() {
   snapshot.admission_ = admission_;
   snapshot.state_ = state_;
   if (ticks_ != nullptr) snapshot.step_clock_ = ticks_->load();
-  snapshot.dim_ = config_.dim;
-  snapshot.slot_start_ = RowLayout(config_.dim, state_.slots).slot_start();
+  snapshot.dim_ = spec_.dim;
+  snapshot.slot_start_ = RowLayout(spec_.dim, state_.slots).slot_start();
   return Result<Snapshot>(std::move(snapshot));
 }
 

@@ -23,8 +23,8 @@ namespace {
 constexpr int kDim = 40;  // a long row to the lookup; other tests have short ones
 constexpr uint64_t kRange = 1000;
 
-TableConfig Config() {
-  TableConfig config;
+TableSpec Config() {
+  TableSpec config;
   config.dim = kDim;
   return config;
 }
@@ -32,7 +32,7 @@ TableConfig Config() {
 // Tables of each kind of store, that of the storage over a folder which goes with them.
 struct Tables {
   Tables() {
-    TableConfig direct = Config(), many_shards = Config();
+    TableSpec direct = Config(), many_shards = Config();
     direct.direct = true;
     direct.max_rows = kRange;
     many_shards.shards = 20;
@@ -43,7 +43,7 @@ struct Tables {
     options.path = folder / "storage";
     options.cache_bytes = uint64_t{1} << 20;
     storage = Value(Storage::Open(options));
-    all.push_back(Value(storage->OpenTable(Config(), "", {}, std::nullopt)));
+    all.push_back(Value(storage->OpenTable(Config())));
   }
   ~Tables() {
     all.clear();
@@ -237,7 +237,7 @@ TEST_CASE("MakeRowsAs finds slots at their start, and keeps what is written ther
 }
 
 TEST_CASE("MakeRowsAs beyond max_rows makes none of the rows") {
-  TableConfig config = Config();
+  TableSpec config = Config();
   config.max_rows = 3;
   const auto table = Value(Table::Make(config));
   MakeRows(*table, {1, 2});
@@ -342,7 +342,9 @@ TEST_CASE("AdmitMissing counts every place, and keeps those that may have a row,
   LookupCounts met;
   AdmissionConfig frequency;
   frequency.min_count = 3;
-  const auto table = Value(Table::Make(Config(), Value(MakeAdmission(frequency))));
+  TableSpec config = Config();
+  config.admission = frequency;
+  const auto table = Value(Table::Make(config));
   const std::vector<Key> keys = {7, 8, 7, 7, 8};
   std::vector<uint32_t> positions = {4, 2, 0, 3, 1};
   REQUIRE(table->AdmitMissing(keys.data(), nullptr, &positions, &met).ok());
@@ -361,7 +363,9 @@ TEST_CASE("AdmitMissing counts a place as often as it is told") {
   LookupCounts met;
   AdmissionConfig frequency;
   frequency.min_count = 3;
-  const auto table = Value(Table::Make(Config(), Value(MakeAdmission(frequency))));
+  TableSpec config = Config();
+  config.admission = frequency;
+  const auto table = Value(Table::Make(config));
   const std::vector<Key> keys = {7, 8, 9};
   const std::vector<int64_t> counts = {2, 3, 9};
   std::vector<uint32_t> positions = {1, 0};

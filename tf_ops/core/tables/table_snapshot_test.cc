@@ -20,7 +20,7 @@ namespace {
 constexpr int kDim = 3;
 
 std::unique_ptr<Table> MakeTable(uint64_t max_rows = 0, bool direct = false) {
-  TableConfig config;
+  TableSpec config;
   config.dim = kDim;
   config.max_rows = max_rows;
   config.direct = direct;

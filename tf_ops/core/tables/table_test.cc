@@ -17,20 +17,20 @@ namespace {
 
 constexpr int kDim = 4;
 
-std::unique_ptr<Table> MakeTable(const TableConfig& config) {
+std::unique_ptr<Table> MakeTable(const TableSpec& config) {
   auto table = Table::Make(config);
   REQUIRE_MESSAGE(table.ok(), table.status().message());
   return std::move(table.value());
 }
 
-TableConfig Config() {
-  TableConfig config;
+TableSpec Config() {
+  TableSpec config;
   config.dim = kDim;
   return config;
 }
 
-TableConfig DirectConfig(uint64_t max_rows, uint64_t owners = 1, uint64_t owner = 0) {
-  TableConfig config = Config();
+TableSpec DirectConfig(uint64_t max_rows, uint64_t owners = 1, uint64_t owner = 0) {
+  TableSpec config = Config();
   config.direct = true;
   config.max_rows = max_rows;
   config.owners = owners;
@@ -59,7 +59,7 @@ std::vector<Key> Range(Key begin, Key end) {
   return keys;
 }
 
-void CheckRefused(const TableConfig& config, const std::string& part) {
+void CheckRefused(const TableSpec& config, const std::string& part) {
   const auto table = Table::Make(config);
   REQUIRE_FALSE(table.ok());
   CHECK(table.status().code() == Code::kInvalidArgument);
@@ -68,7 +68,7 @@ void CheckRefused(const TableConfig& config, const std::string& part) {
 }
 
 TEST_CASE("a table that cannot be is refused with the reason") {
-  TableConfig config = Config();
+  TableSpec config = Config();
   config.dim = 0;
   CheckRefused(config, "a dim of 1 to 1048576, got 0");
   config = Config();
@@ -134,7 +134,7 @@ TEST_CASE("a removed key starts from its first vector again") {
 }
 
 TEST_CASE("tables of different seeds start from different vectors, the owner does not matter") {
-  TableConfig other_seed = Config();
+  TableSpec other_seed = Config();
   other_seed.seed = 1;
   const auto keys = Range(0, 20);
   const auto expected = Embeddings(*MakeTable(Config()), keys);
@@ -156,7 +156,7 @@ TEST_CASE("of equal keys that are assigned the last one counts") {
 }
 
 TEST_CASE("a full table refuses new keys and keeps what it has") {
-  TableConfig config = Config();
+  TableSpec config = Config();
   config.max_rows = 10;
   const auto table = MakeTable(config);
   REQUIRE(Look(*table, Range(0, 8), true).ok());
@@ -215,7 +215,7 @@ TEST_CASE("CheckKeysBelow names the first key that is too large, and 0 sets no l
 }
 
 TEST_CASE("stats tell rows, their limit, memory, steps and what waits for a commit") {
-  TableConfig config = Config();
+  TableSpec config = Config();
   config.max_rows = 1000;
   const auto table = MakeTable(config);
   const auto keys = Range(0, 300);

@@ -30,22 +30,23 @@ struct Seconds {
 };
 
 std::unique_ptr<Table> InSeconds(const Seconds& seconds) {
-  TableConfig config;
+  TableSpec config;
   config.dim = kDim;
-  return Value(Table::Make(config, nullptr, seconds.clock()));
+  return Value(Table::Make(config, seconds.clock()));
 }
 
 std::unique_ptr<Table> InSteps() {
-  TableConfig config;
+  TableSpec config;
   config.dim = kDim;
   config.step_clock = true;
   return Value(Table::Make(config));
 }
 
 std::unique_ptr<Table> Admitting(const AdmissionConfig& config) {
-  TableConfig table;
+  TableSpec table;
   table.dim = kDim;
-  return Value(Table::Make(table, Value(MakeAdmission(config))));
+  table.admission = config;
+  return Value(Table::Make(table));
 }
 
 AdmissionConfig SeenTwice() {
@@ -218,7 +219,7 @@ TEST_CASE("counts of another admission are refused, and nothing changes") {
 TEST_CASE("without an admission there is nothing to count; without counts none has counted") {
   const auto table = Admitting(SeenTwice());
   See(*table, {1, 2, 2});
-  TableConfig config;
+  TableSpec config;
   config.dim = kDim;
   const auto plain = Value(Table::Make(config));
   OwnedContents counted = ContentsOf(*table);
@@ -240,8 +241,9 @@ TEST_CASE("a storage takes up times and counts, leaves out what has expired, and
   options.path = folder / "rows";
   options.ttl = 100;
   options.now = [seconds] { return *seconds; };
-  TableConfig config;
+  TableSpec config;
   config.dim = kDim;
+  config.admission = SeenTwice();
   OwnedContents contents;
   const auto counted = Admitting(SeenTwice());
   See(*counted, {5});
@@ -252,14 +254,14 @@ TEST_CASE("a storage takes up times and counts, leaves out what has expired, and
   const std::map<Key, int64_t> expected = {{2, 901}, {3, 1000}};
   {
     const auto storage = Value(Storage::Open(options));
-    const auto table = Value(storage->OpenTable(config, "", {}, SeenTwice()));
+    const auto table = Value(storage->OpenTable(config));
     REQUIRE(Restore(*table, contents, ThreadedFor).ok());
     CHECK(table->size() == 2);
     CHECK(Times(*table) == expected);
     REQUIRE(storage->Flush().ok());
   }
   const auto storage = Value(Storage::Open(options));
-  const auto table = Value(storage->OpenTable(config, "", {}, SeenTwice()));
+  const auto table = Value(storage->OpenTable(config));
   CHECK(Times(*table) == expected);
   See(*table, {5});
   CHECK(table->size() == 3);

@@ -31,11 +31,11 @@ void MakeStorage(const std::string& path) {
   options.path = path;
   const auto storage = Storage::Open(options);
   REQUIRE(storage.ok());
-  TableConfig config;
+  TableSpec config;
   config.dim = kDim;
   for (int group = 0; group < 2; ++group) {
     config.group = group;
-    const auto table = storage.value()->OpenTable(config, "", {}, std::nullopt);
+    const auto table = storage.value()->OpenTable(config);
     REQUIRE(table.ok());
     const std::vector<float> embeddings(kRows * kDim, 1.0f);
     REQUIRE(table.value()->Assign(SomeKeys().data(), kRows, embeddings.data(), SerialFor).ok());
@@ -59,11 +59,11 @@ Status Use(const std::string& path) {
   options.read_only = true;
   const auto storage = Storage::Open(options);
   if (!storage.ok()) return storage.status();
-  TableConfig config;
+  TableSpec config;
   config.dim = kDim;
   Status first;
   for (config.group = 0; config.group < 2; ++config.group) {
-    const auto table = storage.value()->OpenTable(config, "", {}, std::nullopt);
+    const auto table = storage.value()->OpenTable(config);
     if (!table.ok()) return table.status();
     std::vector<float> out(kRows * kDim);
     Status status =
