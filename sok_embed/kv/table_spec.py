@@ -24,7 +24,7 @@ from sok_embed.kv.group import GROUPS
 from sok_embed.kv.storage import Storage
 
 FLOAT32 = "float32"
-ROW_DTYPES = {FLOAT32: 4, "bfloat16": 2, "float16": 2, "int8": 1}  # bytes
+ROW_DTYPES = {FLOAT32: 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3": 1}  # bytes
 SLOT_DTYPES = (FLOAT32, "bfloat16")
 
 
@@ -36,9 +36,9 @@ class RowTypes:
     random, without a bias, by draws of the seed, the key and the number of its updates.
 
     Attributes:
-        row_dtype: The type of the embeddings: `"float32"`, `"bfloat16"`, `"float16"` or `"int8"`,
-            each row of which has a float32 scale. A group of a storage keeps the type that it was
-            made with.
+        row_dtype: The type of the embeddings: `"float32"`, `"bfloat16"`, `"float16"`, `"int8"` or
+            `"float8_e4m3"`. Each row of the last two has a float32 scale. A group of a storage
+            keeps the type that it was made with.
         slot_dtype: The type of the optimizer's slots: `"float32"` or `"bfloat16"`.
     """
 

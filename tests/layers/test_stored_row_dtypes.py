@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from limits import HANG_S
+from row_types import of_type
 from seeds import seed_of_test
 
 from sok_embed import (
@@ -34,6 +35,8 @@ DTYPES = [
     ("int8", "float32"),
     ("int8", "bfloat16"),
     ("float32", "bfloat16"),
+    ("float8_e4m3", "float32"),
+    ("float8_e4m3", "bfloat16"),
 ]
 ALL = pytest.mark.parametrize(("row_dtype", "slot_dtype"), DTYPES)
 
@@ -211,11 +214,7 @@ def test_a_dump_loads_into_rows_of_any_type(row_dtype, slot_dtype, tmp_path):
         embedding_of(storage, row_dtype, slot_dtype)
         storage.load(str(tmp_path / "dump"))
         found = embedding_of(storage, row_dtype, slot_dtype).lookup(keys, train=False)
-    if row_dtype in ("int8", "float32"):
-        same_bits(found, rows)
-    else:
-        dtype = tf.bfloat16 if row_dtype == "bfloat16" else tf.float16
-        same_bits(found, tf.cast(tf.cast(rows, dtype), tf.float32).numpy())
+    same_bits(found, rows if row_dtype == "int8" else of_type(rows, row_dtype))
 
 
 def test_a_group_opened_with_other_types_is_an_error_that_names_both(tmp_path):
@@ -230,7 +229,7 @@ def test_a_group_opened_with_other_types_is_an_error_that_names_both(tmp_path):
     with kv.Storage(str(tmp_path / "s")) as storage:
         with pytest.raises(ValueError, match=expected):
             embedding_of(storage, "int8", "bfloat16")
-        with pytest.raises(ValueError, match=r"expected row_dtype to be one of .*got 'half'"):
+        with pytest.raises(ValueError, match=r"expected row_dtype to be one of .*Received: 'half'"):
             embedding_of(storage, "half", "float32")
 
 

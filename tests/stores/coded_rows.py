@@ -19,6 +19,7 @@ TYPES = (
     PLAIN,
     ("bfloat16", "float32"),
     ("int8", "float32"),
+    ("float8_e4m3", "bfloat16"),
     ("float32", "bfloat16"),
     ("float16", "float32"),
     ("bfloat16", "bfloat16"),
@@ -95,6 +96,27 @@ def _int8(x: np.ndarray, draws: np.ndarray | None, scale_draws: np.ndarray | Non
     return np.where(scale > 0, np.copysign(size, x), np.float32(0)) * scale
 
 
+def _float8(x: np.ndarray, draws: np.ndarray | None) -> np.ndarray:
+    most = np.abs(x).max(1, initial=0, keepdims=True).astype(np.float64)
+    scale = np.exp2(np.floor(np.log2(np.where(most > 0, most, 1))) - 7)
+    scale = np.where((most > 0) & (scale >= _LEAST_SCALE), scale, 0)
+    for_division = np.where(scale > 0, scale, 1)
+    rounded = []
+    for factor in (1, 2):
+        parts = x / (factor * for_division)
+        size = np.maximum(np.abs(parts), 2.0**-6)
+        unit = np.exp2(np.floor(np.log2(size)) - 3)
+        steps = parts / unit
+        if draws is None:
+            whole = np.rint(steps)
+        else:
+            share = (draws >> np.uint32(16)).astype(np.float64) + 0.5
+            whole = np.floor(steps.astype(np.float32) + (share * 2**-16).astype(np.float32))
+        rounded.append(whole * unit * factor * scale)
+    too_great = np.abs(rounded[0]).max(1, initial=0, keepdims=True) > 240 * scale
+    return np.where(too_great, rounded[1], rounded[0]).astype(np.float32)
+
+
 @dataclass(frozen=True)
 class RowRounding:
     """The rounding of the rows of one table.
@@ -135,5 +157,7 @@ class RowRounding:
             elif dtype == "int8":
                 of_scale = None if draws is None else draws.at(_SCALE_PLACE[None])
                 values = _int8(values, of_values, of_scale)
+            elif dtype == "float8_e4m3":
+                values = _float8(values, of_values)
             rounded[:, first:last] = values
         return rounded

@@ -13,6 +13,8 @@ constexpr int kFormat = 1;
 // dump has float32 rows of every group, so its groups have the first format, which those versions
 // read.
 constexpr int kFormatOfTypes = 2;
+// The format of a group whose rows are float8_e4m3, which versions of the format 2 do not know.
+constexpr int kFormatOfFloat8 = 3;
 
 // Adds the value's JSON. nlohmann formats it as a value without children: see FlatJson.
 template <typename T>
@@ -43,7 +45,8 @@ std::string Beginning(const std::string& text) {
 std::string GroupMeta::ToJson(std::optional<uint32_t> ttl) const {
   std::string text;
   const bool is_plain = form.plain() || ttl.has_value();
-  Add("{\"format\":", is_plain ? kFormat : kFormatOfTypes, &text);
+  const int of_types = form.row == RowType::kFloat8E4M3 ? kFormatOfFloat8 : kFormatOfTypes;
+  Add("{\"format\":", is_plain ? kFormat : of_types, &text);
   Add(",\"dim\":", dim, &text);
   Add(",\"initializer\":{\"kind\":", initializer, &text);
   Add(",\"a\":", initializer_a, &text);
@@ -82,9 +85,9 @@ Result<GroupMeta> GroupMeta::FromJson(const std::string& text) {
   const std::optional<FlatJson> json = FlatJson::Parse(text);
   int format = 0;
   if (!json.has_value() || !json->Get("/format", &format)) return damaged();
-  if (format != kFormat && format != kFormatOfTypes) {
-    return InvalidArgument("expected a group in format " + std::to_string(kFormat) + " or " +
-                           std::to_string(kFormatOfTypes) + ", got " + std::to_string(format) +
+  if (format < kFormat || format > kFormatOfFloat8) {
+    return InvalidArgument("expected a group in format " + std::to_string(kFormat) + " to " +
+                           std::to_string(kFormatOfFloat8) + ", got " + std::to_string(format) +
                            "; a newer sok-embed wrote it");
   }
   GroupMeta meta;
@@ -102,7 +105,7 @@ Result<GroupMeta> GroupMeta::FromJson(const std::string& text) {
     whole = json->Get(path + "/name", &slot.name) && json->Get(path + "/width", &slot.width) &&
             json->Get(path + "/initial", &slot.initial);
   }
-  if (whole && (format == kFormatOfTypes || json->has("/row_dtype"))) {
+  if (whole && (format != kFormat || json->has("/row_dtype"))) {
     std::string row, slots;
     whole = json->Get("/row_dtype", &row) && json->Get("/slot_dtype", &slots);
     const auto form = RowForm::Make(row, slots);

@@ -46,8 +46,10 @@ struct RowHeader {
 
   // Returns the version number that stands for the types of a row.
   static uint32_t VersionOf(const RowForm& form) {
-    return kVersion + static_cast<uint32_t>(form.row) +
-           (form.slots == RowType::kFloat32 ? 0 : uint32_t{4});
+    const auto row = static_cast<uint32_t>(form.row);
+    const bool short_slots = form.slots != RowType::kFloat32;
+    // The first four types of rows have the numbers 1 to 4, and 5 to 8 with bfloat16 slots.
+    return row < 4 ? kVersion + row + (short_slots ? 4 : 0) : 2 * row + 1 + (short_slots ? 1 : 0);
   }
 
   uint32_t version : 8;

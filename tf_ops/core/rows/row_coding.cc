@@ -74,12 +74,18 @@ float ScaleOf(const Rounding& rounding, uint32_t most) {
   return scale < kLeastScale ? 0.0f : scale;
 }
 
-template <typename Rounding>
-void EncodeScaled(const Rounding& rounding, const float* values, int n, uint32_t place, char* to) {
+// Returns the bits of the greatest magnitude.
+int32_t GreatestOf(const float* values, int n) {
   int32_t most = 0;
   for (int j = 0; j < n; ++j) {
     most = std::max(most, static_cast<int32_t>(BitsOf(values[j]) & 0x7fffffffu));
   }
+  return most;
+}
+
+template <typename Rounding>
+void EncodeInt8(const Rounding& rounding, const float* values, int n, uint32_t place, char* to) {
+  const int32_t most = GreatestOf(values, n);
   const float scale = ScaleOf(rounding, static_cast<uint32_t>(most));
   std::memcpy(to, &scale, sizeof(scale));
   auto* const out = reinterpret_cast<int8_t*>(to + sizeof(scale));
@@ -97,6 +103,52 @@ void EncodeScaled(const Rounding& rounding, const float* values, int n, uint32_t
   }
 }
 
+constexpr int32_t kFloat8Of240 = 0x77;  // the greatest magnitude of a row, as a byte
+
+// Writes values by a scale. Returns the greatest magnitude that was written, as a byte.
+template <typename Rounding>
+int32_t EncodeFloat8By(float scale, const Rounding& rounding, const float* values, int n,
+                       uint32_t place, uint8_t* out) {
+  int32_t greatest = 0;
+#pragma GCC ivdep
+  for (int j = 0; j < n; ++j) {
+    const float value = values[j] / scale;
+    const auto biased = static_cast<int32_t>(BitsOf(value) >> 23 & 0xffu) - 120;  // by 7, as E4M3
+    const int32_t exponent = std::max(biased, 1);
+    // The step between two numbers of this exponent becomes 1.
+    const float steps = value * FloatOf(static_cast<uint32_t>(127 + 10 - exponent) << 23);
+    const float whole = std::fabs(rounding.Whole(steps, place + static_cast<uint32_t>(j)));
+    // Numbers below the least exponent, whose steps are less than 8, have the exponent 0.
+    const int32_t magnitude = (exponent - 1) * 8 + static_cast<int32_t>(whole);
+    greatest = std::max(greatest, magnitude);
+    out[j] = static_cast<uint8_t>(std::min(magnitude, kFloat8Of240) |
+                                  static_cast<int32_t>(BitsOf(value) >> 31 << 7));
+  }
+  return greatest;
+}
+
+template <typename Rounding>
+void EncodeFloat8(const Rounding& rounding, const float* values, int n, uint32_t place, char* to) {
+  const auto most = static_cast<uint32_t>(GreatestOf(values, n));
+  float scale = FloatOf(0x7fc00000u);  // a NaN, so that all of the row is
+  if (most < 0x7f800000u) {
+    const uint32_t exponent = most >> 23;
+    scale = exponent > 7 ? FloatOf((exponent - 7) << 23) : 0.0f;
+    if (scale < kLeastScale) scale = 0.0f;
+  }
+  auto* const out = reinterpret_cast<uint8_t*>(to + sizeof(scale));
+  if (!(scale > 0.0f)) {
+    std::memset(out, 0, static_cast<size_t>(n));
+  } else if (EncodeFloat8By(scale, rounding, values, n, place, out) > kFloat8Of240 &&
+             scale < 0x1p120f) {
+    // A number was rounded up to 256 times the scale. By twice the scale it is 128, and the draws
+    // round all others as before.
+    scale *= 2.0f;
+    EncodeFloat8By(scale, rounding, values, n, place, out);
+  }
+  std::memcpy(to, &scale, sizeof(scale));
+}
+
 template <typename Rounding>
 void Encode(const Rounding& rounding, RowType type, const float* values, int n, uint32_t place,
             char* to) {
@@ -110,7 +162,9 @@ void Encode(const Rounding& rounding, RowType type, const float* values, int n, 
     case RowType::kFloat16:
       return EncodeEach<Float16>(rounding, values, n, place, to);
     case RowType::kInt8:
-      return EncodeScaled(rounding, values, n, place, to);
+      return EncodeInt8(rounding, values, n, place, to);
+    case RowType::kFloat8E4M3:
+      return EncodeFloat8(rounding, values, n, place, to);
   }
 }
 

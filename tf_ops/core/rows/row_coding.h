@@ -3,6 +3,9 @@
 // An int8 row has a float32 in front, the scale by which its numbers are multiplied. The scale has
 // 16 bits of significand, so that these products are exact; the greatest number of a row is 127 or
 // -127. Hence a row that was decoded is encoded to the same bytes again.
+//
+// A float8_e4m3 row has a float32 scale in front too, a power of two. The greatest number of a row
+// is at least 128 and at most 240, so that a row that was decoded gets the same scale again.
 #pragma once
 
 #include <cstddef>
@@ -49,13 +52,33 @@ inline void DecodeEach<Float16, float>(const char* from, int n, float* out) {
 }
 #endif
 
-template <typename T>
-void DecodeScaled(const char* from, int n, T* out) {
+// Returns the number that a byte stands for as an 8-bit float of 4 bits of exponent, with a bias of
+// 7, and 3 bits of fraction, of which 0x7f and 0xff are NaN, and none is infinite: E4M3 of the OCP
+// 8-bit Floating Point Specification (2023).
+constexpr float Float8Value(unsigned byte) {
+  const unsigned exponent = byte >> 3 & 15u, fraction = byte & 7u;
+  if (exponent == 15u && fraction == 7u) return __builtin_nanf("");
+  float value = static_cast<float>(exponent == 0 ? fraction : 8u + fraction) / 512.0f;
+  for (unsigned e = 1; e < exponent; ++e) value *= 2.0f;
+  return (byte & 0x80u) != 0 ? -value : value;
+}
+
+struct Float8Values {
+  constexpr Float8Values() {
+    for (unsigned byte = 0; byte < 256; ++byte) of_byte[byte] = Float8Value(byte);
+  }
+  float of_byte[256] = {};
+};
+inline constexpr Float8Values kFloat8;
+
+// Decodes values of a byte each that are multiplied by the scale in front of them.
+template <typename T, typename ValueOf>
+void DecodeScaled(const char* from, int n, T* out, const ValueOf& value_of) {
   float scale;
   std::memcpy(&scale, from, sizeof(scale));
-  const auto* const values = reinterpret_cast<const int8_t*>(from + sizeof(scale));
+  const auto* const values = reinterpret_cast<const uint8_t*>(from + sizeof(scale));
 #pragma GCC ivdep
-  for (int j = 0; j < n; ++j) out[j] = FromFloat<T>(scale * static_cast<float>(values[j]));
+  for (int j = 0; j < n; ++j) out[j] = FromFloat<T>(scale * value_of(values[j]));
 }
 
 }  // namespace row_coding_internal
@@ -67,6 +90,7 @@ inline size_t CodedBytes(RowType type, int n) {
     case RowType::kFloat32:
       return 4 * values;
     case RowType::kInt8:
+    case RowType::kFloat8E4M3:
       return 4 + (values + 3) / 4 * 4;
     default:
       return (2 * values + 3) / 4 * 4;
@@ -85,7 +109,10 @@ inline void DecodeValues(RowType type, const char* from, int n, T* out) {
     case RowType::kFloat16:
       return DecodeEach<Float16>(from, n, out);
     case RowType::kInt8:
-      return DecodeScaled(from, n, out);
+      return DecodeScaled(
+          from, n, out, [](uint8_t byte) { return static_cast<float>(static_cast<int8_t>(byte)); });
+    case RowType::kFloat8E4M3:
+      return DecodeScaled(from, n, out, [](uint8_t byte) { return kFloat8.of_byte[byte]; });
   }
 }
 

@@ -18,7 +18,8 @@
 namespace sok {
 namespace {
 
-constexpr RowType kCoded[] = {RowType::kBFloat16, RowType::kFloat16, RowType::kInt8};
+constexpr RowType kCoded[] = {RowType::kBFloat16, RowType::kFloat16, RowType::kInt8,
+                              RowType::kFloat8E4M3};
 
 RowForm FormOf(RowType row, RowType slots = RowType::kFloat32) {
   RowForm form;
@@ -154,6 +155,30 @@ TEST_CASE("numbers of int8 are multiples of the scale, which is a 127th of the g
   }
 }
 
+TEST_CASE("numbers of float8 have 4 bits of significand, down to 2^-17 of the greatest") {
+  std::mt19937_64 rng(TestSeed());
+  for (const int dim : {1, 5, 16, 100}) {
+    const RowCoding coding(FormOf(RowType::kFloat8E4M3), dim, 0);
+    for (uint32_t round = 0; round < 400; ++round) {
+      const int most = static_cast<int>(rng() % 190) - 70;
+      const auto floats = ManyFloats(rng, dim, most - 24, most);
+      double greatest = 0;
+      for (const float x : floats) greatest = std::max(greatest, std::abs(double{x}));
+      // The unit of the least numbers, of a row whose greatest number is at least 128 scales.
+      const double least = std::exp2(std::floor(std::log2(greatest)) - 7 - 9);
+      const auto nearest = Nearest(coding, floats), random = AtRandom(coding, floats, 3, round);
+      for (int j = 0; j < dim; ++j) {
+        const double unit =
+            std::max(std::exp2(std::floor(std::log2(std::abs(double{floats[j]}))) - 3), least);
+        CAPTURE(floats[j]);
+        REQUIRE(std::abs(nearest[j] - floats[j]) <= (unit == least ? unit : unit / 2));
+        // The greatest number of a row, rounded up, may double the unit of the least.
+        REQUIRE(std::abs(random[j] - floats[j]) < (unit == least ? 2 * unit : unit));
+      }
+    }
+  }
+}
+
 TEST_CASE("the mean of random roundings is the number itself") {
   constexpr int kKeys = 20000, kDim = 24;
   std::mt19937_64 rng(TestSeed());
@@ -212,13 +237,17 @@ TEST_CASE("what is not finite stays visible") {
   }
   CHECK(Nearest(RowCoding(FormOf(RowType::kFloat16), 1, 0), {1e5f})[0] == infinity);
   CHECK(AtRandom(RowCoding(FormOf(RowType::kFloat16), 1, 0), {1e5f}, 1, 1)[0] == infinity);
-  const RowCoding coding(FormOf(RowType::kInt8), 4, 0);
-  for (const float x : {infinity, nan}) {
-    for (const float each : Nearest(coding, {x, 1.0f, 2.0f, 3.0f})) CHECK(std::isnan(each));
+  for (const RowType type : {RowType::kInt8, RowType::kFloat8E4M3}) {
+    const RowCoding coding(FormOf(type), 4, 0);
+    for (const float x : {infinity, nan}) {
+      for (const float each : Nearest(coding, {x, 1.0f, 2.0f, 3.0f})) CHECK(std::isnan(each));
+    }
+    const float most = std::numeric_limits<float>::max();
+    for (const float x : {most, -most}) {
+      CHECK(std::isfinite(Nearest(coding, {x, 1.0f, 2.0f, 3.0f})[0]));
+      CHECK(std::isfinite(AtRandom(coding, {x, 1.0f, 2.0f, 3.0f}, 1, 1)[0]));
+    }
   }
-  const float most = std::numeric_limits<float>::max();
-  for (const float x : {most, -most})
-    CHECK(std::isfinite(Nearest(coding, {x, 1.0f, 2.0f, 3.0f})[0]));
 }
 
 TEST_CASE("rows take the bytes of their types, in whole float32") {
@@ -226,6 +255,7 @@ TEST_CASE("rows take the bytes of their types, in whole float32") {
   CHECK(RowCoding(FormOf(RowType::kFloat16, RowType::kBFloat16), 16, 32).bytes() == 96);
   CHECK(RowCoding(FormOf(RowType::kInt8), 16, 0).bytes() == 20);
   CHECK(RowCoding(FormOf(RowType::kInt8), 15, 16).bytes() == 84);
+  CHECK(RowCoding(FormOf(RowType::kFloat8E4M3), 15, 16).bytes() == 84);
   CHECK(RowCoding(FormOf(RowType::kFloat32, RowType::kBFloat16), 3, 3).bytes() == 20);
 }
 
@@ -263,8 +293,9 @@ TEST_CASE("bfloat16 comes out of rows as it does for a lookup in float32") {
 TEST_CASE("names of types") {
   CHECK(Value(RowForm::Make("int8", "bfloat16")).row == RowType::kInt8);
   CHECK(Value(RowForm::Make("float32", "float32")).plain());
-  CHECK(RowForm::Make("int4", "float32").status().message() ==
-        "expected row_dtype to be one of float32, bfloat16, float16, int8, got 'int4'");
+  CHECK(
+      RowForm::Make("int4", "float32").status().message() ==
+      "expected row_dtype to be one of float32, bfloat16, float16, int8, float8_e4m3, got 'int4'");
   CHECK(RowForm::Make("int8", "float16").status().message() ==
         "expected slot_dtype to be one of float32, bfloat16, got 'float16'");
 }

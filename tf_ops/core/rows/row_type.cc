@@ -1,16 +1,16 @@
 #include "core/rows/row_type.h"
 
-#include <initializer_list>
+#include <iterator>
 
 namespace sok {
 namespace {
 
-Result<RowType> Named(const char* what, std::initializer_list<RowType> types,
-                      const std::string& name) {
+// Finds the type of a name among the first `n`.
+Result<RowType> Named(const char* what, size_t n, const std::string& name) {
   std::string known;
-  for (const RowType type : types) {
-    if (name == RowTypeName(type)) return type;
-    known += (known.empty() ? "" : ", ") + std::string(RowTypeName(type));
+  for (size_t i = 0; i < n; ++i) {
+    if (name == kRowTypeNames[i]) return static_cast<RowType>(i);
+    known += (known.empty() ? "" : ", ") + std::string(kRowTypeNames[i]);
   }
   return InvalidArgument(std::string("expected ") + what + " to be one of " + known + ", got '" +
                          name + "'");
@@ -18,24 +18,10 @@ Result<RowType> Named(const char* what, std::initializer_list<RowType> types,
 
 }  // namespace
 
-const char* RowTypeName(RowType type) {
-  switch (type) {
-    case RowType::kBFloat16:
-      return "bfloat16";
-    case RowType::kFloat16:
-      return "float16";
-    case RowType::kInt8:
-      return "int8";
-    default:
-      return "float32";
-  }
-}
-
 Result<RowForm> RowForm::Make(const std::string& row, const std::string& slots) {
-  const auto of_row = Named(
-      "row_dtype", {RowType::kFloat32, RowType::kBFloat16, RowType::kFloat16, RowType::kInt8}, row);
+  const auto of_row = Named("row_dtype", std::size(kRowTypeNames), row);
   if (!of_row.ok()) return of_row.status();
-  const auto of_slots = Named("slot_dtype", {RowType::kFloat32, RowType::kBFloat16}, slots);
+  const auto of_slots = Named("slot_dtype", 2, slots);  // float32 and bfloat16
   if (!of_slots.ok()) return of_slots.status();
   return RowForm{of_row.value(), of_slots.value()};
 }

@@ -8,10 +8,12 @@
 
 namespace sok {
 
-enum class RowType : uint8_t { kFloat32, kBFloat16, kFloat16, kInt8 };
+enum class RowType : uint8_t { kFloat32, kBFloat16, kFloat16, kInt8, kFloat8E4M3 };
 
-// Returns "float32", "bfloat16", "float16" or "int8".
-const char* RowTypeName(RowType type);
+// The names of the types, by their numbers.
+constexpr const char* kRowTypeNames[] = {"float32", "bfloat16", "float16", "int8", "float8_e4m3"};
+
+inline const char* RowTypeName(RowType type) { return kRowTypeNames[static_cast<int>(type)]; }
 
 // The form of a row in memory. Rows are float32 wherever they are anywhere else: in lookups, in
 // the arithmetic of a step, in files.

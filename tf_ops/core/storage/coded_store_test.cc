@@ -291,6 +291,8 @@ constexpr RowForm kForms[] = {{kBf16, kF32, 1},
                               {RowType::kFloat16, kBf16, 4},
                               {RowType::kInt8, kF32, 5},
                               {RowType::kInt8, kBf16, 6},
+                              {RowType::kFloat8E4M3, kF32, 8},
+                              {RowType::kFloat8E4M3, kBf16, 9},
                               {kF32, kBf16, 7}};
 
 TEST_CASE("rows in fewer bytes are what rounding one by one makes, in every shard and thread") {
@@ -326,7 +328,8 @@ TEST_CASE_TEMPLATE("rows on disk have the bits of rows in memory, whatever leave
 TEST_CASE("small steps add up in a row of fewer bytes") {
   const int dim = 16, steps = 4000;
   const float rate = 1e-5f;  // far below half of the last bit of 1.0
-  for (const RowType type : {RowType::kBFloat16, RowType::kFloat16, RowType::kInt8}) {
+  for (const RowType type :
+       {RowType::kBFloat16, RowType::kFloat16, RowType::kInt8, RowType::kFloat8E4M3}) {
     const auto optimizer = Value(MakeRowOptimizer("sgd", {{"learning_rate", rate}}));
     const auto store =
         MakeHashStore(std::make_shared<const RowLayout>(dim, std::vector<Slot>(), RowForm{type}));
