@@ -162,9 +162,6 @@ class Initializer:
     def __init__(self, kind: str, a: float, b: float, seed: int, group: int) -> None: ...
     def fill(self, key: int, out: _Floats) -> None: ...
 
-# number, dim, slot floats, rows, meta as JSON; only the ends of the file are read and checked
-def dump_groups(path: _Path) -> list[tuple[int, int, int, int, str]]: ...
-
 # what names of the rules of sok_embed.kv begin with, and how messages of this module call a rule
 RULE_PREFIX: str
 
@@ -238,19 +235,48 @@ class RowsFileWriter:
         self,
         table: int,
         keys: _Keys,
-        update_nums: NDArray[np.uint32],
-        update_times: NDArray[np.uint32],
+        update_nums: _Counts,
+        update_times: _Counts,
         embeddings: _Floats,
         slots: _Floats,
         dim: int,
         slot_floats: int,
     ) -> None: ...
+    # the rows of a group as they are; returns how many
+    def put_stored(self, table: int, storage: Storage, group: int) -> int: ...
     def put_captures(self, tables: Sequence[int], captures: Sequence[Capture]) -> None: ...
     def put_bytes(self, table: int, kind: int, bytes: NDArray[np.uint8]) -> None: ...
     def put_removed(self, table: int, keys: _Keys) -> None: ...
     # the length and the checksum of the file, which is on the device then
     def finish(self, index: bytes) -> tuple[int, int]: ...
     def close(self) -> None: ...
+
+class DumpReader:
+    """Reads a dump, whose ends are checked at once, and each block when it is read."""
+
+    def __init__(self, path: _Path) -> None: ...
+    # number, dim, slot floats, rows, meta as JSON
+    def groups(self) -> list[tuple[int, int, int, int, str]]: ...
+    # keys, embeddings, slots, update counts and times of the block that begins with a row, 0 or
+    # where the one before has ended; the index is the place of the group in `groups`
+    def read(self, index: int, begin: int) -> tuple[_Keys, _Floats, _Floats, _Counts, _Counts]: ...
+
+class DumpWriter:
+    """Writes a dump, which replaces an older one; without `finish` it leaves nothing behind."""
+
+    def __init__(self, path: _Path) -> None: ...
+    def begin_group(self, group: int, dim: int, slot_floats: int, meta: str) -> None: ...
+    def put_rows(
+        self,
+        keys: _Keys,
+        update_nums: _Counts,
+        update_times: _Counts,
+        embeddings: _Floats,
+        slots: _Floats,
+        dim: int,
+        slot_floats: int,
+    ) -> None: ...
+    def finish(self) -> None: ...
 
 class KeySet:
     def __init__(self) -> None: ...

@@ -37,7 +37,7 @@ def read_dump(path: str | bytes | os.PathLike[Any]) -> Dump:
         FileNotFoundError, PermissionError: From the file system.
     """
     ttl, groups = None, []
-    for number, _, _, rows, text in _core.dump_groups(check_path(path)):
+    for number, _, _, rows, text in _core.DumpReader(check_path(path)).groups():
         meta = json.loads(text)
         ttl = meta.get("ttl", ttl)
         groups.append(group_of(number, meta, rows))

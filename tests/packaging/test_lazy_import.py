@@ -35,7 +35,7 @@ import numpy as np
 import sok_embed
 from sok_embed import admission, checkpoint, cli, communicators, damo, kv
 from sok_embed.checkpoint.files import manifest
-from sok_embed.checkpoint.files import dump_rows, rows_file, step_folders
+from sok_embed.checkpoint.files import rows_file, step_folders
 from sok_embed.files import places
 from sok_embed.serving import rows
 assert "Checkpoint" in dir(checkpoint)

@@ -35,6 +35,7 @@ using KeysIn = Array<const Key>;
 using FloatsIn = Array<const float>;
 using FloatsOut = Array<float>;
 using FlagsOut = Array<uint8_t>;
+using NumbersIn = Array<const int64_t>;
 using NumbersOut = Array<int64_t>;
 
 using NamedNumbers = std::vector<std::pair<std::string, double>>;
@@ -187,6 +188,7 @@ void BindStorage(nb::module_& module);
 void BindTable(nb::module_& module);
 void BindMesh(nb::module_& module);
 void BindRowsFile(nb::module_& module);
+void BindDump(nb::module_& module);
 void BindServedRows(nb::module_& module);
 void BindOptimizer(nb::module_& module);
 void BindInitializer(nb::module_& module);

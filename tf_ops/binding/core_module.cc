@@ -29,5 +29,6 @@ NB_MODULE(_core, module) {
   sok::binding::BindStorage(module);
   sok::binding::BindMesh(module);
   sok::binding::BindRowsFile(module);
+  sok::binding::BindDump(module);
   sok::binding::BindServedRows(module);
 }

@@ -16,6 +16,23 @@ inline void CheckCount(const KeysIn& keys) {
                         std::to_string(keys.size()) + "; pass them in several calls"));
 }
 
+// Returns columns of rows that are to be written, which stay in Python's arrays.
+inline TableContents PieceOf(const KeysIn& keys, const NumbersIn& update_nums,
+                             const NumbersIn& update_times, const FloatsIn& embeddings,
+                             const FloatsIn& slots, int dim, int slot_floats) {
+  const size_t n = keys.size();
+  CheckSize("update_nums", update_nums.size(), n, "one a key");
+  CheckSize("update_times", update_times.size(), n, "one a key");
+  CheckSize("embeddings", embeddings.size(), n * static_cast<size_t>(dim), "dim a key");
+  CheckSize("slots", slots.size(), n * static_cast<size_t>(slot_floats), "slot_floats a key");
+  TableContents piece;
+  piece.n = n;
+  piece.slot_floats = slot_floats;
+  piece.rows = {keys.data(), embeddings.data(), slots.data(), update_nums.data(),
+                update_times.data()};
+  return piece;
+}
+
 // Calls `read(metas)` to read the counters of keys, and copies them to Python's arrays.
 template <typename Read>
 void PutMetadata(const KeysIn& keys, const FlagsOut& exists, const NumbersOut& update_nums,

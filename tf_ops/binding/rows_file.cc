@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "binding/binding.h"
+#include "binding/row_calls.h"
 #include "core/rows/key_set.h"
 
 namespace sok::binding {
 namespace {
 
-using CountersIn = Array<const uint32_t>;
 using BytesIn = Array<const uint8_t>;
 
 // A capture that was handed over; Python may end it before the garbage collector does.
@@ -81,31 +81,15 @@ struct PyRowsFileWriter {
   }
 };
 
-void PutRows(PyRowsFileWriter& self, uint32_t table, const KeysIn& keys, const CountersIn& nums,
-             const CountersIn& times, const FloatsIn& embeddings, const FloatsIn& slots, int dim,
+void PutRows(PyRowsFileWriter& self, uint32_t table, const KeysIn& keys, const NumbersIn& nums,
+             const NumbersIn& times, const FloatsIn& embeddings, const FloatsIn& slots, int dim,
              int slot_floats) {
-  const size_t n = keys.size(), wide = static_cast<size_t>(dim),
-               slot_width = static_cast<size_t>(slot_floats);
-  CheckSize("update_nums", nums.size(), n, "one a key");
-  CheckSize("update_times", times.size(), n, "one a key");
-  CheckSize("embeddings", embeddings.size(), n * wide, "dim a key");
-  CheckSize("slots", slots.size(), n * slot_width, "slot_floats a key");
+  const TableContents piece = PieceOf(keys, nums, times, embeddings, slots, dim, slot_floats);
   RowsFileWriter& writer = self.get();
   Check(Unlocked([&] {
-    for (size_t begin = 0; begin < n;) {
-      const auto room = writer.MakeRoom(dim, slot_floats);
-      if (!room.ok()) return room.status();
-      const CapturedColumns& to = room.value().columns;
-      const size_t count = std::min(room.value().room, n - begin);
-      std::copy_n(keys.data() + begin, count, to.keys);
-      std::copy_n(nums.data() + begin, count, to.update_nums);
-      std::copy_n(times.data() + begin, count, to.update_times);
-      std::copy_n(embeddings.data() + begin * wide, count * wide, to.embeddings);
-      std::copy_n(slots.data() + begin * slot_width, count * slot_width, to.slots);
-      if (Status status = writer.PutRows(table, count); !status.ok()) return status;
-      begin += count;
-    }
-    return Status();
+    RowsBlocks blocks(&writer, table, dim, slot_floats);
+    Status status = blocks.Add(piece);
+    return status.ok() ? blocks.End() : status;
   }));
 }
 
@@ -154,6 +138,14 @@ void BindRowsFile(nb::module_& module) {
            nb::arg("update_nums").noconvert(), nb::arg("update_times").noconvert(),
            nb::arg("embeddings").noconvert(), nb::arg("slots").noconvert(), nb::arg("dim"),
            nb::arg("slot_floats"))
+      .def(
+          "put_stored",
+          [](PyRowsFileWriter& self, uint32_t table, PyStorage& storage, int group) {
+            RowsFileWriter& writer = self.get();
+            return Value(
+                Unlocked([&] { return storage.storage->CopyRows(group, table, &writer); }));
+          },
+          nb::arg("table"), nb::arg("storage"), nb::arg("group"))
       .def("put_captures", PutAllCaptures, nb::arg("tables"), nb::arg("captures"))
       .def(
           "put_bytes",

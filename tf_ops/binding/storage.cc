@@ -12,8 +12,6 @@
 #include "binding/row_calls.h"
 #include "core/base/thread_pool.h"
 #include "core/disk/group_meta.h"
-#include "core/dump/dump_checks.h"
-#include "core/dump/dump_file.h"
 #include "core/storage/storage_folder.h"
 
 namespace sok::binding {
@@ -172,20 +170,6 @@ nb::dict DiskUse(PyStorage& self) {
   return dict;
 }
 
-// Returns what is known of one group of a dump: its number, dim, slot floats, rows and description.
-using DumpedGroup = std::tuple<int, int, int, uint64_t, std::string>;
-
-std::vector<DumpedGroup> DumpGroups(nb::handle given) {
-  const std::string path = ToPath(given);
-  auto reader = Value(Unlocked([&] { return DumpReader::Open(path); }));
-  std::vector<DumpedGroup> groups;
-  for (const DumpGroup& group : reader->groups()) {
-    Check(InGroup(path, group.group, GroupMeta::FromJson(group.meta).status()));
-    groups.emplace_back(group.group, group.dim, group.slot_floats, group.rows, group.meta);
-  }
-  return groups;
-}
-
 void BindContents(nb::class_<PyStorage>& storage) {
   storage
       .def("dump", Dump, nb::arg("path"), nb::arg("group") = -1, nb::arg("min_count") = 0,
@@ -258,7 +242,6 @@ void BindStorage(nb::module_& module) {
                nb::arg("hypers") = NamedNumbers(), nb::arg("reset_slots") = false,
                nb::arg("reset_initializer") = false);
   BindContents(storage);
-  module.def("dump_groups", DumpGroups, nb::arg("path"));
   module.def(
       "holds_storage", [](nb::handle path) { return HoldsStorage(ToPath(path)); }, nb::arg("path"));
   module.def(

@@ -78,6 +78,18 @@ class Rows(NamedTuple):
         """Returns the rows from `begin` to `end`."""
         return Rows._make(column[begin:end] for column in self)
 
+    def for_core(self) -> tuple[Any, ...]:
+        """Returns the columns and their widths as writers of the core take them."""
+        return (
+            _flat(self.keys, np.int64).view(np.uint64),
+            _flat(self.update_nums, np.int64),
+            _flat(self.update_times, np.int64),
+            _flat(self.embeddings, np.float32),
+            _flat(self.slots, np.float32),
+            self.embeddings.shape[1],
+            self.slots.shape[1],
+        )
+
 
 class Block(NamedTuple):
     """A part of a file.
@@ -126,16 +138,11 @@ class RowsWriter:
 
     def put_rows(self, table: int, rows: Rows) -> None:
         """Adds rows, in as many blocks as they need."""
-        self._core.put_rows(
-            table,
-            _flat(rows.keys, np.int64).view(np.uint64),
-            _flat(rows.update_nums, np.uint32),
-            _flat(rows.update_times, np.uint32),
-            _flat(rows.embeddings, np.float32),
-            _flat(rows.slots, np.float32),
-            rows.embeddings.shape[1],
-            rows.slots.shape[1],
-        )
+        self._core.put_rows(table, *rows.for_core())
+
+    def put_stored(self, table: int, storage: _core.Storage, group: int) -> int:
+        """Adds the rows of a group of a storage, as they are now. Returns how many."""
+        return self._core.put_stored(table, storage, group)
 
     def put_captures(self, tables: Sequence[int], captures: Sequence[_core.Capture]) -> None:
         """Adds the rows of captures, and the keys that they have as removed.

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from sok_embed import kv, tf_ops
+from sok_embed import tf_ops
 from sok_embed.binding import _core
-from sok_embed.checkpoint.files.dump_rows import rows_of_dump
 from sok_embed.checkpoint.files.rows_file import Rows
 from sok_embed.checkpoint.files.rows_index import Head
 from sok_embed.tables.base_table import BaseTable, Part
@@ -72,24 +69,6 @@ def head_of(exported: tf_ops.Export | tf_ops.BegunCapture) -> Head:
         int(exported.step_clock),
         tuple(map(float, np.asarray(exported.slot_start))),
     )
-
-
-def stored_rows(storage: kv.Storage | _core.Storage, group: int, scratch: str) -> Iterator[Rows]:
-    """Yields the rows of a group.
-
-    They are read from a dump, since each piece of a view would scan all rows.
-
-    Args:
-        storage: The storage.
-        group: The group.
-        scratch: The path of a file that is written meanwhile.
-    """
-    try:
-        storage.dump(scratch, group=group)
-        yield from rows_of_dump(scratch, group)
-    finally:
-        if os.path.exists(scratch):
-            os.remove(scratch)
 
 
 def calls_of(optimizer: keras.optimizers.Optimizer) -> int:

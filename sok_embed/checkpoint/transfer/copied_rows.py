@@ -7,9 +7,9 @@ import os
 import tensorflow as tf
 
 from sok_embed import kv, tf_ops
-from sok_embed.checkpoint.files.dump_rows import rows_of_dump
 from sok_embed.checkpoint.files.rows_index import Head
 from sok_embed.checkpoint.state.tables import contents_of, read_head
+from sok_embed.checkpoint.tools.conversion.dump import rows_of_group
 from sok_embed.checkpoint.transfer.reading import PartReader
 from sok_embed.files.scratch import ScratchFolder
 from sok_embed.tables.table import Table
@@ -67,7 +67,7 @@ class CopiedRows:
         table.check_restore(contents_of(self._head, table.dim, admission=self._admission))
         self._copy.dump(self._dump, group=self._group)
         own_rows = PartReader(self._part, self._head, "the file")
-        for rows in rows_of_dump(self._dump, self._group):
+        for rows in rows_of_group(self._dump, self._group):
             own_rows.check(rows)
 
     def restore(self) -> None:
@@ -75,7 +75,7 @@ class CopiedRows:
         table = self._table
         table.restore(contents_of(self._head, table.dim, admission=self._admission))
         own_rows = PartReader(self._part, self._head, "the file")
-        for rows in rows_of_dump(self._dump, self._group):
+        for rows in rows_of_group(self._dump, self._group):
             own_rows.add(rows)
         if table.storage is not None:
             table.storage.flush()

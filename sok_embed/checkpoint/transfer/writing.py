@@ -12,7 +12,7 @@ from sok_embed.binding import _core
 from sok_embed.checkpoint.files.names import rows_name
 from sok_embed.checkpoint.files.rows_file import ADMISSION, SKETCH, RowsWriter
 from sok_embed.checkpoint.files.rows_index import Head, entry_of
-from sok_embed.checkpoint.state.tables import LocatedTable, begin_capture, read_head, stored_rows
+from sok_embed.checkpoint.state.tables import LocatedTable, begin_capture, read_head
 from sok_embed.files.records import FileRecord
 from sok_embed.tables.base_table import Part
 from sok_embed.tables.tensors import as_errors
@@ -127,21 +127,15 @@ class RowsCapture:
 
     def _write_stored(self, writer: RowsWriter, number: int) -> None:
         source, group = self._stored[number]
-        is_apart = isinstance(source, str)
-        # The checkpoint of the storage belongs to this worker alone, also if there are several
-        # workers.
-        storage = (
-            _core.Storage(source, None, _CACHE_BYTES, write_through=False, read_only=True)
-            if isinstance(source, str)
-            else source
-        )
-        try:
-            rows = 0
-            for piece in stored_rows(storage, group, f"{self._path}.rows"):
-                writer.put_rows(number, piece)
-                rows += len(piece.keys)
-        finally:
-            if is_apart:
+        if isinstance(source, kv.Storage):
+            rows = writer.put_stored(number, source.ready(), group)
+        else:
+            # The checkpoint of the storage belongs to this worker alone, also if there are several
+            # workers.
+            storage = _core.Storage(source, None, _CACHE_BYTES, write_through=False, read_only=True)
+            try:
+                rows = writer.put_stored(number, storage, group)
+            finally:
                 storage.close()
         self._entries[number] |= {"rows": rows, "size": rows}
 

@@ -94,6 +94,9 @@ class DumpReader {
   // that is not OK, from fn or for a bad block: checksums are compared again. A caller that
   // must change all or nothing calls Verify first.
   Status ForEachPiece(const PieceFn& fn, const DumpProgress& progress = nullptr) const;
+  // Calls fn with the rows of one block, that of group number `index` of groups() which begins with
+  // row `begin`: 0, or where the block before it has ended.
+  Status ReadPiece(size_t index, uint64_t begin, const PieceFn& fn) const;
 
  private:
   explicit DumpReader(std::unique_ptr<InputFile> file) : file_(std::move(file)) {}
@@ -102,7 +105,7 @@ class DumpReader {
   Status ParseIndex(const char* index, uint64_t bytes, uint64_t offset);
   Status CheckLengths(uint64_t index_offset) const;
   struct Block;
-  Status ReadBlock(const DumpGroup& group, uint64_t offset, uint64_t rows, char* block) const;
+  Status ReadBlock(const DumpGroup& group, uint64_t offset, uint64_t rows, Block* block) const;
 
   std::unique_ptr<InputFile> file_;
   std::vector<DumpGroup> groups_;

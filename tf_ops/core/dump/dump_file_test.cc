@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <random>
 
 #include "core/base/test_folder.h"
@@ -24,9 +25,25 @@ void CheckGroups(const std::vector<DumpGroup>& read, const std::vector<TestGroup
   }
 }
 
-void CheckRows(const DumpReader& reader, const std::vector<TestGroup>& written) {
+// Reads a dump block by block.
+Status ReadPieces(const DumpReader& reader, const PieceFn& fn) {
+  for (size_t i = 0; i < reader.groups().size(); ++i) {
+    size_t n = 0;
+    for (uint64_t begin = 0; begin < reader.groups()[i].rows; begin += n) {
+      const Status status = reader.ReadPiece(i, begin, [&](int group, const TableContents& piece) {
+        n = piece.n;
+        return fn(group, piece);
+      });
+      if (!status.ok()) return status;
+    }
+  }
+  return Status();
+}
+
+void CheckWalk(const std::function<Status(const PieceFn&)>& walk,
+               const std::vector<TestGroup>& written) {
   size_t group = 0, row = 0, different = 0;
-  const Status status = reader.ForEachPiece([&](int of, const TableContents& piece) {
+  const Status status = walk([&](int of, const TableContents& piece) {
     while (row == written[group].rows.size()) ++group, row = 0;
     CHECK(of == written[group].group.group);
     const size_t dim = written[group].group.dim, slot_floats = written[group].group.slot_floats;
@@ -53,6 +70,11 @@ void CheckRows(const DumpReader& reader, const std::vector<TestGroup>& written) 
   CHECK(different == 0);
   while (group < written.size() && row == written[group].rows.size()) ++group, row = 0;
   CHECK(group == written.size());
+}
+
+void CheckRows(const DumpReader& reader, const std::vector<TestGroup>& written) {
+  CheckWalk([&](const PieceFn& fn) { return reader.ForEachPiece(fn); }, written);
+  CheckWalk([&](const PieceFn& fn) { return ReadPieces(reader, fn); }, written);
 }
 
 void CheckRoundTrip(const std::vector<TestGroup>& groups) {

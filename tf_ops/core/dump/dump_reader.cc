@@ -25,6 +25,20 @@ Status CompareChecksum(const std::string& path, uint64_t offset, const char* byt
                  "others");
 }
 
+// Returns the rows of the block that begins with a row of a group.
+uint64_t RowsOfBlock(const DumpGroup& group, uint64_t begin) {
+  return std::min(group.rows - begin,
+                  dump::RowsPerBlock(dump::RowBytes(group.dim, group.slot_floats)));
+}
+
+// Returns the bytes of the blocks of the first rows of a group.
+uint64_t BlockBytes(const DumpGroup& group, uint64_t rows) {
+  const uint64_t row_bytes = dump::RowBytes(group.dim, group.slot_floats);
+  const uint64_t per_block = dump::RowsPerBlock(row_bytes);
+  const uint64_t blocks = rows / per_block + (rows % per_block != 0);
+  return rows * row_bytes + blocks * dump::kBlockFrameBytes;
+}
+
 Status Foreign(const InputFile& file) {
   const std::string sentence =
       "Expected a sok-embed dump, which starts with 'SOKDUMP'. Received: " + file.path() +
@@ -142,16 +156,13 @@ Status DumpReader::ParseIndex(const char* index, uint64_t bytes, uint64_t offset
 Status DumpReader::CheckLengths(uint64_t index_offset) const {
   uint64_t left = index_offset - dump::kHeaderBytes;
   for (const DumpGroup& group : groups_) {
-    const uint64_t row_bytes = dump::RowBytes(group.dim, group.slot_floats);
-    const uint64_t per_block = dump::RowsPerBlock(row_bytes);
-    const uint64_t blocks = group.rows / per_block + (group.rows % per_block != 0);
-    if (group.rows > left / row_bytes ||
-        group.rows * row_bytes + blocks * dump::kBlockFrameBytes > left) {
+    if (group.rows > left / dump::RowBytes(group.dim, group.slot_floats) ||
+        BlockBytes(group, group.rows) > left) {
       return Damaged(file_->path(), index_offset - left,
                      std::to_string(group.rows) + " rows of group " + std::to_string(group.group),
                      std::to_string(left) + " bytes, which are too few");
     }
-    left -= group.rows * row_bytes + blocks * dump::kBlockFrameBytes;
+    left -= BlockBytes(group, group.rows);
   }
   if (left == 0) return Status();
   return Damaged(file_->path(), index_offset - left, "the index after the last row",
@@ -162,29 +173,6 @@ uint64_t DumpReader::rows() const {
   uint64_t rows = 0;
   for (const DumpGroup& group : groups_) rows += group.rows;
   return rows;
-}
-
-Status DumpReader::ReadBlock(const DumpGroup& group, uint64_t offset, uint64_t rows,
-                             char* block) const {
-  const uint64_t payload = rows * dump::RowBytes(group.dim, group.slot_floats);
-  SOK_RETURN_IF_ERROR(file_->ReadAt(offset, block, payload + dump::kBlockFrameBytes));
-  SOK_RETURN_IF_ERROR(
-      CompareChecksum(file_->path(), offset, block, dump::kBlockHeadBytes + payload));
-  const auto told_group = dump::Load<uint32_t>(block);
-  const auto told_rows = dump::Load<uint32_t>(block + 4);
-  const auto told_payload = dump::Load<uint64_t>(block + 8);
-  if (told_group == static_cast<uint32_t>(group.group) && told_rows == rows &&
-      told_payload == payload) {
-    return Status();
-  }
-  return Damaged(
-      file_->path(), offset,
-      "a block of " + std::to_string(rows) + " rows of group " + std::to_string(group.group),
-      std::to_string(told_rows) + " rows of group " + std::to_string(told_group));
-}
-
-Status DumpReader::Verify(const DumpProgress& progress) const {
-  return ForEachPiece([](int, const TableContents&) { return Status(); }, progress);
 }
 
 // A block: its bytes in the file, and its columns as TableContents.
@@ -218,29 +206,57 @@ struct DumpReader::Block {
   TableContents piece;
 };
 
+Status DumpReader::ReadBlock(const DumpGroup& group, uint64_t offset, uint64_t rows,
+                             Block* block) const {
+  const uint64_t payload = rows * dump::RowBytes(group.dim, group.slot_floats);
+  const uint64_t bytes = payload + dump::kBlockFrameBytes;
+  if (!block->bytes.Reserve(bytes)) return OutOfMemory(bytes, file_->path());
+  char* const data = block->bytes.data();
+  SOK_RETURN_IF_ERROR(file_->ReadAt(offset, data, bytes));
+  SOK_RETURN_IF_ERROR(
+      CompareChecksum(file_->path(), offset, data, dump::kBlockHeadBytes + payload));
+  const auto told_group = dump::Load<uint32_t>(data);
+  const auto told_rows = dump::Load<uint32_t>(data + 4);
+  const auto told_payload = dump::Load<uint64_t>(data + 8);
+  if (told_group != static_cast<uint32_t>(group.group) || told_rows != rows ||
+      told_payload != payload) {
+    return Damaged(
+        file_->path(), offset,
+        "a block of " + std::to_string(rows) + " rows of group " + std::to_string(group.group),
+        std::to_string(told_rows) + " rows of group " + std::to_string(told_group));
+  }
+  return OrNoMemory([&] {
+    block->Spread(group, data + dump::kBlockHeadBytes, rows);
+    return Status();
+  });
+}
+
+Status DumpReader::Verify(const DumpProgress& progress) const {
+  return ForEachPiece([](int, const TableContents&) { return Status(); }, progress);
+}
+
 Status DumpReader::ForEachPiece(const PieceFn& fn, const DumpProgress& progress) const {
   Block block;
   uint64_t offset = dump::kHeaderBytes;
   for (const DumpGroup& group : groups_) {
-    const uint64_t row_bytes = dump::RowBytes(group.dim, group.slot_floats);
-    const uint64_t per_block = dump::RowsPerBlock(row_bytes);
-    for (uint64_t left = group.rows; left > 0;) {
-      const uint64_t n = std::min(left, per_block);
-      const uint64_t bytes = n * row_bytes + dump::kBlockFrameBytes;
-      if (!block.bytes.Reserve(bytes)) return OutOfMemory(bytes, file_->path());
-      SOK_RETURN_IF_ERROR(ReadBlock(group, offset, n, block.bytes.data()));
-      Status status = OrNoMemory([&] {
-        block.Spread(group, block.bytes.data() + dump::kBlockHeadBytes, n);
-        return Status();
-      });
-      if (status.ok()) status = fn(group.group, block.piece);
-      offset += bytes;
-      left -= n;
-      if (status.ok()) status = dump::Report(progress, offset, file_->bytes(), file_->path());
-      if (!status.ok()) return status;
+    for (uint64_t begin = 0; begin < group.rows; begin += block.piece.n) {
+      const uint64_t rows = RowsOfBlock(group, begin);
+      SOK_RETURN_IF_ERROR(ReadBlock(group, offset, rows, &block));
+      SOK_RETURN_IF_ERROR(fn(group.group, block.piece));
+      offset += BlockBytes(group, rows);
+      SOK_RETURN_IF_ERROR(dump::Report(progress, offset, file_->bytes(), file_->path()));
     }
   }
   return dump::Report(progress, file_->bytes(), file_->bytes(), file_->path());
+}
+
+Status DumpReader::ReadPiece(size_t index, uint64_t begin, const PieceFn& fn) const {
+  const DumpGroup& group = groups_.at(index);
+  uint64_t offset = dump::kHeaderBytes + BlockBytes(group, begin);
+  for (size_t i = 0; i < index; ++i) offset += BlockBytes(groups_[i], groups_[i].rows);
+  Block block;
+  SOK_RETURN_IF_ERROR(ReadBlock(group, offset, RowsOfBlock(group, begin), &block));
+  return fn(group.group, block.piece);
 }
 
 }  // namespace sok

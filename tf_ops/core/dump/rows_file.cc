@@ -162,6 +162,34 @@ Result<RowsFileWriter::Summary> RowsFileWriter::Finish(const std::string& index)
   return Summary{file_.bytes(), Checksum(pieces_.data(), pieces_.size(), file_.bytes())};
 }
 
+Status RowsBlocks::Add(const TableContents& piece) {
+  const RowColumns& from = piece.rows;
+  const size_t dim = dim_, slots = slot_floats_;
+  for (size_t begin = 0; begin < piece.n;) {
+    if (filled_ == 0) {
+      SOK_ASSIGN_OR_RETURN(room_, writer_->MakeRoom(dim_, slot_floats_));
+    }
+    const CapturedColumns& to = room_.columns;
+    const size_t n = std::min(room_.room - filled_, piece.n - begin);
+    std::copy_n(from.keys + begin, n, to.keys + filled_);
+    std::copy_n(from.update_nums + begin, n, to.update_nums + filled_);
+    std::copy_n(from.update_times + begin, n, to.update_times + filled_);
+    std::copy_n(from.embeddings + begin * dim, n * dim, to.embeddings + filled_ * dim);
+    std::copy_n(from.slots + begin * slots, n * slots, to.slots + filled_ * slots);
+    begin += n;
+    filled_ += n;
+    if (filled_ == room_.room) SOK_RETURN_IF_ERROR(End());
+  }
+  return Status();
+}
+
+Status RowsBlocks::End() {
+  if (filled_ == 0) return Status();
+  const size_t n = filled_;
+  filled_ = 0;
+  return writer_->PutRows(table_, n);
+}
+
 Status PutCaptures(const std::vector<NumberedCapture>& captures, RowsFileWriter* writer) {
   const CaptureBudget& budget = CaptureBudget::OfProcess();
   std::vector<uint64_t> written(captures.size(), 0);

@@ -21,6 +21,7 @@
 #include "core/base/status.h"
 #include "core/rows/row_capture.h"
 #include "core/tables/table_capture.h"
+#include "core/tables/table_contents.h"
 
 namespace sok {
 
@@ -78,6 +79,25 @@ class RowsFileWriter {
   size_t room_ = 0;  // rows that the block has room for
   RunningChecksum piece_;
   std::string pieces_;  // checksums of whole pieces
+};
+
+// Writes rows of a table, which come some at a time, in full blocks.
+class RowsBlocks {
+ public:
+  // Nothing else may be written until End.
+  RowsBlocks(RowsFileWriter* writer, uint32_t table, int dim, int slot_floats)
+      : writer_(writer), table_(table), dim_(dim), slot_floats_(slot_floats) {}
+  // The piece has all columns, slots only if the table has them.
+  Status Add(const TableContents& piece);
+  // Writes the last block.
+  Status End();
+
+ private:
+  RowsFileWriter* const writer_;
+  const uint32_t table_;
+  const int dim_, slot_floats_;
+  RowsFileWriter::Room room_{};
+  size_t filled_ = 0;  // rows of the room
 };
 
 // A capture and the number of its table in the file.

@@ -23,7 +23,7 @@
 
 namespace sok {
 
-class DumpWriter;
+class RowsFileWriter;
 
 struct StorageOptions {
   std::string path;
@@ -159,6 +159,9 @@ class Storage : public std::enable_shared_from_this<Storage> {
   Result<uint64_t> Load(const std::string& path, const DumpProgress& progress);
   // Does the same with a dump of Damo-Embedding, whose rows have no slots.
   Result<uint64_t> LoadDamo(const std::string& path, const DumpProgress& progress);
+  // Writes the rows of a group into a file of a checkpoint, as those of the table with this number
+  // in the file. Returns how many.
+  Result<uint64_t> CopyRows(int group, uint32_t table, RowsFileWriter* writer);
 
   Result<std::vector<GroupInfo>> Groups();
   Result<GroupSurvey> Survey(int group);
@@ -285,10 +288,12 @@ class Storage : public std::enable_shared_from_this<Storage> {
   Status FreezeAndPublish(StorageCore::Alone* gate);
   Status SettleAtRest();
   Result<std::map<int, GroupMeta>> GroupsAtRest() const;
-  // Writes a group, and its rows that pass the filter; returns how many these are. Calls `see` for
-  // each row of the group, and returns its error.
-  Result<uint64_t> DumpGroupTo(DumpWriter* writer, int number, const GroupMeta& meta,
-                               const DumpFilter& filter, const std::function<Status()>& see) const;
+  // Calls fn with each row of a group that passes the filter, as a piece of one row; returns how
+  // many these are. `see`, if it is not null, is called for each row of the group. Returns the
+  // first error of either.
+  Result<uint64_t> ForEachRow(int number, const GroupMeta& meta, const DumpFilter& filter,
+                              const std::function<Status()>& see,
+                              const std::function<Status(const TableContents&)>& fn) const;
   // One group of a file that is being loaded.
   struct Arrival {
     int group;

@@ -8,6 +8,7 @@
 #include "core/dump/damo_dump.h"
 #include "core/dump/dump_checks.h"
 #include "core/dump/dump_file.h"
+#include "core/dump/rows_file.h"
 #include "core/storage/checkpoint_place.h"
 #include "core/storage/storage.h"
 #include "core/storage/storage_count.h"
@@ -55,7 +56,10 @@ Result<uint64_t> Storage::Dump(const std::string& path, const DumpFilter& filter
   const auto see = [&] { return seen++ % kReportRows == 0 ? report() : Status(); };
   for (const auto& [number, meta] : groups) {
     if (filter.group >= 0 && filter.group != number) continue;
-    SOK_ASSIGN_OR_RETURN(const auto rows, DumpGroupTo(writer.get(), number, meta, filter, see));
+    const int slot_floats = LayoutOf(meta).slot_floats();
+    SOK_RETURN_IF_ERROR(writer->BeginGroup({number, meta.dim, meta.ToJson(ttl()), slot_floats, 0}));
+    const auto add = [&](const TableContents& row) { return writer->AddRows(row); };
+    SOK_ASSIGN_OR_RETURN(const auto rows, ForEachRow(number, meta, filter, see, add));
     written += rows;
   }
   SOK_RETURN_IF_ERROR(report());
@@ -63,9 +67,25 @@ Result<uint64_t> Storage::Dump(const std::string& path, const DumpFilter& filter
   return written;
 }
 
-Result<uint64_t> Storage::DumpGroupTo(DumpWriter* writer, int number, const GroupMeta& meta,
-                                      const DumpFilter& filter,
-                                      const std::function<Status()>& see) const {
+Result<uint64_t> Storage::CopyRows(int group, uint32_t table, RowsFileWriter* writer) {
+  std::lock_guard<std::mutex> guard(mu_);
+  const auto gate = core_->TakeAlone();
+  SOK_RETURN_IF_ERROR(Ready());
+  SOK_ASSIGN_OR_RETURN(const auto groups, GroupsAtRest());
+  const auto found = groups.find(group);
+  if (found == groups.end()) return NoGroup(group);
+  SOK_RETURN_IF_ERROR(SettleAtRest());
+  const GroupMeta& meta = found->second;
+  RowsBlocks blocks(writer, table, meta.dim, LayoutOf(meta).slot_floats());
+  const auto add = [&](const TableContents& row) { return blocks.Add(row); };
+  SOK_ASSIGN_OR_RETURN(const auto rows, ForEachRow(group, meta, DumpFilter(), nullptr, add));
+  SOK_RETURN_IF_ERROR(blocks.End());
+  return rows;
+}
+
+Result<uint64_t> Storage::ForEachRow(int number, const GroupMeta& meta, const DumpFilter& filter,
+                                     const std::function<Status()>& see,
+                                     const std::function<Status(const TableContents&)>& fn) const {
   const uint32_t now = core_->expiry->Now();
   const RowLayout layout = LayoutOf(meta);
   const size_t dim = meta.dim;
@@ -78,10 +98,8 @@ Result<uint64_t> Storage::DumpGroupTo(DumpWriter* writer, int number, const Grou
   piece.rows = {&key, floats.data(), floats.data() + dim, &update_num, &update_time};
   uint64_t written = 0;
   SOK_RETURN_IF_ERROR(
-      writer->BeginGroup({number, meta.dim, meta.ToJson(ttl()), piece.slot_floats, 0}));
-  SOK_RETURN_IF_ERROR(
       core_->database->ForEach(number, [&](int, Key of_row, std::string_view bytes) {
-        SOK_RETURN_IF_ERROR(see());
+        if (see) SOK_RETURN_IF_ERROR(see());
         RowValue value;
         if (!value.Parse(bytes, layout)) return DamagedRow(number, of_row, this->path());
         const RowMeta& row = value.header.meta;
@@ -94,7 +112,7 @@ Result<uint64_t> Storage::DumpGroupTo(DumpWriter* writer, int number, const Grou
         update_num = row.update_num;
         update_time = row.update_time;
         ++written;
-        return writer->AddRows(piece);
+        return fn(piece);
       }));
   return written;
 }

@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from sok_embed.binding import _core
-from sok_embed.checkpoint.files.dump_rows import BLOCK, HEADER_BYTES, MOST_BYTES, rows_of_dump
 from sok_embed.checkpoint.files.rows_file import Rows
-from sok_embed.checkpoint.files.rows_index import row_bytes
-from sok_embed.checkpoint.tools.conversion.tables import (
-    Head,
-    Moving,
-    head_of_group,
-    in_pieces,
-)
-from sok_embed.files.records import checksum
+from sok_embed.checkpoint.tools.conversion.tables import Head, Moving, head_of_group
 from sok_embed.kv import GROUPS
 
-_HEADER = struct.Struct("<8sII")
-_GROUP = struct.Struct("<IIIIQ")
-_FOOTER = struct.Struct("<QQQ")
-_FOOTER_BYTES = 40
 _UINT64 = 2**64
 
 
@@ -75,51 +61,17 @@ def write_dump(path: str, tables: Sequence[Moving], groups: Sequence[int]) -> in
     """
     for table in tables:
         check_seconds(table.head)
-    with open(path, "xb", buffering=1 << 20) as file:
-        file.write(_with_checksum(_HEADER.pack(b"SOKDUMP\n", 1, HEADER_BYTES), 0))
-        index = [struct.pack("<I", len(tables))]
-        total = 0
-        for group, table in sorted(zip(groups, tables, strict=True), key=lambda each: each[0]):
-            head = table.head
-            number = _write_group(file, group, head, table.pieces())
-            meta = json.dumps(_meta(head, number)).encode()
-            index += [_GROUP.pack(group, head.dim, head.slot_floats, len(meta), number), meta]
-            total += number
-        offset = file.tell()
-        end = b"".join(index)
-        end += _FOOTER.pack(offset, offset + len(end) + _FOOTER_BYTES, total)
-        file.write(_with_checksum(end, offset) + b"SOKDEND\n")
-        file.flush()
-        os.fsync(file.fileno())
-    return total
+    writer = _core.DumpWriter(path)
+    for group, table in sorted(zip(groups, tables, strict=True), key=lambda each: each[0]):
+        head = table.head
+        writer.begin_group(group, head.dim, head.slot_floats, json.dumps(_meta(head)))
+        for rows in table.pieces():
+            writer.put_rows(*rows.for_core())
+    writer.finish()
+    return sum(table.head.rows for table in tables)
 
 
-def _with_checksum(data: bytes, offset: int) -> bytes:
-    return data + checksum(data, offset).to_bytes(8, "little")
-
-
-def _write_group(file: Any, group: int, head: Head, pieces: Iterable[Rows]) -> int:
-    number = 0
-    most = max(1, MOST_BYTES // row_bytes(head.dim, head.slot_floats))
-    for rows in in_pieces(pieces, most):
-        n = len(rows.keys)
-        floats = np.concatenate([rows.embeddings, rows.slots], axis=1)
-        payload = b"".join(
-            column.tobytes()
-            for column in (
-                rows.keys,
-                rows.update_nums.astype(np.uint32),
-                rows.update_times.astype(np.uint32),
-                floats,
-            )
-        )
-        block = BLOCK.pack(group, n, len(payload)) + payload
-        file.write(_with_checksum(block, file.tell()))
-        number += n
-    return number
-
-
-def _meta(head: Head, rows: int) -> dict[str, Any]:
+def _meta(head: Head) -> dict[str, Any]:
     """Returns the description of a group as a storage writes it; storages ignore the name."""
     initializer = {"kind": "", "a": 0.0, "b": 0.0, "seed": 0, **head.initializer}
     return {
@@ -130,7 +82,7 @@ def _meta(head: Head, rows: int) -> dict[str, Any]:
         "slots": head.slots,
         "steps": head.steps,
         "layout": 0,
-        "rows": rows,
+        "rows": head.rows,
         "counted_at": 0,
         "ttl": head.ttl,
         "name": head.name,
@@ -144,7 +96,34 @@ def dump_tables(path: str) -> list[Moving]:
         CorruptionError: For a damaged file.
         ValueError: For another kind of file.
     """
+    reader = _core.DumpReader(path)
     return [
-        Moving(head_of_group(path, *group), partial(rows_of_dump, path, group[0]))
-        for group in _core.dump_groups(path)
+        Moving(head_of_group(path, *group), partial(_rows, reader, index))
+        for index, group in enumerate(reader.groups())
     ]
+
+
+def rows_of_group(path: str, group: int) -> Iterator[Rows]:
+    """Yields the rows of a group of a dump, which are checked when they are read.
+
+    Raises:
+        CorruptionError: For a damaged file.
+    """
+    reader = _core.DumpReader(path)
+    return _rows(reader, [number for number, *_ in reader.groups()].index(group))
+
+
+def _rows(reader: _core.DumpReader, index: int) -> Iterator[Rows]:
+    _, dim, slot_floats, count, _ = reader.groups()[index]
+    begin = 0
+    while begin < count:
+        keys, embeddings, slots, update_nums, update_times = reader.read(index, begin)
+        n = len(keys)
+        yield Rows(
+            keys.view(np.int64),
+            embeddings.reshape(n, dim),
+            slots.reshape(n, slot_floats),
+            update_nums,
+            update_times,
+        )
+        begin += n
