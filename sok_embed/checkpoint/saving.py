@@ -18,8 +18,8 @@ import tensorflow as tf
 from sok_embed import communicators, kv
 from sok_embed.arguments import refuse_url
 from sok_embed.checkpoint.state.tables import LocatedTable, find, step_of
-from sok_embed.checkpoint.transfer.pieces import records_of, write_rows
-from sok_embed.checkpoint.transfer.whole_tables import WholeTables
+from sok_embed.checkpoint.transfer.whole_tables import whole_contents
+from sok_embed.checkpoint.transfer.worker_rows import WorkerRows, records_of, write_rows
 from sok_embed.communicators.agreement import Agreement, check_same, number_of_text
 from sok_embed.files.records import FileRecord
 from sok_embed.files.scratch import locked_folder, remove_leftovers, work_folder
@@ -142,8 +142,8 @@ def save_whole(
             storages = [each for each in storages_of(model) if copy_storages or each._is_copy]
             with storage_copies.kept_beside(target, storages):
                 if records:
-                    tables = WholeTables(work, records, number, hosts)
-                    with contents.of_all_workers(functools.partial(_fitting_contents, tables)):
+                    rows = WorkerRows(work, records, number, hosts)
+                    with contents.of_all_workers(functools.partial(_fitting_contents, rows)):
                         write(temporary)
                 else:
                     write(temporary)
@@ -203,9 +203,9 @@ def tables_of_one_file(model: keras.Model) -> list[LocatedTable]:
     return hosts
 
 
-def _fitting_contents(tables: WholeTables, table: Any) -> Any:
+def _fitting_contents(rows: WorkerRows, table: Any) -> Any:
     """Returns the rows of all workers in a table. Warns if one worker could not hold them."""
-    whole = tables.contents(table)
+    whole = whole_contents(rows, table)
     limit = table.parts[0].max_rows
     keys = whole.parts[0].keys
     needed = len(keys)

@@ -8,7 +8,7 @@ import os
 import secrets
 import shutil
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from sok_embed import communicators
 from sok_embed.binding import _core
-from sok_embed.checkpoint.files.rows_file import RowsReader, RowsWriter
+from sok_embed.checkpoint.files.rows_file import RowsWriter
 from sok_embed.checkpoint.state.tables import begin_capture, step_of
-from sok_embed.checkpoint.transfer.pieces import readers_of, records_of, write_file
 from sok_embed.checkpoint.transfer.saves import is_writing, wait_for_writers
+from sok_embed.checkpoint.transfer.worker_rows import WorkerRows, records_of, write_file
 from sok_embed.communicators.agreement import Agreement, check_same
 from sok_embed.files.forks import HeldFile, check_process
 from sok_embed.files.scratch import ScratchFolder, locked_folder, remove_leftovers, work_folder
@@ -32,7 +32,7 @@ from sok_embed.serving.loaded_export import LoadedExport
 from sok_embed.serving.moments import Moment
 from sok_embed.serving.published_model import check_adapted, matched_parts, matched_weights
 from sok_embed.serving.versions import export_folder, export_numbers
-from sok_embed.serving.worker_parts import PartWriter, batches_of, gone_of
+from sok_embed.serving.workers_export import PartWriter
 from sok_embed.tables.base_table import Part
 from sok_embed.tables.row_batches import Batch
 
@@ -188,7 +188,7 @@ class Publisher:
             def finish() -> None:
                 if agreement.size > 1:
                     records = records_of([each[1:] for each in told], drawn)
-                    self._join(delta, readers_of(folder, records, drawn))
+                    self._join(delta, WorkerRows(folder, records, drawn))
                 self._finish(delta, moment, steps[0])
 
             agreement.first_alone("write the delta", finish)
@@ -231,12 +231,12 @@ class Publisher:
         stack.callback(lock.close)
         return folder
 
-    def _join(self, writer: DeltaWriter, readers: Sequence[RowsReader]) -> None:
+    def _join(self, writer: DeltaWriter, changes: WorkerRows) -> None:
         """Writes the changes of all workers."""
         for i in range(len(self._parts)):
-            writer.put_rows(i, batches_of(readers, i))
-            if len(gone := gone_of(readers, i)):
-                writer.put_gone(i, gone)
+            writer.put_rows(i, ((rows.keys, rows.embeddings) for rows in changes.rows(i)))
+            if len(gone := changes.removed(i)):
+                writer.put_gone(i, gone.view(np.uint64))
 
     def _finish(self, writer: DeltaWriter, moment: Moment, step: int) -> None:
         """Completes the delta, if anything has changed."""

@@ -18,16 +18,19 @@ from sok_embed.communicators.agreement import Agreement
 from sok_embed.keras_bridge.private_state import takes_training
 from sok_embed.serving.adapted_layers import adapted_layers
 from sok_embed.serving.adaptive_rows import AdaptiveRows
+from sok_embed.serving.checkpoint_rows import CheckpointRows
 from sok_embed.serving.exporting import serving_function
 from sok_embed.serving.held_rows import HeldRows
 from sok_embed.serving.moments import Moment
-from sok_embed.serving.saved_rows import Checkpointed
 from sok_embed.serving.stock_rows import DenseRows, stock_rows
 from sok_embed.serving.table_files import TableFiles
 from sok_embed.serving.versions import root_of, write_version
 from sok_embed.serving.weight_names import names_of
-from sok_embed.serving.worker_parts import WrittenTables
-from sok_embed.serving.workers_export import export_of_workers, written_by_first
+from sok_embed.serving.workers_export import (
+    WrittenTables,
+    export_of_workers,
+    written_by_first,
+)
 from sok_embed.tables.adaptive_table import AdaptiveTable
 from sok_embed.tables.owned_resource import OwnedResource
 from sok_embed.tables.table import Table
@@ -143,7 +146,7 @@ def export(
     compiled = source is not None
     built = agreement.together("load the model", lambda: _model(model, compiled))
 
-    def written(rows: Checkpointed | WrittenTables | None, moment: Moment) -> str:
+    def written(rows: CheckpointRows | WrittenTables | None, moment: Moment) -> str:
         def write(folder: str) -> None:
             work = os.path.join(folder, "rows")
             os.mkdir(work)
@@ -159,7 +162,7 @@ def export(
 
     def of_checkpoint() -> str:
         assert source is not None
-        checkpoint = Checkpointed(built, source)
+        checkpoint = CheckpointRows(built, source)
         with contextlib.closing(checkpoint), checkpoint.dense_weights():
             return written(checkpoint, Moment(built))
 
@@ -209,7 +212,7 @@ class _Tables:
         model: keras.Model,
         options: _Options,
         folder: str,
-        rows: Checkpointed | WrittenTables | None,
+        rows: CheckpointRows | WrittenTables | None,
     ) -> None:
         self._options = options
         self.files = TableFiles(folder, options.dtype)
@@ -220,7 +223,7 @@ class _Tables:
             self._rows = sum(table.size() for table in tables)
             self._held: Callable[..., HeldRows] = HeldRows
         else:
-            self._rows, self._held = rows.size(), rows.rows
+            self._rows, self._held = rows.size(), rows.held
         self._done = 0
 
     def __call__(self, table: Any) -> Any:

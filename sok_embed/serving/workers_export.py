@@ -6,23 +6,87 @@ import contextlib
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import keras
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
-from sok_embed.checkpoint.files.rows_file import RowsWriter
+from sok_embed.checkpoint.files.rows_file import Rows, RowsWriter
+from sok_embed.checkpoint.files.rows_index import Head, entry_of
 from sok_embed.checkpoint.state.tables import LocatedTable, find, step_of
-from sok_embed.checkpoint.transfer.pieces import readers_of, records_of, write_file
+from sok_embed.checkpoint.transfer.worker_rows import WorkerRows, records_of, write_file
 from sok_embed.communicators.agreement import Agreement, check_same, number_of_text
 from sok_embed.files.records import FileRecord
 from sok_embed.files.scratch import locked_folder, remove_leftovers, work_folder
+from sok_embed.serving.delta_files import Batches
+from sok_embed.serving.held_rows import Elsewhere, HeldRows, Piece
 from sok_embed.serving.moments import Moment
 from sok_embed.serving.versions import made_root, root_of
-from sok_embed.serving.worker_parts import WrittenTables, put_own_rows
+from sok_embed.tables.base_table import Part
 
 _NAME = "export"  # begins the name of the folder in which workers put their rows
+
+
+class PartWriter:
+    """Writes what one of several workers has of an export or a delta, as `DeltaWriter` writes all.
+
+    Args:
+        writer: The file of the worker, in which rows have no slots.
+        parts: The parts of all tables, on this worker.
+
+    Attributes:
+        entries: The entry of each part for the index of the file.
+    """
+
+    def __init__(self, writer: RowsWriter, parts: Sequence[Part]) -> None:
+        self._writer = writer
+        self.entries: list[dict[str, Any]] = [
+            entry_of(part.table.name, "rows", part.table.dim, Head()) | {"whole": False}
+            for part in parts
+        ]
+
+    def put_rows(self, table: int, batches: Batches) -> None:
+        """Writes rows of a table."""
+        for keys, vectors in batches:
+            counts = np.zeros(len(keys), np.int64)
+            slots = np.empty([len(keys), 0], np.float32)
+            self._writer.put_rows(table, Rows(keys.view(np.int64), vectors, slots, counts, counts))
+            self.entries[table]["rows"] += len(keys)
+
+    def put_gone(self, table: int, keys: npt.NDArray[np.uint64]) -> None:
+        """Writes keys of a table that have no row any more."""
+        self._writer.put_removed(table, keys.view(np.int64))
+        self.entries[table]["removed"] = len(keys)
+
+
+class WrittenTables(WorkerRows):
+    """The rows that all workers have written for an export."""
+
+    def size(self) -> int:
+        """Returns the number of rows of all tables that belong to one key."""
+        return sum(
+            self._count(number) for (_, name), number in self._numbers.items() if name != "static"
+        )
+
+    def held(
+        self, part: Part, min_count: int = 0, taken: Callable[[int], None] | None = None
+    ) -> HeldRows:
+        """Returns the rows of a part; the arguments are those of `HeldRows`."""
+        number = self.number_of(part)
+        elsewhere = Elsewhere(self._count(number), partial(self._pieces, number))
+        return HeldRows(part, min_count, taken, elsewhere)
+
+    def _count(self, number: int) -> int:
+        return sum(entry["size"] for entry in self.entries(number))
+
+    def _pieces(self, number: int) -> Iterator[Piece]:
+        for rows in self.rows(number):
+            # No other rows were written.
+            yield rows.keys, rows.embeddings, np.ones(len(rows.keys), np.bool_)
 
 
 def export_of_workers(
@@ -80,9 +144,15 @@ def export_of_workers(
         moment = agreement.together("look at the model", lambda: Moment(model))
 
         def put(writer: RowsWriter) -> list[dict[str, Any]]:
-            entries = put_own_rows(writer, parts, agreement.rank, min_count)
+            own = PartWriter(writer, parts)
+            for i, part in enumerate(parts):
+                if agreement.rank and part.shared:
+                    continue  # worker 0 has the same rows
+                held = HeldRows(part, 0 if part.name == "static" else min_count)
+                own.put_rows(i, held.batches())
+                own.entries[i]["size"] = held.count  # with the rows that are left out
             moment.check()
-            return entries
+            return own.entries
 
         _, written = agreement.gather_together(
             "write their rows",
@@ -91,8 +161,8 @@ def export_of_workers(
         )
 
         def write_all() -> str:
-            readers = readers_of(work, records_of(written, number), number)
-            return write(WrittenTables(readers, parts), moment)
+            rows = WrittenTables(work, records_of(written, number), number, hosts)
+            return write(rows, moment)
 
         return written_by_first(agreement, root, write_all)
 

@@ -8,8 +8,8 @@ import sok_embed as sok
 from sok_embed import AdaptiveTable, Table, kv, tf_ops
 from sok_embed.checkpoint import saving
 from sok_embed.checkpoint.state.tables import LocatedTable
-from sok_embed.checkpoint.transfer.pieces import write_rows
-from sok_embed.checkpoint.transfer.whole_tables import WholeTables, own_part
+from sok_embed.checkpoint.transfer.whole_tables import own_part, whole_contents
+from sok_embed.checkpoint.transfer.worker_rows import WorkerRows, write_rows
 from sok_embed.initializers import RowInitializer
 from sok_embed.tables.owners import EveryWorkerRule, MixedRule, OneWorkerRule
 
@@ -65,7 +65,7 @@ def written(folder, tables):
 
 def whole_of(folder, tables):
     records, hosts = zip(*written(folder, tables), strict=True)
-    return WholeTables(str(folder), records, 7, hosts[0]).contents(tables[0])
+    return whole_contents(WorkerRows(str(folder), records, 7, hosts[0]), tables[0])
 
 
 def restored(made, whole):
@@ -157,13 +157,13 @@ def test_every_damaged_byte_of_rows_is_found(tmp_path):
         damaged[place] ^= 1
         path.write_bytes(damaged)
         try:
-            found = WholeTables(str(tmp_path), records, 7, hosts[0]).contents(tables[0])
+            found = whole_contents(WorkerRows(str(tmp_path), records, 7, hosts[0]), tables[0])
         except (kv.CorruptionError, ValueError):
             errors += 1
             continue
         # It was in what is written of the other table, which nobody has asked for.
         path.write_bytes(whole)
-        expected = WholeTables(str(tmp_path), records, 7, hosts[0]).contents(tables[0])
+        expected = whole_contents(WorkerRows(str(tmp_path), records, 7, hosts[0]), tables[0])
         held_state.assert_same(found._asdict(), expected._asdict())
     assert errors > 50
 
@@ -171,7 +171,7 @@ def test_every_damaged_byte_of_rows_is_found(tmp_path):
 def test_a_table_that_nobody_has_written_is_refused(tmp_path):
     records, hosts = zip(*written(tmp_path, [table(0, 2), table(1, 2)]), strict=True)
     with pytest.raises(ValueError, match="'emb': expected a table that the model reaches"):
-        WholeTables(str(tmp_path), records, 7, hosts[0]).contents(table(0, 2))
+        whole_contents(WorkerRows(str(tmp_path), records, 7, hosts[0]), table(0, 2))
 
 
 def test_columns_of_different_lengths_are_refused():
@@ -214,7 +214,7 @@ def test_a_file_that_one_worker_cannot_load_is_a_warning(
         own = keys[keys % 2 == owner]
         made.assign(own, np.ones((len(own), 3), np.float32))
     records, hosts = zip(*written(tmp_path, tables), strict=True)
-    found = saving._fitting_contents(WholeTables(str(tmp_path), records, 7, hosts[0]), tables[0])
+    found = saving._fitting_contents(WorkerRows(str(tmp_path), records, 7, hosts[0]), tables[0])
     np.testing.assert_array_equal(np.sort(found.keys), keys)
     texts = [str(warning.message) for warning in recwarn if "max_rows" in str(warning.message)]
     assert len(texts) == (needed is not None)

@@ -18,9 +18,9 @@ import tensorflow as tf
 
 import sok_embed as sok
 from sok_embed.callbacks import PublishDeltas
-from sok_embed.serving import Publisher, export, workers_export
+from sok_embed.serving import Publisher, export
 from sok_embed.serving.delta_files import DeltaWriter
-from sok_embed.serving.worker_parts import PartWriter
+from sok_embed.serving.workers_export import PartWriter
 
 DIM = 4
 KEYS = np.random.default_rng(0).integers(-30, 30, (32, 3))
@@ -69,9 +69,7 @@ def export_together(model: keras.Model, folder: str) -> None:
             wrong()
     failing = OSError(28, "No space left on device") if rank else None
     with (
-        unittest.mock.patch.object(
-            workers_export, "put_own_rows", side_effect=failing, return_value=[]
-        ),
+        unittest.mock.patch.object(PartWriter, "put_rows", side_effect=failing),
         pytest.raises(OSError if rank else RuntimeError, match="No space|an error on worker 1"),
     ):
         export(model, together)

@@ -14,7 +14,7 @@ from sok_embed.checkpoint.files.names import data_names, dense_prefix, rows_name
 from sok_embed.checkpoint.files.rows_index import total
 from sok_embed.checkpoint.state.dense import DenseState
 from sok_embed.checkpoint.state.own_state import OwnState
-from sok_embed.checkpoint.transfer.pieces import readers_of
+from sok_embed.checkpoint.transfer.worker_rows import WorkerRows
 from sok_embed.checkpoint.transfer.writing import RowsCapture
 from sok_embed.communicators.agreement import Agreement
 from sok_embed.files.place_of import place_of
@@ -250,7 +250,7 @@ def make_folder(place: Place) -> None:
 
 def _finish(place: Place, manifest: Manifest) -> None:
     """Writes the manifest, once this worker sees the files of all workers."""
-    readers = readers_of(place, manifest.rows, manifest.attempt)
+    readers = WorkerRows(place, manifest.rows, manifest.attempt).readers
     for record in (*manifest.files, *manifest.data):
         check_length(place, record)
     entries = [entry for reader in readers for entry in reader.tables]

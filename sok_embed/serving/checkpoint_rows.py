@@ -19,7 +19,7 @@ from sok_embed.serving.held_rows import Elsewhere, HeldRows, Piece
 from sok_embed.tables.base_table import Part
 
 
-class Checkpointed:
+class CheckpointRows:
     """A checkpoint from which a model is exported.
 
     Args:
@@ -62,7 +62,7 @@ class Checkpointed:
         """Returns the number of rows of all tables that belong to one key."""
         return sum(table.rows for table in self._saved.tables if table.part != "static")
 
-    def rows(
+    def held(
         self, part: Part, min_count: int = 0, taken: Callable[[int], None] | None = None
     ) -> HeldRows:
         """Returns the rows of a part; the arguments are those of `HeldRows`."""
