@@ -64,9 +64,6 @@ class Run:
     """A training and its place in epochs and batches.
 
     Args:
-        model: Compiled and built.
-        batches: The batches of training.
-        position: The way in which the place among these is found again.
         epochs: The number of the last epoch.
         steps: The batches of an epoch. `None`: an epoch is a pass.
 
@@ -75,9 +72,6 @@ class Run:
         validation: The arguments `x` and `steps` of `evaluate`; without `x` there is none.
         validation_freq: The number of epochs after each of which to validate.
         history: The history of all epochs.
-
-    Raises:
-        ValueError: For a dataset that does not end with an epoch, and for one without an end.
     """
 
     def __init__(

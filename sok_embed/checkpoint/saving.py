@@ -64,10 +64,6 @@ def write_archive(model: keras.Model, path: str) -> None:
 
     Keras makes the archive in memory, rows and all, if the model's variables are small enough; from
     a folder it is the same file.
-
-    Args:
-        model: A Keras model.
-        path: The path of the file, which ends in `.keras`.
     """
     folder = f"{path}.parts"
     keras.saving.save_model(model, folder, zipped=False)
@@ -92,14 +88,9 @@ def save_whole(
 ) -> None:
     """Saves a model by a function of Keras as `save_model` does.
 
-    Args:
-        model: A Keras model.
-        path: The path of the file.
-        ending: The ending that the path must have.
-        write: A function that writes the file, with the rows of all workers, to a given path.
-        make_folder: True to make the folder of the file if there is none.
-        copy_storages: True if rows in storages are copied beside the file, which refers to them;
-            else they stay where they are, but for those that lie beside another file.
+    The function `write` writes the file, with the rows of all workers, to a given path. With
+    `copy_storages` rows in storages are copied beside the file, which refers to them; else they
+    stay where they are, but for those that lie beside another file.
     """
     target = os.path.realpath(os.fsdecode(path))
     agreement = Agreement(communicators.current())
@@ -226,9 +217,7 @@ def _fitting_contents(rows: WorkerRows, table: Any) -> Any:
 def replacing(path: str | os.PathLike[str], number: int | None = None) -> Iterator[str]:
     """Yields where to write; afterwards that file takes the place of the one at `path`.
 
-    Args:
-        path: The path of the file.
-        number: The number in the name of the folder where the file is until then; `None`: any.
+    The folder where the file is until then has a `number` in its name; `None`: any.
     """
     target = os.path.realpath(os.fsdecode(path))
     folder, name = os.path.split(target)

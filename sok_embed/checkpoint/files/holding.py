@@ -40,19 +40,8 @@ def hold(
     """Opens all files of a checkpoint that are needed; files that it lacks are left out.
 
     If another process replaces the checkpoint, or compacts one on which it builds, the manifests
-    show it, and the new files are opened.
-
-    Args:
-        folder: The path of the checkpoint's folder.
-        needed: The function that takes the number of a checkpoint of the chain, 0 being the newest,
-            and its manifest, and returns the names of the files.
-        read_chain: The function that reads the manifests.
-
-    Raises:
-        FileNotFoundError: If there is no whole checkpoint in the folder, or if it was removed.
-        CorruptionError: For a damaged checkpoint.
-        ValueError: For a checkpoint of a later version.
-        OSError: From the file system or the store.
+    show it, and the new files are opened. `needed` takes the number of a checkpoint of the chain, 0
+    being the newest, and its manifest, and returns the names of the files.
     """
     for _ in range(_TRIES):
         seen: dict[str, Manifest] = {}

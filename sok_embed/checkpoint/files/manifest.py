@@ -88,7 +88,6 @@ def write(folder: str | Place, manifest: Manifest) -> None:
 
     Raises:
         ValueError: For a manifest that `read` would refuse; nothing is written.
-        OSError: From the file system or the store.
     """
     place = place_of(folder)
     content = {
@@ -160,12 +159,7 @@ def read(folder: str | Place) -> Manifest:
 
 
 def _parsed(path: str, data: bytes) -> dict[str, Any]:
-    """Returns the content of a manifest, all of which has been checked.
-
-    Raises:
-        CorruptionError: For a manifest that is not as it was written.
-        ValueError: For a manifest that this version cannot read.
-    """
+    """Returns the content of a manifest, all of which has been checked."""
     content = parsed(path, data)
     if type(content) is not dict or content.get("format") != _FORMAT:
         raise damaged(path, f"the format {_FORMAT!r}", brief(content))
@@ -208,18 +202,7 @@ class Link(NamedTuple):
 
 
 def read_chain(folder: str, reading: Callable[[str], Manifest] = read) -> list[Link]:
-    """Reads the manifest of a folder, and of the checkpoints on which it builds, the newest first.
-
-    Args:
-        folder: The path of the checkpoint's folder.
-        reading: The function that reads a manifest, or remembers it.
-
-    Raises:
-        FileNotFoundError: If there is none in the folder.
-        CorruptionError: For a manifest that is not as it was written, and if one of the other
-            checkpoints is missing or has another state.
-        ValueError: For a manifest that this version cannot read.
-    """
+    """Reads the manifest of a folder and of those on which it builds, the newest first."""
     chain = [Link(folder, reading(folder))]
     while (parent := chain[-1].manifest.parent) is not None:
         path = os.path.join(os.path.dirname(folder), parent.folder)

@@ -105,11 +105,7 @@ _fields = record(
 
 
 def manifest(content: Any, field: str = "") -> None:
-    """Checks the JSON of a manifest whose version and features are known.
-
-    Raises:
-        Misfit: For a field that is lacking, or that does not agree with the others.
-    """
+    """Checks the JSON of a manifest whose version and features are known."""
     _fields(content, field)
     if (content.get("parent") is not None) != ("delta" in content["features"]):
         raise Misfit("parent", "the checkpoint before where features has 'delta'", "the other")

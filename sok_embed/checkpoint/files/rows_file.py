@@ -113,15 +113,9 @@ def rows_a_block(dim: int, slot_floats: int) -> int:
 
 
 class RowsWriter:
-    """Writes a file of rows, which is removed if a block of `with` fails.
+    """Writes a file of rows, which must not exist; it is removed if a block of `with` fails.
 
     It is part of a checkpoint once a manifest names it.
-
-    Args:
-        folder: The folder of the file, which must not exist.
-        attempt: The number of the save.
-        worker: The number of the worker whose rows they are.
-        workers: The number of workers.
     """
 
     def __init__(self, folder: str, attempt: int, worker: int, workers: int) -> None:
@@ -147,9 +141,7 @@ class RowsWriter:
     def put_captures(self, tables: Sequence[int], captures: Sequence[_core.Capture]) -> None:
         """Adds the rows of captures, and the keys that they have as removed.
 
-        Args:
-            tables: The number of each capture's table.
-            captures: All captures of one save, so that none of them keeps copies for long.
+        The captures of a save come together, so that none of them keeps copies for long.
         """
         self._core.put_captures(tables, captures)
 
@@ -162,11 +154,7 @@ class RowsWriter:
         self._core.put_removed(table, _flat(keys, np.int64).view(np.uint64))
 
     def finish(self, tables: Sequence[dict[str, Any]]) -> FileRecord:
-        """Writes the index, syncs the file, and returns its record.
-
-        Raises:
-            ValueError: For an index that is too long for readers.
-        """
+        """Writes the index, syncs the file, and returns its record."""
         index = index_bytes(tables)
         length, digest = self._core.finish(index)
         return FileRecord(os.path.basename(self.path), length, f"{digest:016x}")
@@ -186,18 +174,8 @@ def _flat(column: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 class RowsReader:
     """Reads a file. Its ends are checked at once, and each block when it is read.
 
-    Args:
-        folder: The folder of the checkpoint.
-        record: The record of the file.
-        attempt: The number of the save.
-        worker: The number of the worker whose rows they are.
-        workers: The number of workers.
-
     Attributes:
         tables: The entries of the index, in the order of the tables' numbers.
-
-    Raises:
-        CorruptionError: For a file that is not as it was written.
     """
 
     def __init__(

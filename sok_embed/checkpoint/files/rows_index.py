@@ -91,16 +91,7 @@ def index_bytes(tables: Sequence[dict[str, Any]]) -> bytes:
 
 
 def tables_of_index(path: str, index: bytes, room: int) -> list[dict[str, Any]]:
-    """Returns the entries of an index.
-
-    Args:
-        path: The name of the file, for messages.
-        index: The JSON.
-        room: The bytes of the file before the index, into which everything that it counts must fit.
-
-    Raises:
-        CorruptionError: For an index that no save can have written.
-    """
+    """Returns the entries of an index; all that it counts must fit into `room` bytes before it."""
     content = parsed(path, index, _MOST_VALUES)
     checked(path, content, _index)
     for i, entry in enumerate(content["tables"]):
@@ -147,10 +138,6 @@ def entry_of(
 
 def merged_head(name: str, entries: Sequence[dict[str, Any]]) -> Head:
     """Returns the head of a table that is merged from the files of several workers.
-
-    Args:
-        name: The table's name, for messages.
-        entries: The entry of the table in the index of each file.
 
     Raises:
         ValueError: If workers have trained the table by two optimizers.

@@ -55,14 +55,10 @@ class StepFolders:
     """Folders `step-000012000` of a directory, as a `CheckpointManager` saves them.
 
     Args:
-        directory: An absolute path, or a `Place`.
         max_to_keep: The most checkpoints that are kept, not counting those of `keep_every`. `None`:
             all are.
         keep_every: A number of steps: of every so many steps the first checkpoint is kept for good.
             `None`: none is.
-
-    Raises:
-        ValueError: For numbers that are not positive.
     """
 
     def __init__(
@@ -121,12 +117,6 @@ class StepFolders:
 
         Checkpoints that build on one that was replaced or removed are useless and do not count.
         Checkpoints that cannot be read stay, and so do those that they may need.
-
-        Args:
-            saved: A step that stays.
-
-        Raises:
-            OSError: If the file system or a store does not answer.
         """
         read = functools.cache(manifests.read)  # many chains have the same manifest
         steps = self._by_age(read)
@@ -188,11 +178,7 @@ class StepFolders:
 
 
 def has_all_rows(folder: str | Place) -> bool:
-    """Returns whether files have all rows of their tables, without asking a manifest.
-
-    Args:
-        folder: A folder that one save has written into.
-    """
+    """Returns whether files have all rows of their tables, without asking a manifest."""
     place = place_of(folder)
     found = [ROWS_NAME.fullmatch(name) for name in place.names()]
     try:

@@ -22,12 +22,7 @@ _VALUE = "VARIABLE_VALUE"
 
 
 class Bundle:
-    """The tensors of some files by their names.
-
-    Args:
-        folder: The folder of the files.
-        prefix: The beginning of their names.
-        records: The records of the files, whose checksums are right.
+    """The tensors of some files, whose checksums are right, by their names.
 
     Attributes:
         shapes: The shape of each tensor.
@@ -52,12 +47,7 @@ class Bundle:
                 raise damaged(self._path, f"'{name}' to fit into {room} bytes", f"shape {shape}")
 
     def check(self, dense: Mapping[str, Any], metrics: str) -> None:
-        """Raises CorruptionError unless the files have the variables that a manifest lists.
-
-        Args:
-            dense: The description of dense variables in the manifest.
-            metrics: The prefix of the names of metrics, all of which are in the manifest.
-        """
+        """Raises CorruptionError unless the files have the variables that a manifest lists."""
         for field in ("variables", "metrics"):
             for path, dtype, shape in dense[field]:
                 found = self._variable(path)

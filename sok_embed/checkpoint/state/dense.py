@@ -25,12 +25,7 @@ _METRIC = "model_metric_"  # begins the names of metrics' variables
 class DenseState:
     """The objects of a checkpoint, and the variables of a model that TensorFlow does not find.
 
-    Args:
-        model: A Keras model that is built; `None`: there is none.
-        objects: Other objects, by name.
-
-    Raises:
-        ValueError: For a model that is not built.
+    The model must be built.
     """
 
     def __init__(self, model: keras.Model | None, objects: Mapping[str, Any]) -> None:

@@ -34,7 +34,6 @@ class OwnState:
 
         Raises:
             ValueError: For an iterator whose state cannot be saved.
-            OSError: From the file system.
         """
         if not self._objects:
             return []
@@ -71,12 +70,6 @@ class OwnState:
 
     def check(self, folder: LocalFolder, manifest: Manifest, worker: int, workers: int) -> None:
         """Raises an error for files from which this worker cannot restore. Changes nothing.
-
-        Args:
-            folder: The folder of the files that `needed` has named.
-            manifest: The manifest of the checkpoint.
-            worker: The number of this worker.
-            workers: The number of workers.
 
         Raises:
             ValueError: As `needed` raises, and if an object is not in the file.

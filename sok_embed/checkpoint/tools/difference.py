@@ -105,14 +105,6 @@ def difference(a: Saved, b: Saved, watch: Watch | None = None) -> Difference:
     Tables are matched by their paths. The counts of admissions and sketches are not compared. Rows
     are in memory a part at a time; if there are many, the rows of both checkpoints are in temporary
     files meanwhile.
-
-    Args:
-        a: One checkpoint.
-        b: The other checkpoint.
-        watch: The function that is called with the number of bytes that were read.
-
-    Raises:
-        CorruptionError: For a damaged file.
     """
     tables_a, tables_b = ({table.label: table for table in saved.tables} for saved in (a, b))
     return Difference(

@@ -69,9 +69,6 @@ def live_blocks(
         wanted: The numbers of the tables. A file without current blocks of these tables is not
             read. `None`: all tables, and all files are read to their ends.
         watch: A function that is called with the number of bytes that were read.
-
-    Raises:
-        CorruptionError: For a file that is not as it was written.
     """
     newest_first: dict[int, _NewestFirst] = defaultdict(lambda: _NewestFirst(len(readers)))
     settled: set[int] = set()  # tables of which newer files have all rows
@@ -100,11 +97,7 @@ class CountedBytes:
         self._held: dict[tuple[int, int], bytearray] = defaultdict(bytearray)
 
     def add(self, block: Block) -> None:
-        """Adds a piece.
-
-        Raises:
-            ValueError: If bytes before it are missing.
-        """
+        """Adds a piece; raises ValueError if bytes before it are missing."""
         held = self._held[block.table, block.kind]
         if len(held) != block.number:
             raise ValueError(

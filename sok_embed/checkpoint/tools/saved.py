@@ -115,11 +115,7 @@ class Saved(NamedTuple):
         return sum(record.bytes for link in self.chain for record in link.manifest.rows)
 
     def chosen(self, names: Sequence[str]) -> list[SavedTable]:
-        """Returns the tables with these names, in this order; without names, all tables.
-
-        Raises:
-            ValueError: For a name that no table has, or that several tables of the model share.
-        """
+        """Returns the tables with these names, in this order; without names, all tables."""
         if not names:
             return self.tables
         found: dict[int, SavedTable] = {}
@@ -136,11 +132,7 @@ class Saved(NamedTuple):
         return [found[number] for number in sorted(found)]
 
     def one(self, name: str | None) -> SavedTable:
-        """Returns the table with a name; without a name, the only table.
-
-        Raises:
-            ValueError: If there is not exactly one such table.
-        """
+        """Returns the table with a name; without a name, the only table."""
         found = self.chosen([name] if name is not None else [])
         if len(found) != 1:
             labels = ", ".join(f"'{table.label}'" for table in found) or "none"
@@ -151,13 +143,7 @@ class Saved(NamedTuple):
 
 
 def open_saved(folder: str) -> Saved:
-    """Reads the manifest and the indices of a checkpoint, and checks them against each other.
-
-    Raises:
-        FileNotFoundError: If the folder lacks a whole checkpoint.
-        CorruptionError: For damaged files.
-        ValueError: For a checkpoint of a later version.
-    """
+    """Reads the manifest and the indices of a checkpoint, and checks them against each other."""
     return saved_of(hold(local_path(folder), all_files))
 
 
@@ -174,11 +160,7 @@ def saved_of(held: OpenCheckpoint) -> Saved:
 
 
 def reader_of(folder: str | Place, manifest: Manifest, worker: int) -> RowsReader:
-    """Returns the reader of a worker's rows, whose file has the tables of the manifest.
-
-    Raises:
-        CorruptionError: For a damaged file.
-    """
+    """Returns the reader of a worker's rows, whose file has the tables of the manifest."""
     record = manifest.rows[worker]
     reader = RowsReader(folder, record, manifest.attempt, worker, manifest.workers)
     told = [(entry["path"], entry["part"], entry["dim"]) for entry in reader.tables]
@@ -235,14 +217,6 @@ def rows_of(
 
     Every file is read to its end, and all of it is checked. Rows of a worker that had no optimizer
     for a table yet get the slots of new rows, as a restore gives them.
-
-    Args:
-        saved: The checkpoint.
-        chosen: The tables whose rows are read.
-        watch: The function that is called with the number of bytes that were read.
-
-    Raises:
-        CorruptionError: For a damaged file.
     """
     tables = {table.number: table for table in chosen}
     for readers in saved.readers_of:
@@ -258,13 +232,9 @@ def copy_rows(
     leave_out: int | None = None,
     watch: Watch | None = None,
 ) -> None:
-    """Copies the current rows and counts of a worker's files to another file.
+    """Copies the current rows and counts of a worker's files, as `live_blocks` takes them.
 
-    Args:
-        readers: The worker's files, as `live_blocks` takes them.
-        writer: The other file.
-        leave_out: The number of a table whose rows are left out.
-        watch: A function that is called with the number of bytes that were read.
+    Rows of the table of number `leave_out` are left out.
     """
     counted = CountedBytes()
     for block, rows in live_blocks(readers, watch=watch):
@@ -276,13 +246,9 @@ def copy_rows(
 
 
 def write_like(folder: str, saved: Saved, attempt: int, **changed: Any) -> None:
-    """Copies all files except files of rows into a folder, and writes its manifest.
+    """Copies all files except files of rows into a folder that has these, and writes its manifest.
 
-    Args:
-        folder: The folder, which already has the files of rows.
-        saved: The checkpoint that is copied.
-        attempt: The number of the save, in the names of files.
-        **changed: The fields of the manifest that differ.
+    Fields of the manifest that differ are in `changed`.
     """
     manifest, place = saved.manifest, saved.held.places[0]
     old, new = f"-{manifest.attempt:016x}", f"-{attempt:016x}"

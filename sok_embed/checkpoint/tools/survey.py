@@ -89,12 +89,7 @@ def _about(folder: str, manifest: Manifest) -> dict[str, Any]:
 
 
 def surveyed(saved: Saved, names: Sequence[str]) -> dict[str, Any]:
-    """Returns the contents of the manifest and the indices of a checkpoint.
-
-    Args:
-        saved: The checkpoint.
-        names: The names of the tables; none: all of them.
-    """
+    """Returns the contents of the manifest and the indices of a checkpoint."""
     manifest = saved.manifest
     return {
         "path": saved.folder,
@@ -182,11 +177,7 @@ def _named_slots(table: SavedTable, floats: list[float]) -> Iterator[tuple[str, 
 
 
 def checkpoints_in(path: str) -> list[str]:
-    """Returns the checkpoint at a path, or those of a directory in the order of their saves.
-
-    Raises:
-        FileNotFoundError: If there is no checkpoint.
-    """
+    """Returns the checkpoint at a path, or those of a directory in the order of their saves."""
     folder = local_path(path)
     if manifests.is_whole(folder):
         return [path]
@@ -209,16 +200,9 @@ def not_whole_in(directory: str) -> list[str]:
 def pruned(
     directory: str, keep: int, keep_every: int | None, dry_run: bool
 ) -> dict[str, list[str]]:
-    """Removes old checkpoints and leftovers, as a `CheckpointManager` does.
+    """Removes old checkpoints and leftovers, as a `CheckpointManager` does; none if `dry_run`.
 
     Links stay, since their targets do not belong to the directory.
-
-    Args:
-        directory: The directory of a manager.
-        keep: The largest number of checkpoints that stay, besides those of `keep_every`.
-        keep_every: The number of steps in an interval; the first checkpoint of each interval stays.
-            `None`: no checkpoint stays for this reason.
-        dry_run: True to remove nothing.
 
     Returns:
         The folders: `removed`; `leftovers`, which were removed too; `kept`; and `unreadable`, which

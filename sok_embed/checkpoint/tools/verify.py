@@ -50,14 +50,6 @@ def verify(folder: str, watch: Watch | None = None) -> Verified:
     It checks all checksums, every block of rows, the lengths in the indices, the numbers of rows in
     the manifest and the indices, and that no key occurs twice in a table. Keys take 16 bytes each,
     in memory or, if they are many, in a temporary file.
-
-    Args:
-        folder: The checkpoint.
-        watch: The function that is called with the number of bytes that were read.
-
-    Raises:
-        FileNotFoundError: If there is no manifest.
-        ValueError: For a checkpoint of a later version.
     """
     folder = local_path(folder)
     broken: list[str] = []

@@ -17,13 +17,7 @@ from sok_embed.tables.tensors import as_errors
 
 
 class CopiedRows:
-    """The rows of one group of a storage, which replace those of a table.
-
-    Args:
-        table: The table, in memory or in another storage.
-        copy: The storage with the rows.
-        group: The group of the rows.
-    """
+    """The rows of one group of a storage, which replace those of a table."""
 
     def __init__(self, table: Table, copy: kv.Storage, group: int) -> None:
         self._table = table
@@ -37,12 +31,7 @@ class CopiedRows:
         self._dump = os.path.join(self._scratch.path, "dump")
 
     def check(self) -> None:
-        """Raises the errors that `restore` would raise, and changes nothing.
-
-        Raises:
-            ValueError: For rows that the table cannot take, and for a storage that is read-only.
-            CorruptionError: For damaged files.
-        """
+        """Raises the errors that `restore` would raise, and changes nothing."""
         table = self._table
         there = {group.number: group for group in self._copy.groups()}
         if self._group not in there:

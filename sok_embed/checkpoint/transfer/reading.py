@@ -29,11 +29,6 @@ _EVERY_WORKER = "every worker"
 class PartReader:
     """Collects this worker's rows of a part, whoever wrote them.
 
-    Args:
-        part: The part into which they are restored.
-        head: The head that the table will have.
-        source: The place of the rows, for messages.
-
     Attributes:
         rows: The number of rows that `check` has found.
     """
@@ -68,15 +63,7 @@ class PartReader:
 
 
 class TablesReader:
-    """All tables of a checkpoint, for this worker.
-
-    Args:
-        chain: The checkpoint, and the checkpoints on which it builds, the newest first.
-        folders: The places where the files of each of them are read.
-        hosts: The tables that are to be restored, in the order of the manifest.
-        rank: The number of this worker.
-        size: The number of workers.
-    """
+    """All tables of a checkpoint, for this worker; the hosts are in the order of the manifest."""
 
     def __init__(
         self,
@@ -166,8 +153,7 @@ class TablesReader:
     def check_rows(self, found: Sequence[int]) -> None:
         """Raises CorruptionError unless all workers together take every row that was saved.
 
-        Args:
-            found: The sums of `rows_found` over all workers.
+        `found` has the sums of `rows_found` over all workers.
         """
         saved = [
             entry["parts"][part.name]["size"]
@@ -185,11 +171,7 @@ class TablesReader:
                 )
 
     def _contents_of(self, numbers: Sequence[int]) -> Any:
-        """Returns all contents that a table will hold, except its rows.
-
-        Args:
-            numbers: The numbers of the parts of the table.
-        """
+        """Returns all contents of a table except its rows, by the numbers of its parts."""
         first = self._parts[numbers[0]]
         table = first.part.table
         exports = [
@@ -229,14 +211,7 @@ class TablesReader:
 def workers_needed(
     hosts: Sequence[LocatedTable], manifest: Manifest, rank: int, size: int
 ) -> list[int]:
-    """Returns the workers whose files of rows a worker reads.
-
-    Args:
-        hosts: The tables that are to be restored, in the order of the manifest.
-        manifest: The manifest of a checkpoint that has their descriptions.
-        rank: The number of the worker that reads.
-        size: The number of workers.
-    """
+    """Returns the workers whose files of rows a worker reads."""
     return sorted(set().union(*_sources(hosts, manifest, rank, size)))
 
 

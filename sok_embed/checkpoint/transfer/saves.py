@@ -61,15 +61,8 @@ class Save:
     """A save that has begun: it saves the state of the moment when the object was made.
 
     Making it and `finish` are collective, and are called at the same step by all workers. `write`
-    is not, and may run in another thread.
-
-    Args:
-        agreement: Between the workers.
-        folder: The path of the checkpoint's folder; worker 0 has called `make_folder`.
-        attempt: The number of the save, the same on all workers.
-        dense: Everything other than rows.
-        own: The state that each worker has of its own.
-        options: The options of the save.
+    is not, and may run in another thread. Worker 0 has called `make_folder`, and all workers have
+    the same attempt.
 
     Raises:
         OSError: From the file system or the store, on all workers.
@@ -216,11 +209,7 @@ class Save:
     def _records_of_all(
         self, numbers: Sequence[Sequence[int]]
     ) -> tuple[list[FileRecord], list[FileRecord]]:
-        """Returns the records of rows and of own files of all workers, by worker.
-
-        Args:
-            numbers: The numbers that `_numbers_of_own` has returned on each of them.
-        """
+        """Returns the records of rows and own files of all workers, by what each has told."""
         rows: list[FileRecord] = []
         data: list[FileRecord] = []
         names = data_names(len(numbers), self.attempt)

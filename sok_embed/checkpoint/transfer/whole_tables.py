@@ -20,14 +20,10 @@ from sok_embed.tables.counts import merge_sketches
 def whole_contents(rows: WorkerRows, table: BaseTable) -> Any:
     """Returns the contents of a table in a process that has the rows of all workers.
 
-    They are in memory without a copy.
-
-    Returns:
-        An `Export` or an `AdaptiveExport`.
+    They are an `Export` or an `AdaptiveExport`, without a second copy in memory.
 
     Raises:
         ValueError: For a table that workers have not written.
-        CorruptionError: For a damaged file.
     """
     parts = table.parts
     exports, others = zip(*(_whole_part(rows, part) for part in parts), strict=True)
@@ -74,10 +70,6 @@ def _whole_part(rows: WorkerRows, part: Part) -> tuple[tf_ops.Export, dict[int, 
 
 def own_part(table: BaseTable, whole: Any) -> Any:
     """Returns the part of a whole table that belongs to a worker.
-
-    Args:
-        table: The table of the worker.
-        whole: An `Export`, or an `AdaptiveExport`, of NumPy arrays.
 
     Returns:
         An object of the same kind with the worker's rows and the counts of their keys. Worker 0

@@ -43,12 +43,8 @@ def write_file(
 ) -> FileRecord:
     """Writes the file of rows of this worker, which is removed on an error.
 
-    Args:
-        folder: The folder, which worker 0 has made.
-        attempt: The number of the work.
-        worker: The number of this worker.
-        workers: The number of workers.
-        put: A function that writes rows, and returns the entries of the index.
+    The function `put` writes rows, and returns the entries of the index. Worker 0 has made the
+    folder.
 
     Raises:
         FileNotFoundError: If the folder is missing.
@@ -72,7 +68,6 @@ def write_rows(
 
     Raises:
         RuntimeError: If a table was changed meanwhile.
-        FileNotFoundError: If the folder is missing.
     """
 
     def put(writer: RowsWriter) -> list[dict[str, Any]]:
@@ -125,18 +120,10 @@ def records_of(numbers: Sequence[Sequence[int]], attempt: int) -> list[FileRecor
 class WorkerRows:
     """The rows of tables in the files of all workers.
 
-    Args:
-        folder: The folder of the files.
-        records: The record of the file of each worker, by its number.
-        attempt: The number of the work.
-        hosts: The tables, in the order in which workers have written them.
+    The hosts are in the order in which workers have written them.
 
     Attributes:
         readers: The reader of each file.
-
-    Raises:
-        FileNotFoundError: For a file that this worker does not see.
-        CorruptionError: For a damaged file.
     """
 
     def __init__(
@@ -180,11 +167,7 @@ class WorkerRows:
         return [reader.tables[number] for reader in self.readers]
 
     def blocks(self, number: int) -> Iterator[tuple[int, Block, Rows | None]]:
-        """Yields a worker, a block of a part in its file, and the rows in it, if it has rows.
-
-        Raises:
-            CorruptionError: For a damaged file.
-        """
+        """Yields a worker, a block of a part in its file, and the rows in it, if it has rows."""
         for worker, reader in enumerate(self.readers):
             found, expected = 0, reader.tables[number]["rows"]
             for block in reader.blocks_of(number):

@@ -27,11 +27,6 @@ class RowsCapture:
     that every worker has are taken from worker 0. Rows on disk are always captured whole.
 
     Args:
-        folder: The folder of the checkpoint.
-        hosts: The tables.
-        attempt: The number of the save.
-        worker: The number of the worker.
-        workers: The number of workers.
         mark: The number of this state, since which the next save may save changes; 0: no save will.
         since: The number of an earlier state: only changes since then are captured; 0: all rows are
             captured.
@@ -158,14 +153,7 @@ class RowsCapture:
 def described(
     host: LocatedTable, part: Part, head: Head, admission: bytes
 ) -> tuple[dict[str, Any], list[tuple[int, bytes]]]:
-    """Returns the index's entry of a part whose rows are not written yet, and its counts by kind.
-
-    Args:
-        host: The table.
-        part: The part.
-        head: The head of its rows.
-        admission: The counts of its admission; empty without one.
-    """
+    """Returns the index's entry of a part whose rows are not written, and its counts by kind."""
     entry = entry_of(host.path, part.name, part.table.dim, head, len(admission))
     counts = [(ADMISSION, admission)] if admission else []
     if part.sketch is not None:

@@ -64,12 +64,7 @@ class Converted(NamedTuple):
 
 
 def form_of_source(path: str) -> str:
-    """Returns the form of the rows at a path.
-
-    Raises:
-        FileNotFoundError: If there is nothing.
-        ValueError: For another form.
-    """
+    """Returns the form of the rows at a path."""
     if os.path.isdir(path):
         if manifests.is_whole(path):
             return "checkpoint"
@@ -95,11 +90,7 @@ def _expected(path: str) -> str:
 
 
 def form_of_target(path: str, given: str | None) -> str:
-    """Returns the form in which rows are to be written.
-
-    Raises:
-        ValueError: If neither the path nor `given` names a form.
-    """
+    """Returns the form in which rows are to be written."""
     form = given or _SUFFIXES.get(os.path.splitext(path)[1])
     if form is None:
         raise ValueError(
@@ -215,12 +206,7 @@ def _rows_alone(saved: Saved, table: SavedTable) -> Iterator[Rows]:
 
 
 class _Seen:
-    """Counts the rows that have been converted.
-
-    Args:
-        total: The number of all rows.
-        watch: The function that is called with their number.
-    """
+    """Counts the rows that have been converted."""
 
     def __init__(self, total: int, watch: Watch | None) -> None:
         self._total, self._watch = total, watch

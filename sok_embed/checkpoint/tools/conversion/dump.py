@@ -18,15 +18,7 @@ _UINT64 = 2**64
 
 
 def groups_of(heads: Sequence[Head], group: int | None) -> list[int]:
-    """Returns a group for each table: the groups from which they come, or 0, 1, 2 and so on.
-
-    Args:
-        heads: The heads of the tables.
-        group: The group of the only table; `None`: any group.
-
-    Raises:
-        ValueError: If they are too many, or `group` is given for several.
-    """
+    """Returns a group for each table: the groups from which they come, or 0, 1, 2 and so on."""
     if group is not None:
         if len(heads) != 1:
             raise ValueError(
@@ -90,12 +82,7 @@ def _meta(head: Head) -> dict[str, Any]:
 
 
 def dump_tables(path: str) -> list[Moving]:
-    """Returns the groups of a dump.
-
-    Raises:
-        CorruptionError: For a damaged file.
-        ValueError: For another kind of file.
-    """
+    """Returns the groups of a dump."""
     reader = _core.DumpReader(path)
     return [
         Moving(head_of_group(path, *group), partial(_rows, reader, index))
@@ -104,11 +91,7 @@ def dump_tables(path: str) -> list[Moving]:
 
 
 def rows_of_group(path: str, group: int) -> Iterator[Rows]:
-    """Yields the rows of a group of a dump, which are checked when they are read.
-
-    Raises:
-        CorruptionError: For a damaged file.
-    """
+    """Yields the rows of a group of a dump, which are checked when they are read."""
     reader = _core.DumpReader(path)
     return _rows(reader, [number for number, *_ in reader.groups()].index(group))
 

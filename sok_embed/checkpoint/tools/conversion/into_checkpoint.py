@@ -20,13 +20,7 @@ from sok_embed.tables.owners import MixedRule, ModuloRule, OneWorkerRule, OwnerR
 
 
 def check_fits(base: Saved, table: SavedTable, head: Head) -> None:
-    """Raises ValueError for rows that do not fit the table.
-
-    Args:
-        base: The checkpoint.
-        table: One of its tables.
-        head: The head of the rows that replace the table's own.
-    """
+    """Raises ValueError for rows that do not fit the table."""
 
     def refuse(what: str, of_table: object, of_rows: object, remedy: str) -> None:
         raise ValueError(
@@ -65,15 +59,7 @@ def write_checkpoint(
     Everything else is copied from `base`, including the counts of admissions and sketches. Rows
     without slots get the slots of new rows.
 
-    Args:
-        folder: The path of a folder without files.
-        base: The checkpoint from which everything else is copied.
-        table: The table whose rows are replaced; `check_fits` was called.
-        head: The head of the rows that replace them.
-        pieces: These rows.
-
     Raises:
-        CorruptionError: For damaged files.
         ValueError: For keys that are not buckets, where static rows are replaced.
     """
     workers, attempt = base.manifest.workers, secrets.randbelow(2**62) + 1

@@ -57,16 +57,11 @@ def is_keras_file(path: str) -> bool:
 def keras_tables(path: str, work: str, names: Sequence[str] = ()) -> list[Moving]:
     """Returns the tables of a file that `model.save`, `save_weights` or `save_model` has written.
 
-    Args:
-        path: A `.keras` file, or one of weights that ends in `.weights.h5`.
-        work: A folder, into which the weights are unpacked.
-        names: The requested tables. Empty: all of them.
+    The weights of a `.keras` file are unpacked into the folder `work`.
 
     Raises:
-        CorruptionError: For a damaged file.
         ValueError: For tables that an earlier version has written, and for requested tables whose
             rows are in a storage and not in the file.
-        OSError: From the file system.
     """
     weights, config = path, None
     if zipfile.is_zipfile(path):
@@ -149,11 +144,7 @@ def _as_damage(path: str, error: Exception) -> Exception:
 
 
 def _prefixes(path: str, name: str, group: Any) -> list[str]:
-    """Returns the prefixes of the entries of each table in a group.
-
-    Raises:
-        ValueError: For a table with missing entries.
-    """
+    """Returns the prefix of the entries of each table in a group; raises if entries are missing."""
     found = []
     for prefix in sorted(each.removesuffix("embeddings") for each in group if
                          each.endswith("_embeddings")):  # fmt: skip

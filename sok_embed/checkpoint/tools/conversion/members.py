@@ -14,15 +14,8 @@ def stored_member(path: str, archive: zipfile.ZipFile, name: str) -> zipfile.Zip
     Keras and this package compress nothing. A compressed member could be a thousand times as long
     as the archive, all of which would be written before it turned out not to be a table.
 
-    Args:
-        path: The path of the archive.
-        archive: The archive, which is open.
-        name: The name of the member.
-
     Raises:
-        KeyError: If there is no such member.
         ValueError: For a compressed one.
-        CorruptionError: For one that is longer than the archive.
     """
     found = archive.getinfo(name)
     if found.compress_type != zipfile.ZIP_STORED:

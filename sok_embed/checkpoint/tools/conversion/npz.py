@@ -46,17 +46,7 @@ def shape_of(column: str, head: Head, rows: int) -> tuple[int, ...]:
 
 
 def write_npz(path: str, head: Head, pieces: Iterable[Rows], work: str) -> int:
-    """Writes a table. Meanwhile this takes twice the table's size on the disk.
-
-    Args:
-        path: The path of the file.
-        head: The head of the table.
-        pieces: The pieces of the table's rows.
-        work: A folder for temporary files of the columns.
-
-    Returns:
-        The number of rows.
-    """
+    """Writes a table, by way of files of its columns in a folder. Returns the number of rows."""
     number = 0
     with ExitStack() as stack:
         files = {
@@ -84,12 +74,7 @@ def _write_header(member: IO[bytes], dtype: str, shape: tuple[int, ...]) -> None
 
 
 def npz_head(path: str) -> Head:
-    """Returns the head of a table in a `.npz` file.
-
-    Raises:
-        ValueError: For a file without what `write_npz` writes beside columns.
-        CorruptionError: For a damaged file.
-    """
+    """Returns the head of a table in a `.npz` file."""
     try:
         with zipfile.ZipFile(path) as archive:
             names = [name.removesuffix(".npy") for name in archive.namelist()]
@@ -128,11 +113,7 @@ def _read_header(path: str, member: IO[bytes]) -> tuple[tuple[int, ...], bool, n
 
 
 def npz_rows(path: str, head: Head) -> Iterator[Rows]:
-    """Yields the rows of a file in pieces.
-
-    Raises:
-        CorruptionError: For a damaged file, or columns that do not fit to the head.
-    """
+    """Yields the rows of a file in pieces."""
     most = rows_a_block(head.dim, head.slot_floats)
     try:
         with ExitStack() as stack:

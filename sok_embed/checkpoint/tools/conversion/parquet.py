@@ -25,11 +25,7 @@ _GROUP_BYTES = 32 << 20
 
 
 def _pyarrow() -> Any:
-    """Returns the modules `pyarrow` and `pyarrow.parquet`.
-
-    Raises:
-        RuntimeError: If pyarrow is not installed.
-    """
+    """Returns `pyarrow` with `pyarrow.parquet`; raises RuntimeError if it is not installed."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -52,11 +48,7 @@ def _type(arrow: Any, column: str, head: Head) -> Any:
 
 
 def write_parquet(path: str, head: Head, pieces: Iterable[Rows]) -> int:
-    """Writes a table. Returns the number of rows.
-
-    Raises:
-        RuntimeError: If pyarrow is not installed.
-    """
+    """Writes a table. Returns the number of rows."""
     arrow = _pyarrow()
     schema = arrow.schema(
         [
@@ -87,12 +79,7 @@ def _array(arrow: Any, column: str, values: npt.NDArray[Any], head: Head) -> Any
 
 
 def parquet_head(path: str) -> Head:
-    """Returns the head of a table in a Parquet file.
-
-    Raises:
-        RuntimeError: If pyarrow is not installed.
-        ValueError: For a file without what `write_parquet` writes beside columns, or a damaged one.
-    """
+    """Returns the head of a table in a Parquet file."""
     schema = _pyarrow().parquet.read_schema(path)
     metadata = schema.metadata or {}
     if METADATA.encode() not in metadata:
@@ -106,11 +93,7 @@ def parquet_head(path: str) -> Head:
 
 
 def parquet_rows(path: str, head: Head) -> Iterator[Rows]:
-    """Yields the rows of a file in pieces.
-
-    Raises:
-        ValueError: For columns that are missing or do not fit the head.
-    """
+    """Yields the rows of a file in pieces."""
     names = [COLUMNS[column][0] for column in _columns(head)]
     most = rows_a_block(head.dim, head.slot_floats)
     with _pyarrow().parquet.ParquetFile(path, page_checksum_verification=True) as file:

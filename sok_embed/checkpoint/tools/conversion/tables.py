@@ -125,12 +125,7 @@ _group = record(
 def head_of_metadata(path: str, data: bytes) -> Head:
     """Returns the head from the metadata of a file; its checksum may be missing.
 
-    Args:
-        path: The name of the file, for messages.
-        data: The metadata, as JSON.
-
     Raises:
-        CorruptionError: For metadata that no conversion has written.
         ValueError: For metadata of a later version.
     """
     fields = parsed(path, data, MOST_METADATA_VALUES)
@@ -152,19 +147,7 @@ def head_of_metadata(path: str, data: bytes) -> Head:
 def head_of_group(
     path: str, number: int, dim: int, slot_floats: int, rows: int, description: str
 ) -> Head:
-    """Returns the head of a group of a dump, which a storage or a conversion has written.
-
-    Args:
-        path: The path of the dump.
-        number: The group.
-        dim: The length of its vectors.
-        slot_floats: The floats of a row that its optimizer keeps.
-        rows: The number of rows.
-        description: The description of the group, as JSON.
-
-    Raises:
-        CorruptionError: For a description that does not fit the rows.
-    """
+    """Returns the head of a group of a dump, which a storage or a conversion has written."""
     meta = parsed(path, description.encode(), MOST_METADATA_VALUES)
     checked(path, meta, _group, f"group {number}")
     widths = [slot["width"] for slot in meta["slots"]]
@@ -215,11 +198,7 @@ class Moving(NamedTuple):
 
 
 def chosen(source: str, heads: Sequence[Head], names: Sequence[str]) -> list[Head]:
-    """Returns the heads with these labels or names; without names, all heads.
-
-    Raises:
-        ValueError: For a name that no head has, or that several have.
-    """
+    """Returns the heads with these labels or names; without names, all heads."""
     if not names:
         return list(heads)
     found = []

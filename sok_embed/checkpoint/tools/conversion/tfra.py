@@ -77,12 +77,7 @@ class _Shard(NamedTuple):
 class _Stored:
     """A table of TFRA: it holds vectors, one slot, or the counts of a policy.
 
-    Args:
-        name: The name of the table, in which `_` stands for each `/`.
-        shards: The pairs of files.
-
-    Raises:
-        CorruptionError: For a key that occurs twice.
+    In its name `_` stands for each `/`.
     """
 
     def __init__(self, name: str, shards: Sequence[_Shard]) -> None:
@@ -128,8 +123,6 @@ def tfra_tables(
         dim: The length of vectors, to check. `None`: as many numbers as there are for each key.
 
     Raises:
-        FileNotFoundError: If there are no such files.
-        CorruptionError: For files that do not fit together.
         ValueError: For slots that may belong to several lookups or rules, and for a rule whose
             number of steps is needed and not known.
     """

@@ -37,21 +37,10 @@ def unpacked_checkpoint(prefix: str, work: str, asked: Sequence[str]) -> tuple[s
 
     It holds one table in memory at a time.
 
-    Args:
-        prefix: The checkpoint, without `.index`.
-        work: The folder for the files.
-        asked: The requested tables. Empty: all of them.
-
     Returns:
         The folder of the files, which is the folder beside the checkpoint if a `FileSystemSaver`
         has written it; and the steps of the optimizer, or `None` if there is no optimizer or there
         are several.
-
-    Raises:
-        CorruptionError: For a checkpoint that TensorFlow cannot read, and keys and values that do
-            not fit together.
-        ValueError: For two tables of one name, keys that are not integers, and values that are not
-            floats of at most 32 bits, in requested tables.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
