@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from sok_embed.checkpoint.files.holding import all_files, hold
 from sok_embed.checkpoint.state.dense import DenseState
-from sok_embed.checkpoint.tools.saved import rows_of, saved_of
+from sok_embed.checkpoint.tools.saved import saved_of
 from sok_embed.checkpoint.transfer.reading import check_descriptions
 from sok_embed.files.place_of import place_of
 from sok_embed.serving.held_rows import Elsewhere, HeldRows, Piece
@@ -72,7 +72,7 @@ class CheckpointRows:
         )
 
         def pieces() -> Iterator[Piece]:
-            for _, rows in rows_of(self._saved, [table]):
+            for rows in self._saved.rows(table):
                 yield rows.keys, rows.embeddings, rows.update_nums >= min_count
 
         return HeldRows(part, min_count, taken, Elsewhere(table.rows, pieces))

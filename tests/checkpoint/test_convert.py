@@ -28,8 +28,7 @@ from sok_embed import kv
 from sok_embed.checkpoint import Checkpoint
 from sok_embed.checkpoint.files import rows_file
 from sok_embed.checkpoint.files.rows_file import Rows
-from sok_embed.checkpoint.tools.conversion import convert as conversion
-from sok_embed.checkpoint.tools.conversion import dump
+from sok_embed.checkpoint.tools.conversion import dump, into_checkpoint
 from sok_embed.checkpoint.tools.conversion.tables import in_pieces, joined_rows
 from sok_embed.checkpoint.tools.saved import open_saved
 from sok_embed.checkpoint.tools.saved import rows_of as rows_of_saved
@@ -275,7 +274,7 @@ def test_a_conversion_that_is_interrupted_leaves_nothing(saved, tmp_path, monkey
     arguments = ("convert", tmp_path / "items.npz", tmp_path / "made", "--to", "checkpoint",
                  "--base", saved)  # fmt: skip
     with monkeypatch.context() as patched:
-        patched.setattr(conversion, "verify", interrupted)
+        patched.setattr(into_checkpoint, "verify", interrupted)
         assert "Aborted" in run(*arguments, code=1).output
     assert [path.name for path in tmp_path.iterdir()] == ["items.npz"]
     run(*arguments)

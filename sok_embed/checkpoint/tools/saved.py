@@ -114,6 +114,10 @@ class Saved(NamedTuple):
         """The bytes of all files of rows, including the checkpoints on which it builds."""
         return sum(record.bytes for link in self.chain for record in link.manifest.rows)
 
+    def rows(self, table: SavedTable) -> Iterator[Rows]:
+        """Yields all rows of a table; see `rows_of`."""
+        return (rows for _, rows in rows_of(self, [table]))
+
     def chosen(self, names: Sequence[str]) -> list[SavedTable]:
         """Returns the tables with these names, in this order; without names, all tables."""
         if not names:

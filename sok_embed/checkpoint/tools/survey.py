@@ -16,7 +16,7 @@ from sok_embed.checkpoint.files.manifest import Manifest
 from sok_embed.checkpoint.files.rows_index import row_bytes
 from sok_embed.checkpoint.files.step_folders import StepFolders
 from sok_embed.checkpoint.tools.difference import Difference
-from sok_embed.checkpoint.tools.saved import Saved, SavedTable, rows_of
+from sok_embed.checkpoint.tools.saved import Saved, SavedTable
 from sok_embed.files.records import local_path
 from sok_embed.kv import CorruptionError
 
@@ -145,7 +145,7 @@ def rows_of_keys(saved: Saved, table: SavedTable, keys: Sequence[int]) -> dict[s
     """
     wanted = np.array(keys, np.int64)
     found: dict[int, dict[str, Any]] = {}
-    for _, rows in rows_of(saved, [table]):
+    for rows in saved.rows(table):
         for at in np.flatnonzero(np.isin(rows.keys, wanted)):
             key = int(rows.keys[at])
             found[key] = {
@@ -245,30 +245,19 @@ def _last_readable(folders: StepFolders) -> int:
 
 def as_report(found: Difference) -> dict[str, Any]:
     """Returns a difference as JSON, in which NaN and infinity are strings."""
-    return {
-        "same": found.same,
-        "steps": list(found.steps),
-        "only_a": found.only_a,
-        "only_b": found.only_b,
-        "tables": [
-            {
-                "table": each.table,
-                "name": each.name,
-                "same": each.same,
-                **asdict(each),
-                "largest": {name: _finite(value) for name, value in each.largest.items()},
-            }
-            for each in found.tables
-        ],
-        "variables": [
-            {
-                **each._asdict(),
-                "largest": None if each.largest is None else _finite(each.largest),
-            }
-            for each in found.variables
-        ],
-    }
+    tables = [
+        {"table": each.table, "name": each.name, "same": each.same, **asdict(each)}
+        for each in found.tables
+    ]
+    variables = [each._asdict() for each in found.variables]
+    told = {"same": found.same, **found._asdict(), "tables": tables, "variables": variables}
+    report: dict[str, Any] = _plain(told)
+    return report
 
 
-def _finite(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

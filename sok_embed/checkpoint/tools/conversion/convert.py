@@ -13,11 +13,7 @@ from sok_embed.binding import _core
 from sok_embed.checkpoint.files import manifest as manifests
 from sok_embed.checkpoint.files.rows_file import Rows
 from sok_embed.checkpoint.tools.conversion.dump import dump_tables, groups_of, write_dump
-from sok_embed.checkpoint.tools.conversion.into_checkpoint import (
-    check_fits,
-    check_whole,
-    write_checkpoint,
-)
+from sok_embed.checkpoint.tools.conversion.into_checkpoint import write_checkpoint
 from sok_embed.checkpoint.tools.conversion.keras_file import HDF5_MAGIC, is_keras_file, keras_tables
 from sok_embed.checkpoint.tools.conversion.npz import npz_head, npz_rows, write_npz
 from sok_embed.checkpoint.tools.conversion.parquet import (
@@ -25,16 +21,9 @@ from sok_embed.checkpoint.tools.conversion.parquet import (
     parquet_rows,
     write_parquet,
 )
-from sok_embed.checkpoint.tools.conversion.tables import (
-    Head,
-    Moving,
-    check_number,
-    chosen,
-    head_of_saved,
-)
-from sok_embed.checkpoint.tools.saved import Saved, SavedTable, open_saved, rows_of
-from sok_embed.checkpoint.tools.verify import verify
-from sok_embed.files.records import local_path, opened
+from sok_embed.checkpoint.tools.conversion.tables import Head, Moving, chosen, head_of_saved
+from sok_embed.checkpoint.tools.saved import open_saved
+from sok_embed.files.records import damaged, local_path, opened
 from sok_embed.files.whole_files import sync
 
 FORMS = ("parquet", "npz", "dump", "storage", "checkpoint")
@@ -149,8 +138,7 @@ def convert(
         moving = (read or _source_tables)(source, work, tables)
         if not moving:
             raise ValueError(f"Expected tables with rows in '{source}'. Received: none.")
-        seen = _Seen(sum(table.head.rows for table in moving), watch)
-        moving = [Moving(table.head, seen.counted(source, table)) for table in moving]
+        moving = _counted(source, moving, watch)
         made = os.path.join(work, "made")
         converted = _write(made, form, moving, group, base, base_table, work)
         os.rename(made, target)
@@ -178,7 +166,7 @@ def _source_tables(source: str, work: str, names: Sequence[str]) -> list[Moving]
     if form == "checkpoint":
         saved = open_saved(source)
         return [
-            Moving(head_of_saved(table), partial(_rows_alone, saved, table))
+            Moving(head_of_saved(table), partial(saved.rows, table))
             for table in saved.chosen(names)
         ]
     if form == "storage":
@@ -201,31 +189,24 @@ def _source_tables(source: str, work: str, names: Sequence[str]) -> list[Moving]
     return [table for table in tables if table.head in wanted]
 
 
-def _rows_alone(saved: Saved, table: SavedTable) -> Iterator[Rows]:
-    return (rows for _, rows in rows_of(saved, [table]))
+def _counted(source: str, tables: Sequence[Moving], watch: Watch | None) -> list[Moving]:
+    """Returns the same tables; reading them tells `watch`, and raises if rows are missing."""
+    total, done = sum(table.head.rows for table in tables), 0
 
+    def pieces(table: Moving) -> Iterator[Rows]:
+        nonlocal done
+        found = 0
+        for rows in table.pieces():
+            yield rows
+            found += len(rows.keys)
+            done += len(rows.keys)
+            if watch is not None:
+                watch(done, total)
+        if found != table.head.rows:
+            expected = f"{table.head.rows} rows of table '{table.head.label}'"
+            raise damaged(source, expected, str(found))
 
-class _Seen:
-    """Counts the rows that have been converted."""
-
-    def __init__(self, total: int, watch: Watch | None) -> None:
-        self._total, self._watch = total, watch
-        self._rows = 0
-
-    def counted(self, source: str, table: Moving) -> Callable[[], Iterator[Rows]]:
-        """Yields the pieces of a table. Raises an error at the end if rows are missing."""
-
-        def pieces() -> Iterator[Rows]:
-            found = 0
-            for rows in table.pieces():
-                yield rows
-                found += len(rows.keys)
-                self._rows += len(rows.keys)
-                if self._watch is not None:
-                    self._watch(self._rows, self._total)
-            check_number(source, table.head, found)
-
-        return pieces
+    return [Moving(table.head, partial(pieces, table)) for table in tables]
 
 
 def _write(
@@ -243,7 +224,13 @@ def _write(
         rows = write_dump(file, tables, groups_of(heads, group))
         if form == "dump":
             return Converted(form, heads, rows)
-        taken = _load(path, file, heads)
+        ttls = {head.ttl for head in heads}
+        if len(ttls) > 1:
+            raise ValueError(
+                f"Expected tables with one time to live for a storage. Received: {sorted(ttls)}."
+            )
+        with kv.Storage(path, ttl=ttls.pop()) as storage:
+            taken = storage.load(file)
         return Converted(form, heads, taken, rows - taken)
     if len(tables) != 1:
         raise ValueError(
@@ -258,27 +245,6 @@ def _write(
         rows = write_parquet(path, table.head, table.pieces())
     else:
         assert base is not None
-        return Converted(form, heads, _into_checkpoint(path, table, base, base_table))
+        return Converted(form, heads, write_checkpoint(path, table, base, base_table))
     sync(path)
     return Converted(form, heads, rows)
-
-
-def _load(path: str, dump: str, heads: list[Head]) -> int:
-    """Makes a storage from a dump. Returns how many rows have not expired."""
-    ttls = {head.ttl for head in heads}
-    if len(ttls) > 1:
-        raise ValueError(
-            f"Expected tables with one time to live for a storage. Received: {sorted(ttls)}."
-        )
-    with kv.Storage(path, ttl=ttls.pop()) as storage:
-        return storage.load(dump)
-
-
-def _into_checkpoint(path: str, table: Moving, base: str, base_table: str | None) -> int:
-    saved = open_saved(base)
-    target = saved.one(base_table or table.head.label)
-    check_fits(saved, target, table.head)
-    os.mkdir(path)
-    rows = write_checkpoint(path, saved, target, table.head, table.pieces())
-    check_whole(verify(path).faults, path)
-    return rows

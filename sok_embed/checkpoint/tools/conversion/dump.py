@@ -35,16 +35,6 @@ def groups_of(heads: Sequence[Head], group: int | None) -> list[int]:
     return given if len(set(given)) == len(heads) else list(range(len(heads)))
 
 
-def check_seconds(head: Head) -> None:
-    """Raises ValueError for a table that counts times in steps, which storages read as seconds."""
-    if head.step_clock >= 0:
-        raise ValueError(
-            f"Table '{head.label}': expected times of updates in seconds, as a storage has them. "
-            "Received: times in steps, which its eviction counts. Convert it to Parquet, .npz or "
-            "into a checkpoint."
-        )
-
-
 def write_dump(path: str, tables: Sequence[Moving], groups: Sequence[int]) -> int:
     """Writes tables as groups, and forces them to disk. Returns the number of rows.
 
@@ -52,7 +42,12 @@ def write_dump(path: str, tables: Sequence[Moving], groups: Sequence[int]) -> in
         ValueError: For a table whose times are steps.
     """
     for table in tables:
-        check_seconds(table.head)
+        if table.head.step_clock >= 0:
+            raise ValueError(
+                f"Table '{table.head.label}': expected times of updates in seconds, as a storage "
+                "has them. Received: times in steps, which its eviction counts. Convert it to "
+                "Parquet, .npz or into a checkpoint."
+            )
     writer = _core.DumpWriter(path)
     for group, table in sorted(zip(groups, tables, strict=True), key=lambda each: each[0]):
         head = table.head

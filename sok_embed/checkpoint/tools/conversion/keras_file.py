@@ -16,7 +16,7 @@ import numpy as np
 
 from sok_embed.checkpoint.files.rows_file import Rows, rows_a_block
 from sok_embed.checkpoint.files.rows_index import row_bytes
-from sok_embed.checkpoint.tools.conversion.members import stored_member
+from sok_embed.checkpoint.tools.conversion.npz import stored_member
 from sok_embed.checkpoint.tools.conversion.tables import Head, Moving
 from sok_embed.files.records import damaged
 from sok_embed.files.schema import (

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.lib import format as npy
 
 from sok_embed.checkpoint.files.rows_file import Rows, rows_a_block
-from sok_embed.checkpoint.tools.conversion.members import stored_member
 from sok_embed.checkpoint.tools.conversion.tables import (
     METADATA,
     MOST_METADATA_BYTES,
@@ -37,6 +36,27 @@ COLUMNS = {
 
 # zipfile and NumPy raise these for damaged files, beside OSError, ValueError and RuntimeError.
 _DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, SyntaxError, tokenize.TokenError)
+
+
+def stored_member(path: str, archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
+    """Returns a member that lies in the archive as it is.
+
+    Keras and this package compress nothing. A compressed member could be a thousand times as long
+    as the archive, all of which would be written before it turned out not to be a table.
+
+    Raises:
+        ValueError: For a compressed one.
+    """
+    found = archive.getinfo(name)
+    if found.compress_type != zipfile.ZIP_STORED:
+        raise ValueError(
+            f"Expected '{path}' to have its members as they are, as Keras and sok-embed write "
+            f"them. Received: a compressed '{name}'. Unpack the file, and pack it with zip -0."
+        )
+    length = os.path.getsize(path)
+    if found.file_size != found.compress_size or found.file_size > length:
+        raise damaged(path, f"'{name}' to lie in {length} bytes", f"{found.file_size} bytes")
+    return found
 
 
 def shape_of(column: str, head: Head, rows: int) -> tuple[int, ...]:

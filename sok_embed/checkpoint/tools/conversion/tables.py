@@ -237,9 +237,3 @@ def joined_rows(parts: Sequence[Rows]) -> Rows:
     if len(parts) == 1:
         return parts[0]
     return Rows._make(np.concatenate(columns) for columns in zip(*parts, strict=True))
-
-
-def check_number(path: str, head: Head, found: int) -> None:
-    """Raises CorruptionError unless a source has as many rows as its head says."""
-    if found != head.rows:
-        raise damaged(path, f"{head.rows} rows of table '{head.label}'", str(found))
