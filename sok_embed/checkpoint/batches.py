@@ -80,7 +80,7 @@ class Batches:
 
     def shuffles_a_shard(self) -> bool:
         """Returns true if parts of workers are shuffled: they depend on the number of workers."""
-        shuffles = [each for each in _chain(self._dataset) if _shuffles(each)]
+        shuffles = [each for each in _chain(self._dataset) if "Shuffle" in type(each).__name__]
         below = itertools.chain.from_iterable(_chain(each) for each in shuffles)
         return any(type(each).__name__ == "_ShardDataset" for each in below)
 
@@ -130,7 +130,3 @@ def _seeds_of(dataset: Any) -> list[int]:
     """Returns the two seeds of a dataset that draws at random, and nothing for others."""
     seeds = [tf.get_static_value(getattr(dataset, name, None)) for name in ("_seed", "_seed2")]
     return [] if None in seeds else [int(seed) for seed in seeds]
-
-
-def _shuffles(dataset: Any) -> bool:
-    return "Shuffle" in type(dataset).__name__

@@ -43,8 +43,8 @@ class _Ready(NamedTuple):
 
 _TRIES = 10  # attempts to open the same save on all workers, if another job saves
 
-# Maps tables and models that a restore has begun to change, and has not finished, to the
-# checkpoint. Another object than the one that restored them may try to save them.
+# Maps what a restore has begun to change, and has not finished, to the checkpoint. Another object
+# than the one that restored tables and models may try to save them.
 _partially_restored: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
@@ -92,8 +92,6 @@ class Checkpoint:
             )
         self._model = model
         self._objects = objects
-        # The checkpoint of a restore that has begun to change objects and has not finished.
-        self._half_restored: str | None = None
         self._restores = 0  # the number of restores that have changed something
 
     def save(self, directory: str | os.PathLike[str]) -> str:
@@ -117,34 +115,19 @@ class Checkpoint:
             RuntimeError: If another worker has failed, a table changes meanwhile, or the last
                 restore failed after it had changed something.
         """
-        return self._save(place_of(directory).path)
-
-    def _save(self, folder: str) -> str:
-        save = self._begin(folder)
-        save.write()
-        save.finish()
-        return folder
-
-    def _begin(self, folder: str, options: SaveOptions | None = None) -> Save:
-        """Begins a save into a folder of an absolute path.
-
-        Args:
-            folder: The path.
-            options: The options of the save. `None`: a whole save of the step that `step` returns.
-        """
+        folder = place_of(directory).path
         agreement = Agreement(communicators.current())
-
-        def where(found: SavedObjects) -> tuple[int, str]:
-            return self.step(found) if options is None else options.step, folder
-
-        ready = self._ready(agreement, where)
+        ready = self._ready(agreement, lambda found: (self.step(found), folder))
         first = agreement.rank == 0
         agreement.together(
             "find the folder", lambda: make_folder(place_of(folder)) if first else None
         )
-        return self._begin_ready(agreement, ready, options or SaveOptions(0, ready.step))
+        save = self._begin(agreement, ready, SaveOptions(0, ready.step))
+        save.write()
+        save.finish()
+        return folder
 
-    def _begin_ready(self, agreement: Agreement, ready: _Ready, options: SaveOptions) -> Save:
+    def _begin(self, agreement: Agreement, ready: _Ready, options: SaveOptions) -> Save:
         """Begins a save into a folder that worker 0 has made."""
         own = OwnState(self._own_objects())
         return Save(agreement, ready.folder, ready.attempt, ready.dense, own, options)
@@ -154,24 +137,16 @@ class Checkpoint:
     ) -> _Ready:
         """Finds and checks everything that is to be saved. Collective.
 
-        Args:
-            agreement: The agreement of the workers.
-            where: A function that returns the step and the path of the folder for the objects that
-                were found.
-
-        Raises:
-            ValueError: If workers have different models or steps, or are in the middle of an
-                accumulation of gradients.
-            RuntimeError: If another worker has failed, or the last restore failed after it had
-                changed something.
+        The function `where` returns the step and the path of the folder for the objects that were
+        found. An error of one worker is an error of all.
         """
         half_restored: str | None = None
 
         def look() -> _Ready:
             nonlocal half_restored
             dense = self._prepared()
-            parts = [_partially_restored.get(each) for each in self._shared_parts(dense.found)]
-            half_restored = next(filter(None, [self._half_restored, *parts]), None)
+            parts = map(_partially_restored.get, self._restored_parts(dense.found))
+            half_restored = next(filter(None, parts), None)
             return _Ready(dense, *where(dense.found), secrets.randbelow(2**62) + 1)
 
         def numbers(ready: _Ready) -> list[int]:
@@ -309,16 +284,14 @@ class Checkpoint:
                     "do not fit together: restore this checkpoint again, or another checkpoint."
                 ) from error
 
-        self._half_restored = folder
-        for each in self._shared_parts(dense.found):
+        for each in self._restored_parts(dense.found):
             _partially_restored[each] = folder
         self._restores += 1
         agreement.together(
             "restore the checkpoint, which is now restored in part and must be restored again",
             restore,
         )
-        self._half_restored = None
-        for each in self._shared_parts(dense.found):
+        for each in self._restored_parts(dense.found):
             _partially_restored.pop(each, None)
         return manifest.step
 
@@ -360,8 +333,9 @@ class Checkpoint:
             )
         return dense
 
-    def _shared_parts(self, found: SavedObjects) -> Iterator[Any]:
-        """Yields the objects that other checkpoints may have too: tables, and the model."""
+    def _restored_parts(self, found: SavedObjects) -> Iterator[Any]:
+        """Yields this checkpoint, and what others may have too: tables, and the model."""
+        yield self
         yield from (host.table for host in found.tables)
         if self._model is not None:
             yield self._model

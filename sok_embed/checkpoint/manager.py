@@ -9,7 +9,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from sok_embed import communicators
 from sok_embed.arguments import check_integer, check_positive
@@ -34,22 +34,6 @@ from sok_embed.files.place_of import place_of
 POLL_EVERY = 16
 
 _NICENESS = 15  # the niceness of a thread that writes while training goes on
-
-
-class _Chain(NamedTuple):
-    """The last checkpoint on which a checkpoint of changes can build.
-
-    Attributes:
-        parent: The name and the state of that checkpoint.
-        deltas: The number of checkpoints of changes up to it.
-        base_bytes: The bytes of the files of the checkpoint that has everything.
-        delta_bytes: The bytes of the files of changes.
-    """
-
-    parent: Parent
-    deltas: int
-    base_bytes: int
-    delta_bytes: int
 
 
 class CheckpointManager(StepFolders):
@@ -112,7 +96,7 @@ class CheckpointManager(StepFolders):
         self._checkpoint = checkpoint
         self._max_deltas = max_deltas
         self._on_background = save_on_background
-        self._chain: _Chain | None = None
+        self._last: Parent | None = None  # the last save, if one of changes can build on it
         self._pending: _Pending | None = None
         self._last_step: int | None = None  # the step of the last save, if no restore came after it
         self._restores = 0  # the checkpoint's number of restores when the last save began
@@ -148,7 +132,7 @@ class CheckpointManager(StepFolders):
         if self._restores != self._checkpoint._restores:
             # After a restore the noted changes are not those since the save before.
             self._restores = self._checkpoint._restores
-            self._last_step, self._chain = None, None
+            self._last_step = self._last = None
         agreement = Agreement(communicators.current())
 
         def where(found: SavedObjects) -> tuple[int, str]:
@@ -171,11 +155,11 @@ class CheckpointManager(StepFolders):
         options = SaveOptions(
             serial,
             ready.step,
-            self._chain.parent if is_chained and self._chain else None,
-            notes_changes=incremental or self._chain is not None,
+            self._last if is_chained else None,
+            notes_changes=incremental or self._last is not None,
             goes_on=self._on_background,
         )
-        save = self._checkpoint._begin_ready(agreement, ready, options)
+        save = self._checkpoint._begin(agreement, ready, options)
         self._last_step = ready.step
         self._pending = _Pending(save, ready.step, self)
         if not self._on_background:
@@ -217,17 +201,9 @@ class CheckpointManager(StepFolders):
         # The other workers wait until worker 0 has removed old checkpoints, so that all see the
         # same.
         manifest = save.finish(lambda: self._remove_old(step))
-        length = sum(record.bytes for record in (*manifest.rows, *manifest.files))
-        parent = Parent(os.path.basename(save.folder), manifest.state)
-        if not save.options.notes_changes:
-            self._chain = None
-        elif manifest.parent is None or self._chain is None:
-            self._chain = _Chain(parent, 0, length, 0)
-        else:
-            before = self._chain
-            self._chain = _Chain(
-                parent, before.deltas + 1, before.base_bytes, before.delta_bytes + length
-            )
+        self._last = None
+        if save.options.notes_changes:
+            self._last = Parent(os.path.basename(save.folder), manifest.state)
 
     def _wait_for_all(self) -> None:
         """Waits until no save is being written, such as one of a `fit` that was interrupted.
@@ -241,25 +217,24 @@ class CheckpointManager(StepFolders):
     def _parent(self, step: int, tables: Sequence[tuple[Any, ...]], workers: int) -> Parent | None:
         """Returns the checkpoint on which a save of a step may build.
 
-        Args:
-            step: The step of the save.
-            tables: The identity of each of its tables.
-            workers: The number of workers that will write it.
+        The save has tables of these identities, and so many workers write it.
         """
-        chain = self._chain
-        if chain is None or chain.deltas >= self._max_deltas:
-            return None
-        if chain.delta_bytes > chain.base_bytes:
+        if self._last is None:
             return None
         try:
-            links = manifests.read_chain(os.path.join(self.directory, chain.parent.folder))
+            links = manifests.read_chain(os.path.join(self.directory, self._last.folder))
         except (OSError, ValueError):
             return None  # it was removed or damaged meanwhile
-        if self._folder(step) in [link.folder for link in links]:
-            return None  # the save replaces it
+        if len(links) > self._max_deltas or self._folder(step) in [link.folder for link in links]:
+            return None  # there are enough of them, or the save replaces one
+        *deltas, base = (
+            sum(record.bytes for record in (*manifest.rows, *manifest.files))
+            for _, manifest in links
+        )
         last = links[0].manifest
         saved = (last.state, last.workers, [manifests.identity(table) for table in last.tables])
-        return chain.parent if saved == (chain.parent.state, workers, tables) else None
+        fits = sum(deltas) <= base and saved == (self._last.state, workers, tables)
+        return self._last if fits else None
 
     def restore_or_initialize(self) -> str | None:
         """Restores the complete checkpoint that was saved last.
@@ -303,7 +278,7 @@ class CheckpointManager(StepFolders):
     def remove_all(self) -> None:
         """Removes all checkpoints, and the directory if nothing else is in there."""
         self._wait_for_all()
-        self._chain = None
+        self._last = None
         agreement = Agreement(communicators.current())
 
         def remove() -> None:

@@ -388,7 +388,8 @@ def _check_batches_suffice(batches: Batches, epochs: int, steps: int | None, str
 
 def _make_metrics(model: keras.Model, element_spec: Any) -> None:
     """Makes Keras create the variables of metrics, as the first step of training does."""
-    if not _is_unbuilt(model):
+    parts = (getattr(model, "_compile_metrics", None), getattr(model, "_compile_loss", None))
+    if all(part is None or part.built for part in parts):
         return
     if isinstance(element_spec, tuple):
         element_spec = element_spec[:3]  # without the factors of a joined dataset
@@ -401,23 +402,14 @@ def _make_metrics(model: keras.Model, element_spec: Any) -> None:
         tf.function(model.train_step).get_concrete_function(element_spec)
 
 
-def _is_unbuilt(model: keras.Model) -> bool:
-    """Returns true if metrics or losses of `compile` wait for a batch to be built."""
-    parts = (getattr(model, "_compile_metrics", None), getattr(model, "_compile_loss", None))
-    return any(part is not None and not part.built for part in parts)
-
-
 def _own_variables(model: keras.Model) -> list[Any]:
     """Returns the variables that differ by worker: states of metrics, seeds, moving averages."""
     found = list(model.metrics_variables)
     for layer in model._flatten_layers():
-        found += [each for each in layer._non_trainable_variables if _is_plain(each)]
+        weights = layer._non_trainable_variables
+        found += [each for each in weights if isinstance(each, keras.Variable)]
         found += [generator.state for generator in layer._seed_generators]
     return list({id(each): each for each in found}.values())
-
-
-def _is_plain(variable: Any) -> bool:
-    return isinstance(variable, keras.Variable)
 
 
 def _values_of(model: keras.Model) -> list[tuple[Any, tf.Tensor]]:

@@ -14,9 +14,11 @@ import tensorflow as tf
 from limits import HANG_S
 
 import sok_embed as sok
+from sok_embed import communicators
 from sok_embed.binding import _core
 from sok_embed.checkpoint import Checkpoint, CheckpointManager, set_copy_budget
 from sok_embed.checkpoint.transfer import saves, writing
+from sok_embed.communicators.agreement import Agreement
 
 
 @pytest.fixture
@@ -216,7 +218,10 @@ def test_a_save_that_is_written_and_not_ended_is_in_nobodys_way(tmp_path):
     table.assign([1, 2], np.ones([2, 4], np.float32))
     checkpoint = Checkpoint(table=table)
     options = saves.SaveOptions(1, 1, notes_changes=True, goes_on=True)
-    pending = checkpoint._begin(str(tmp_path / "first"), options)
+    (tmp_path / "first").mkdir()
+    agreement = Agreement(communicators.current())
+    ready = checkpoint._ready(agreement, lambda found: (1, str(tmp_path / "first")))
+    pending = checkpoint._begin(agreement, ready, options)
     pending.write()
     expected = held_state.contents_of(table)
     table.assign([2, 3], np.zeros([2, 4], np.float32))

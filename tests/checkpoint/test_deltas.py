@@ -247,7 +247,7 @@ def two_chains(folder):
     table, manager = one_table(folder, rows=50, max_to_keep=None)
     for step in range(6):
         if step == 3:
-            manager._chain = None  # has the next one be whole, and be built on
+            manager._last = None  # has the next one be whole, and be built on
         manager.save(step, incremental=step != 5)
         table.assign([step], np.full([1, 4], 9, np.float32))
     return table, manager

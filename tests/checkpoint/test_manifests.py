@@ -102,12 +102,12 @@ def run(request, tmp_path):
     kind = request.param
     tables, checkpoint = thing_of(kind, tmp_path / "storage")
     manager = CheckpointManager(checkpoint, tmp_path / "run", max_to_keep=None)
+    if kind == "changes":  # which would be too long for tables this small
+        manager._parent = lambda *_: manager._last
     chance = np.random.default_rng(5)
     for step in range(3):
         change(tables, chance)
         manager.save(step, incremental=kind == "changes")
-        if kind == "changes":
-            manager._chain = manager._chain._replace(base_bytes=2**30)
     folders = [tmp_path / "run" / f"step-{step:09d}" for step in range(3)]
     if kind == "two_workers":
         for folder in folders:

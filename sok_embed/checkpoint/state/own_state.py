@@ -66,7 +66,8 @@ class OwnState:
                 "Restore it with the same number of workers, or go by the count of batches: "
                 "position='count' in checkpoint.fit, no iterator elsewhere."
             )
-        return _records(manifest, worker) if self._is_restored(manifest, workers) else []
+        count = len(DATA_ENDINGS) if self._is_restored(manifest, workers) else 0
+        return list(manifest.data[worker * count : (worker + 1) * count])
 
     def check(self, folder: LocalFolder, manifest: Manifest, worker: int, workers: int) -> None:
         """Raises an error for files from which this worker cannot restore. Changes nothing.
@@ -106,11 +107,6 @@ class OwnState:
 
     def _is_restored(self, manifest: Manifest, workers: int) -> bool:
         return bool(self._objects and manifest.data) and manifest.workers == workers
-
-
-def _records(manifest: Manifest, worker: int) -> list[FileRecord]:
-    count = len(DATA_ENDINGS)
-    return list(manifest.data[worker * count : (worker + 1) * count])
 
 
 def _write_error(folder: str, error: tf.errors.OpError) -> OSError:

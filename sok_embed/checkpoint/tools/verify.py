@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 
@@ -52,25 +52,34 @@ def verify(folder: str, watch: Watch | None = None) -> Verified:
     in memory or, if they are many, in a temporary file.
     """
     folder = local_path(folder)
-    broken: list[str] = []
-    whole_chain: list[OpenCheckpoint] = []
-    if not _holds(broken, lambda: whole_chain.append(hold(folder, all_files))):
-        whole_chain.append(hold(folder, all_files, lambda path, read: [Link(path, read(path))]))
-    (held,) = whole_chain
-    each = [
-        _verify_files(*link, place, watch)
-        for link, place in zip(held.chain, held.places, strict=True)
-    ]
-    found = Verified(
-        sum(one.bytes for one in each),
-        sum(one.rows for one in each),
-        [*broken, *(fault for one in each for fault in one.faults)],
-    )
-    if len(held.chain) > 1 and not found.faults:
-        # Each file is whole; this checks that they fit together.
-        _holds(found.faults, partial(_check_live, held))
+    faults: list[str] = []
+    held: OpenCheckpoint | None = None
+    with _noting(faults):
+        held = hold(folder, all_files)
+    if held is None:  # the checkpoint alone, without those on which it builds
+        held = hold(folder, all_files, lambda path, read: [Link(path, read(path))])
+    whole = rows = 0
+    for link, place in zip(held.chain, held.places, strict=True):
+        found = _verify_files(*link, place, faults, watch)
+        whole, rows = whole + found[0], rows + found[1]
+    if len(held.chain) > 1 and not faults:
+        with _noting(faults):  # each file is whole; this checks that they fit together
+            _check_live(held)
     held.end()
-    return found
+    return Verified(whole, rows, faults)
+
+
+@contextmanager
+def _noting(faults: list[str]) -> Iterator[None]:
+    """Adds an error of the block, which ends there, to the faults.
+
+    Other errors of the file system, such as a full folder for temporary files, are not faults of
+    the checkpoint, and are raised.
+    """
+    try:
+        yield
+    except (CorruptionError, FileNotFoundError, ValueError) as error:
+        faults.append(str(error))
 
 
 def _check_live(held: OpenCheckpoint) -> None:
@@ -88,52 +97,40 @@ def _check_live(held: OpenCheckpoint) -> None:
             )
 
 
-def _verify_files(folder: str, manifest: Manifest, place: Fetched, watch: Watch | None) -> Verified:
-    """Reads all files of one folder."""
-    faults: list[str] = []
-    whole = 0
+def _verify_files(
+    folder: str, manifest: Manifest, place: Fetched, faults: list[str], watch: Watch | None
+) -> tuple[int, int]:
+    """Reads all files of one folder. Returns the bytes and the rows that are whole."""
+    whole = rows = 0
     for record in (*manifest.files, *manifest.data):
-        if _holds(faults, partial(check_record, place, record)):
+        with _noting(faults):
+            check_record(place, record)
             whole += record.bytes
             if watch is not None:
                 watch(record.bytes)
     found: list[_Found] = []
     for worker in range(len(manifest.rows)):
-        _holds(faults, partial(_add_reader, found, place, manifest, worker))
+        with _noting(faults):
+            found.append(_Found(worker, reader_of(place, manifest, worker)))
     if not found:
-        return Verified(whole, 0, faults)
+        return whole, 0
     readers = [each.reader for each in found]
-    _holds(faults, partial(saved_tables, manifest, readers))
+    with _noting(faults):
+        saved_tables(manifest, readers)
     if len(readers) == len(manifest.rows):
-        _holds(faults, partial(check_totals, folder, manifest, readers))
-    read = []
-    rows = sum(part["rows"] for entry in manifest.tables for part in entry["parts"].values())
-    with Partitions(_KEY, _KEY.itemsize * rows) as keys:
+        with _noting(faults):
+            check_totals(folder, manifest, readers)
+    told = sum(part["rows"] for entry in manifest.tables for part in entry["parts"].values())
+    with Partitions(_KEY, _KEY.itemsize * told) as keys:
         for each in found:
-            if _holds(faults, partial(each.read, keys, watch)):
-                read.append(each)
+            with _noting(faults):
+                each.read(keys, watch)
                 whole += manifest.rows[each.worker].bytes
+                rows += sum(each.rows.values())
                 faults += each.faults()
-        faults += _twice(keys, [_label(entry) for entry in found[0].reader.tables])
-    return Verified(whole, sum(sum(each.rows.values()) for each in read), faults)
-
-
-def _holds(faults: list[str], check: Callable[[], object]) -> bool:
-    """Returns true if a check raises no error; otherwise adds the error to the faults.
-
-    Other errors of the file system, such as a full folder for temporary files, are not faults of
-    the checkpoint, and are raised.
-    """
-    try:
-        check()
-    except (CorruptionError, FileNotFoundError, ValueError) as error:
-        faults.append(str(error))
-        return False
-    return True
-
-
-def _add_reader(found: list[_Found], place: Fetched, manifest: Manifest, worker: int) -> None:
-    found.append(_Found(worker, reader_of(place, manifest, worker)))
+        labels = [label_of(entry["path"], entry["part"]) for entry in readers[0].tables]
+        faults += _twice(keys, labels)
+    return whole, rows
 
 
 class _Found:
@@ -187,11 +184,6 @@ class _Found:
                         f"'{entry['path']}' in '{self.reader.path}', as its index says. Received: "
                         f"{received}."
                     )
-
-
-def _label(entry: dict[str, Any]) -> str:
-    """Returns the name of an entry of an index, as `SavedTable.label`."""
-    return label_of(entry["path"], entry["part"])
 
 
 def _twice(keys: Partitions, labels: Sequence[str]) -> Iterator[str]:

@@ -156,7 +156,10 @@ class Save:
         agreement = self.agreement
         try:
             _, numbers = agreement.gather_together(
-                "write their parts", self._check_written, self._numbers_of_own, self._undo
+                "write their parts",
+                self._written,
+                lambda records: [number for record in records for number in record.numbers()],
+                self._undo,
             )
             rows, data = self._records_of_all(numbers)
             manifest = Manifest(
@@ -193,18 +196,15 @@ class Save:
         if self._work is not None:
             self._work.end()
 
-    def _check_written(self) -> None:
+    def _written(self) -> list[FileRecord]:
+        """Returns the records of the files of rows and of own state of this worker."""
         if self._error is not None:
             raise self._error
+        return [*([self._rows] if self._rows else []), *self._data]
 
     def _undo(self) -> None:
         self.end()
         manifests.remove_attempts(self._place, lambda each: each == self.attempt)
-
-    def _numbers_of_own(self, _: None) -> list[int]:
-        """Returns the numbers that the other workers need about the files of this one."""
-        records = [*([self._rows] if self._rows else []), *self._data]
-        return [number for record in records for number in record.numbers()]
 
     def _records_of_all(
         self, numbers: Sequence[Sequence[int]]

@@ -89,11 +89,11 @@ def write(folder: Path) -> None:
             manager = CheckpointManager(
                 Checkpoint(model), place(folder, run), save_on_background=True
             )
+            # Changes of tables this small would be too long.
+            manager._parent = lambda *_, manager=manager: manager._last
             for step in range(3):
                 train(model, 1 if step else 2)
                 manager.wait()
-                if manager._chain is not None:  # which would be too long for tables this small
-                    manager._chain = manager._chain._replace(base_bytes=2**40)
                 saved = manager.save(step, incremental=True)
                 note(folder / f"{run}.step-{step}", model)
             folder.joinpath(f"{run}.last").write_text(saved)

@@ -81,16 +81,13 @@ def write_npz(path: str, head: Head, pieces: Iterable[Rows], work: str) -> int:
         for column, (name, dtype) in COLUMNS.items():
             shape = shape_of(column, head, number)
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                _write_header(member, dtype, shape)
+                header = {"descr": dtype, "fortran_order": False, "shape": shape}
+                npy.write_array_header_1_0(member, header)
                 files[column].seek(0)
                 shutil.copyfileobj(files[column], member, 1 << 20)
         with archive.open(f"{METADATA}.npy", "w") as member:
             npy.write_array(member, np.array(json.dumps(head.metadata())), allow_pickle=False)
     return number
-
-
-def _write_header(member: IO[bytes], dtype: str, shape: tuple[int, ...]) -> None:
-    npy.write_array_header_1_0(member, {"descr": dtype, "fortran_order": False, "shape": shape})
 
 
 def npz_head(path: str) -> Head:

@@ -297,19 +297,15 @@ def _slots(table: _Stored, beside: dict[str, _Stored], slots: Slots) -> tuple[st
         chosen = [[found[name] for name in names if name in found] for names in _SLOTS[rule]]
         if all(len(each) == 1 for each in chosen) and len(chosen) == len(found):
             columns = [each for (each,) in chosen]
-            _check_slots(table, columns)
+            for each in columns:
+                if each.dim != table.dim:
+                    raise damaged(each.name, f"slots of dim {table.dim}", str(each.dim))
             return rule, columns
     raise ValueError(
         f"Expected slots of {slots.rule or 'an optimizer'} for table '{table.name}'. Received: "
         f"{', '.join(found)}. Name the rule with --optimizer ({', '.join(RULES)}), or leave slots "
         "out with --optimizer none."
     )
-
-
-def _check_slots(table: _Stored, columns: Sequence[_Stored]) -> None:
-    for each in columns:
-        if each.dim != table.dim:
-            raise damaged(each.name, f"slots of dim {table.dim}", str(each.dim))
 
 
 def _pieces(
