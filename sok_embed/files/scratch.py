@@ -45,12 +45,7 @@ def locked_folder(folder: str, name: str, number: int | None = None) -> tuple[st
 
 
 def remove_leftovers(folder: str, name: str) -> None:
-    """Removes folders of killed processes; folders of running processes are locked.
-
-    Args:
-        folder: The folder, as for `locked_folder`.
-        name: The name, as for `locked_folder`.
-    """
+    """Removes folders that `locked_folder` has made, of killed processes: the others are locked."""
     for entry in os.listdir(folder):
         if not (entry.startswith(f".{name}.") and entry.endswith(_SUFFIX)):
             continue

@@ -20,17 +20,7 @@ from sok_embed.tables.base_table import Part
 
 
 class CheckpointRows:
-    """A checkpoint from which a model is exported.
-
-    Args:
-        model: The model, made and compiled like the saved one.
-        source: The folder of the checkpoint, or its URL.
-
-    Raises:
-        FileNotFoundError: If the folder has no complete checkpoint.
-        CorruptionError: For a file that is not as it was written.
-        ValueError: For the checkpoint of another model, or of a later version.
-    """
+    """A checkpoint from which a model is exported, made and compiled like the saved one."""
 
     def __init__(self, model: keras.Model, source: str | os.PathLike[str]) -> None:
         self._dense = DenseState(model, {})

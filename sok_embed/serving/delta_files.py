@@ -108,12 +108,7 @@ class Delta(NamedTuple):
 
 
 class DeltaWriter:
-    """Writes a delta under a name that is not a number.
-
-    Args:
-        base: The export on which it builds.
-        folder: The folder to write into, which is there and empty.
-    """
+    """Writes a delta into a folder that is there and empty, under a name that is not a number."""
 
     def __init__(self, base: Base, folder: str) -> None:
         self._base = base
@@ -155,11 +150,8 @@ class DeltaWriter:
     ) -> str:
         """Writes the rest, and gives the folder its number. Returns the digest of the manifest.
 
-        Args:
-            number: The number of the delta.
-            previous: The digest of the delta before; `""` for the first.
-            step: The step of the training.
-            weights: All dense weights, by name.
+        `previous` is the digest of the delta before, `""` for the first. The weights are all dense
+        ones, by name.
 
         Raises:
             FileExistsError: If there is a delta of this number.
@@ -201,18 +193,8 @@ class DeltaWriter:
 def read_delta(base: Base, number: int, previous: str, scratch: str) -> Delta:
     """Reads a delta, and opens copies of its files, so that later changes of it have no effect.
 
-    Args:
-        base: The export on which it builds.
-        number: The number of the delta.
-        previous: The digest of the delta before it.
-        scratch: A folder for the copies, whose names are not taken.
-
-    Raises:
-        FileNotFoundError: If the delta or a part of it is missing.
-        sok_embed.kv.CorruptionError: For a delta that is not as it was written.
-        ValueError: For the delta of another export, one that follows another delta, or one of a
-            later format.
-        OSError: From the file system.
+    `previous` is the digest of the delta before it. A delta of another export, one that follows
+    another delta, or one of a later format is a ValueError.
     """
     folder = base.delta(number)
     check_there(base, number)
@@ -275,12 +257,7 @@ def check_there(base: Base, number: int) -> None:
 
 
 def read_current(base: Base) -> int:
-    """Returns the number of the newest delta, from `CURRENT.json`; 0: there is none.
-
-    Raises:
-        sok_embed.kv.CorruptionError: For a file that is not as it was written.
-        OSError: From the file system.
-    """
+    """Returns the number of the newest delta, from `CURRENT.json`; 0: there is none."""
     path = os.path.join(base.deltas, CURRENT)
     try:
         content = _json(path, 4096, {"delta": _number})

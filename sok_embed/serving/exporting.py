@@ -175,7 +175,8 @@ def _dense_parts(outputs: Any) -> Any:
     flat = outputs.values() if isinstance(outputs, dict) else outputs
     if not isinstance(outputs, (dict, list, tuple)):
         flat = [outputs]
-    if all(tf.is_tensor(each) and not _is_composite(each) for each in flat):
+    composite = (tf.RaggedTensor, tf.SparseTensor)
+    if all(tf.is_tensor(each) and not isinstance(each, composite) for each in flat):
         return outputs
     parts = [
         part
@@ -184,10 +185,6 @@ def _dense_parts(outputs: Any) -> Any:
     ]
     _check_different([name for name, _ in parts], "outputs")
     return dict(parts)
-
-
-def _is_composite(tensor: Any) -> bool:
-    return isinstance(tensor, (tf.RaggedTensor, tf.SparseTensor))
 
 
 def _parts_of(name: str, output: Any) -> list[tuple[str, tf.Tensor]]:

@@ -19,11 +19,7 @@ MOST_LAYERS = 4
 
 
 class Layer:
-    """The changes of a table by one or more deltas, in files that are removed with this object.
-
-    Args:
-        changes: The files, which are open.
-    """
+    """The changes of a table by one or more deltas, in files that are removed with this object."""
 
     def __init__(self, changes: TableChanges) -> None:
         self.rows, self.gone = changes
@@ -31,24 +27,9 @@ class Layer:
         self.count = sum(len(each) for each in changes if each is not None)
         self._end = weakref.finalize(self, _remove, files)
 
-    @property
-    def rows_path(self) -> str:
-        """The path of the file of rows; `""`: there is none."""
-        return self.rows.path if self.rows else ""
-
-    @property
-    def gone_path(self) -> str:
-        """The path of the file of keys whose rows were removed; `""`: there is none."""
-        return self.gone.path if self.gone else ""
-
 
 class TableState:
-    """A table at one version: its file, and the layers of changes over it, the oldest first.
-
-    Args:
-        base: The file of rows of the export.
-        layers: The layers.
-    """
+    """A table at one version: its file, and the layers of changes over it, the oldest first."""
 
     def __init__(self, base: rows_files.RowsFile, layers: tuple[Layer, ...] = ()) -> None:
         self.base = base
@@ -59,10 +40,6 @@ class TableState:
 
         A layer has more than twice the rows of the next one, so that each row is merged only a few
         times, with any number of deltas.
-
-        Args:
-            layer: The layer, whose files the table takes over.
-            scratch: The folder for merged files.
         """
         layers = [*self.layers, layer]
         while len(layers) > 1 and (
@@ -135,16 +112,7 @@ def first_state(base: Base) -> State:
 
 
 def next_state(base: Base, state: State, scratch: str) -> State:
-    """Returns the version after another one.
-
-    Args:
-        base: The export.
-        state: The version before.
-        scratch: A folder for copies and merged files.
-
-    Raises:
-        Exception: As `read_delta`.
-    """
+    """Returns the version after another one; raises what `read_delta` raises."""
     delta = read_delta(base, state.number + 1, state.digest, scratch)
     tables = [
         table if changes == (None, None) else table.with_layer(Layer(changes), scratch)

@@ -231,11 +231,7 @@ class LiveModel:
                 self._update()
 
     def _update(self, waits: bool = True) -> None:
-        """Serves what has been published.
-
-        Args:
-            waits: False if what could not be taken up is tried again at once.
-        """
+        """Serves what has been published; tries failed paths at once, unless it `waits`."""
         try:
             newest = export_numbers(self._root)[-1]
         except OSError as error:

@@ -15,7 +15,7 @@ from sok_embed.files.forks import check_process
 from sok_embed.serving import rows as rows_files
 from sok_embed.serving.adapted_layers import Adapted
 from sok_embed.serving.delta_files import Base, ExportedTable
-from sok_embed.serving.layers import State, TableState
+from sok_embed.serving.layers import State
 from sok_embed.serving.safetensors import WeightSpec
 
 
@@ -164,12 +164,7 @@ class LoadedExport:
         return dict(zip(sorted(self.outputs), self._run(tensors, captures), strict=True))
 
     def snapshot(self, state: State, before: Snapshot | None = None) -> Snapshot:
-        """Returns the model at a version.
-
-        Args:
-            state: The version.
-            before: The version before it, whose unchanged tables are used again, or `None`.
-        """
+        """Returns the model at a version; takes over unchanged tables of the one `before`."""
         tables = []
         for i, (base, table) in enumerate(zip(self.tables, state.tables, strict=True)):
             if not table.layers:
@@ -177,7 +172,13 @@ class LoadedExport:
             elif before is not None and before.state.tables[i] is table:
                 tables.append(before._tables[i])
             else:
-                tables.append(self._over(base, table))
+                gone, rows = (
+                    ["" if file is None else file.path for file in files]
+                    for files in zip(
+                        *((each.gone, each.rows) for each in table.layers), strict=True
+                    )
+                )
+                tables.append(self._layered(base, gone, rows))
         if state.weights is None:
             return Snapshot(self, state, tables, dict(self.weights))
         weights = {}
@@ -189,13 +190,6 @@ class LoadedExport:
             array = np.frombuffer(values, like.dtype.as_numpy_dtype).reshape(like.shape)
             weights[name] = tf.Variable(array, trainable=False, dtype=like.dtype)
         return Snapshot(self, state, tables, weights)
-
-    def _over(self, base: tf.Tensor, table: TableState) -> Any:
-        layers = table.layers
-        gone, rows = (
-            [getattr(each, kind) for each in layers] for kind in ("gone_path", "rows_path")
-        )
-        return self._layered(base, gone, rows)
 
 
 def _tensor(name: str, value: Any, dtype: tf.DType) -> tf.Tensor:

@@ -15,11 +15,8 @@ class Moment:
     """The moment at which an export of a model begins, or a delta.
 
     Rows are read a table at a time, and dense weights after them: if another thread trains the
-    model meanwhile, they are of different steps.
-
-    Args:
-        model: The model.
-        reads_weights: False if a change is noticed by numbers of steps alone, in less time.
+    model meanwhile, they are of different steps. Without `reads_weights` a change is noticed by
+    numbers of steps alone, in less time.
     """
 
     def __init__(self, model: keras.Model, reads_weights: bool = True) -> None:

@@ -11,13 +11,7 @@ from sok_embed.tf_ops.served import ServedRows, checked
 
 
 class NativeRows(tf.Module, ServedRows):
-    """Rows by key.
-
-    Args:
-        held: The rows.
-        files: The files of the export, to which this adds one.
-        missing: `"initializer"` or `"zeros"`: the vectors of keys without a row.
-    """
+    """Rows by key; the arguments are those of `stock_rows`."""
 
     def __init__(self, held: HeldRows, files: TableFiles, missing: str) -> None:
         super().__init__()

@@ -23,12 +23,7 @@ def check_adapted(model: keras.Model, folder: str, adapted: list[Adapted] | None
     """Raises ValueError if layers have adapted to other data since an export.
 
     The export has the vocabularies of lookup layers, and means and variances of `Normalization`, as
-    constants, which no delta can change.
-
-    Args:
-        model: The model in training.
-        folder: The folder of the export.
-        adapted: The layers of the export that had adapted. `None`: the export does not name them.
+    constants, which no delta can change. `None`: an old export, which does not name such layers.
     """
     if adapted is None:
         return

@@ -45,27 +45,14 @@ class WeightSpec(NamedTuple):
 
 
 def packed(weights: Mapping[str, npt.NDArray[np.generic]]) -> bytes:
-    """Returns the content of a file of weights.
-
-    Args:
-        weights: The values, by name; bfloat16 as a dtype of `ml_dtypes`.
-    """
+    """Returns the content of a file of weights; bfloat16 is a dtype of `ml_dtypes`."""
     specs = {name: WeightSpec(value.dtype.name, value.shape) for name, value in weights.items()}
     values = [np.ascontiguousarray(weights[name]).tobytes() for name in sorted(weights)]
     return b"".join([_header(specs), *values])
 
 
 def unpacked(path: str, data: bytes, specs: Mapping[str, WeightSpec]) -> dict[str, bytes]:
-    """Returns the bytes of each weight of a file.
-
-    Args:
-        path: The path of the file, for messages.
-        data: The content of the file.
-        specs: The weights that the file must have, and no others.
-
-    Raises:
-        sok_embed.kv.CorruptionError: For any other content.
-    """
+    """Returns the bytes of each weight of a file, which must have these weights and no others."""
     header = _header(specs)
     length = len(header) + sum(spec.bytes for spec in specs.values())
     if len(data) != length or not data.startswith(header):

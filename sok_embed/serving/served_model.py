@@ -200,11 +200,7 @@ def _model(model: Any, compiled: bool) -> keras.Model:
 class _Tables:
     """Makes the substitutes of tables for serving, one for each table.
 
-    Args:
-        model: The model that has the tables.
-        options: The options of the export.
-        folder: The folder for files of rows.
-        rows: The checkpoint or the files of workers that have the rows; `None`: the tables do.
+    Without `rows`, from a checkpoint or from files of workers, the tables have the rows.
     """
 
     def __init__(

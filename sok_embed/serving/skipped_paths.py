@@ -27,9 +27,6 @@ class SkippedPaths:
     Each is tried again as soon as its files are others. Since the error may have been a passing
     one, such as a full disk, it is tried again without that too: after `seconds`, then after twice
     that, and so on, at least once a minute.
-
-    Args:
-        seconds: The seconds before the first new try.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -46,11 +43,7 @@ class SkippedPaths:
     def skip(self, path: str, error: Exception, signature: Any, version: tuple[int, int]) -> None:
         """Notes that a path could not be taken up, and logs it if the reason is new.
 
-        Args:
-            path: The path.
-            error: The reason.
-            signature: A value that changes when the path may have become valid.
-            version: The version that is served meanwhile.
+        The signature changes when the path may have become valid.
         """
         kind = (type(error).__name__, getattr(error, "errno", None))
         before = self._skipped.get(path)

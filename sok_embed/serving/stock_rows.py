@@ -67,13 +67,7 @@ class Values(tf.Module):
 
 
 class StockRows(tf.Module, ServedRows):
-    """Rows by key.
-
-    Args:
-        held: The rows.
-        files: The files of the export, by which rows get from the table to variables.
-        missing: The vectors of keys without a row, as for `stock_rows`.
-    """
+    """Rows by key; the arguments are those of `stock_rows`."""
 
     def __init__(self, held: HeldRows, files: TableFiles, missing: str) -> None:
         super().__init__()
@@ -145,14 +139,7 @@ class StockRows(tf.Module, ServedRows):
 
 
 class DenseRows(tf.Module, ServedRows):
-    """Rows of keys that are positions.
-
-    Args:
-        held: The rows.
-        files: The files of the export, by which rows get from the table to variables.
-        limit: The number of positions.
-        missing: The vectors of keys without a row, as for `stock_rows`.
-    """
+    """Rows of keys that are positions below a limit; other arguments are those of `stock_rows`."""
 
     def __init__(self, held: HeldRows, files: TableFiles, limit: int, missing: str) -> None:
         super().__init__()

@@ -17,12 +17,7 @@ from sok_embed.tables.row_batches import Batch
 
 
 class TableFiles:
-    """Writes files of rows into a folder.
-
-    Args:
-        folder: The folder.
-        dtype: The type of rows.
-    """
+    """Writes files of rows into a folder."""
 
     def __init__(self, folder: str, dtype: str) -> None:
         self._folder = folder
@@ -31,11 +26,7 @@ class TableFiles:
 
     @contextlib.contextmanager
     def set_aside(self, assets: str) -> Iterator[None]:
-        """Makes TensorFlow copy empty files, and then replaces them by the files of rows.
-
-        Args:
-            assets: The folder into which TensorFlow copies files.
-        """
+        """Makes TensorFlow copy empty files into a folder, which files of rows replace."""
         names = os.listdir(self._folder)
         aside = os.path.join(self._folder, "aside")
         os.mkdir(aside)

@@ -19,16 +19,10 @@ _STAGED = "version"
 def write_version(path: str | os.PathLike[str], write: Callable[[str], None]) -> str:
     """Gives a folder the next number, once it has been written and lies on the device.
 
-    Args:
-        path: The folder of all versions, which is made if there is none.
-        write: A function that writes into an empty folder, whose path it is given.
+    The function `write` writes into an empty folder, whose path it is given.
 
     Returns:
         The path of the version: `path/1`, or one more than the greatest number there.
-
-    Raises:
-        ValueError: For a path that is a URL or a file.
-        OSError: If nothing can be written there.
     """
     root = made_root(root_of(path))
     with _told_if_unwritable(root):
@@ -75,16 +69,14 @@ def made_root(root: str) -> str:
 
 
 def export_numbers(root: str) -> list[int]:
-    """Returns the numbers of the exports in a folder of versions, in order.
-
-    Raises:
-        FileNotFoundError: If there is none.
-        ValueError: For a URL.
-    """
+    """Returns the numbers of the exports in a folder of versions, in order; raises without any."""
     refuse_url(root)
     names = os.listdir(root) if os.path.isdir(root) else []
     numbers = [
-        int(each) for each in names if re.fullmatch("[0-9]+", each) and is_export(root, each)
+        int(each)
+        for each in names
+        if re.fullmatch("[0-9]+", each)
+        and os.path.isfile(os.path.join(root, each, "saved_model.pb"))
     ]
     if not numbers:
         raise FileNotFoundError(
@@ -95,26 +87,13 @@ def export_numbers(root: str) -> list[int]:
 
 
 def export_folder(root: str, number: int | None = None) -> str:
-    """Returns the folder of an export.
-
-    Args:
-        root: The folder of all versions.
-        number: The number of the export; `None`: the greatest there.
-
-    Raises:
-        FileNotFoundError: If there is none.
-    """
+    """Returns the folder of an export; `None` as the number stands for the greatest there."""
     numbers = export_numbers(root)
     if number is not None and number not in numbers:
         raise FileNotFoundError(
             f"Expected export {number} in '{root}'. Received: {', '.join(map(str, numbers))}."
         )
     return os.path.join(root, str(numbers[-1] if number is None else number))
-
-
-def is_export(root: str, name: str) -> bool:
-    """Returns whether a folder among the versions has a SavedModel."""
-    return os.path.isfile(os.path.join(root, name, "saved_model.pb"))
 
 
 @contextlib.contextmanager

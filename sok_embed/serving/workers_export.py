@@ -34,9 +34,7 @@ _NAME = "export"  # begins the name of the folder in which workers put their row
 class PartWriter:
     """Writes what one of several workers has of an export or a delta, as `DeltaWriter` writes all.
 
-    Args:
-        writer: The file of the worker, in which rows have no slots.
-        parts: The parts of all tables, on this worker.
+    Rows have no slots.
 
     Attributes:
         entries: The entry of each part for the index of the file.
@@ -99,17 +97,9 @@ def export_of_workers(
 ) -> str:
     """Exports the rows of all workers. Collective: an error of one worker is an error of all.
 
-    Args:
-        agreement: The agreement of the workers.
-        model: The model, which is built, at the same step on all workers.
-        path: The folder of all versions, which all workers share.
-        options: A text of the other arguments, which must be equal on all workers.
-        min_count: The least number of updates; other rows are left out.
-        write: A function that writes the model with these rows, as it is at a moment, on worker 0,
-            and returns the path of the version.
-
-    Returns:
-        The path of the version, on all workers.
+    The model is at the same step on all workers, which share the folder of all versions. `options`
+    is a text of the other arguments, which must be equal on all workers. Worker 0 calls `write`,
+    which writes the model with these rows, as it is at a moment. Returns the path of the version.
     """
 
     def numbers_of(hosts: list[LocatedTable]) -> list[int]:
