@@ -26,19 +26,12 @@ from sok_embed.files.places import check_record
 
 
 class _Ready(NamedTuple):
-    """Everything that a save needs to begin, once all workers have agreed on it.
+    """Everything that a save needs to begin, once all workers have agreed on it."""
 
-    Attributes:
-        dense: The state other than rows, and the tables.
-        step: The step of the save.
-        folder: The path of the checkpoint's folder.
-        attempt: The number of the save, which worker 0 has chosen.
-    """
-
-    dense: DenseState
-    step: int
-    folder: str
-    attempt: int
+    dense: DenseState  # the state other than rows, and the tables
+    step: int  # the step of the save
+    folder: str  # the path of the checkpoint's folder
+    attempt: int  # the number of the save, which worker 0 has chosen
 
 
 _TRIES = 10  # attempts to open the same save on all workers, if another job saves

@@ -27,17 +27,11 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")  # file systems ha
 
 
 class FileRecord(NamedTuple):
-    """The record of a file in a manifest.
+    """The record of a file in a manifest."""
 
-    Attributes:
-        name: The name in the folder of the manifest.
-        bytes: The length of the file.
-        checksum: See `FileChecksum`: 16 hexadecimal digits.
-    """
-
-    name: str
-    bytes: int
-    checksum: str
+    name: str  # the name in the folder of the manifest
+    bytes: int  # the length of the file
+    checksum: str  # see `FileChecksum`: 16 hexadecimal digits
 
     def numbers(self) -> list[int]:
         """Returns everything but the name as int64 numbers, to be sent to other workers."""

@@ -15,15 +15,10 @@ _VALUES = ("mean", "variance", "bin_boundaries", "idf_weights")
 
 
 class Adapted(NamedTuple):
-    """A layer with a method `adapt`.
+    """A layer with a method `adapt`."""
 
-    Attributes:
-        name: The name of the layer.
-        digest: A digest of its vocabulary, or of the numbers that it has instead.
-    """
-
-    name: str
-    digest: str
+    name: str  # the name of the layer
+    digest: str  # a digest of its vocabulary, or of the numbers that it has instead
 
 
 def adapted_layers(model: keras.Model) -> list[Adapted]:

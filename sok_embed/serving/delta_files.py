@@ -41,31 +41,19 @@ Batches = Iterator[tuple[npt.NDArray[Any], npt.NDArray[np.float32]]]
 
 
 class ExportedTable(NamedTuple):
-    """A table of an exported model, described by its file of rows.
+    """A table of an exported model, described by its file of rows."""
 
-    Attributes:
-        file: The name of the file.
-        rows: The file, which is open.
-    """
-
-    file: str
-    rows: rows_files.RowsFile
+    file: str  # the name of the file
+    rows: rows_files.RowsFile  # the file, which is open
 
 
 class Base(NamedTuple):
-    """An exported model on which deltas build.
+    """An exported model on which deltas build."""
 
-    Attributes:
-        folder: The numbered folder of the export.
-        identity: A text that no other export has.
-        tables: The tables, in the order of the names of their files.
-        weights: The kinds of its dense weights, by name.
-    """
-
-    folder: str
-    identity: str
-    tables: Sequence[ExportedTable]
-    weights: Mapping[str, WeightSpec]
+    folder: str  # the numbered folder of the export
+    identity: str  # a text that no other export has
+    tables: Sequence[ExportedTable]  # the tables, in the order of the names of their files
+    weights: Mapping[str, WeightSpec]  # the kinds of its dense weights, by name
 
     @property
     def deltas(self) -> str:
@@ -78,33 +66,21 @@ class Base(NamedTuple):
 
 
 class TableChanges(NamedTuple):
-    """The changes of a table, in files that are open or will be written.
+    """The changes of a table, in files that are open or will be written."""
 
-    Attributes:
-        rows: New rows and those that have changed; `None`: there are none.
-        gone: The keys whose rows were removed, in a file of rows of dim 1; `None`: there are none.
-    """
-
-    rows: rows_files.RowsFile | None
+    rows: rows_files.RowsFile | None  # new rows and those that have changed; `None`: there are none
+    # The keys whose rows were removed, in a file of rows of dim 1; `None`: there are none.
     gone: rows_files.RowsFile | None
 
 
 class Delta(NamedTuple):
-    """A delta that has been read.
+    """A delta that has been read."""
 
-    Attributes:
-        number: The number, from 1 on.
-        digest: The checksum of its manifest, which its successor names.
-        step: The step of the training.
-        tables: The changes of each table of the base.
-        weights: The bytes of all dense weights, by name.
-    """
-
-    number: int
-    digest: str
-    step: int
-    tables: list[TableChanges]
-    weights: dict[str, bytes]
+    number: int  # the number, from 1 on
+    digest: str  # the checksum of its manifest, which its successor names
+    step: int  # the step of the training
+    tables: list[TableChanges]  # the changes of each table of the base
+    weights: dict[str, bytes]  # the bytes of all dense weights, by name
 
 
 class DeltaWriter:

@@ -22,15 +22,10 @@ Piece = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.boo
 
 
 class Elsewhere(NamedTuple):
-    """The rows of a part of a table that do not lie in the table.
+    """The rows of a part of a table that do not lie in the table."""
 
-    Attributes:
-        rows: The number of rows, including those that are left out.
-        pieces: A function that yields all of them.
-    """
-
-    rows: int
-    pieces: Callable[[], Iterator[Piece]]
+    rows: int  # the number of rows, including those that are left out
+    pieces: Callable[[], Iterator[Piece]]  # a function that yields all of them
 
 
 class HeldRows:

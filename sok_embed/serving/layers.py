@@ -79,20 +79,13 @@ class TableState:
 
 
 class State(NamedTuple):
-    """An exported model at one version.
+    """An exported model at one version."""
 
-    Attributes:
-        number: The number of the last delta; 0: the export itself.
-        digest: The digest of the last delta; `""`: none.
-        step: The step of the training; -1: unknown.
-        tables: The tables, in the order of the base.
-        weights: The bytes of all dense weights, by name; `None`: the weights of the export.
-    """
-
-    number: int
-    digest: str
-    step: int
-    tables: tuple[TableState, ...]
+    number: int  # the number of the last delta; 0: the export itself
+    digest: str  # the digest of the last delta; `""`: none
+    step: int  # the step of the training; -1: unknown
+    tables: tuple[TableState, ...]  # the tables, in the order of the base
+    # The bytes of all dense weights, by name; `None`: the weights of the export.
     weights: dict[str, bytes] | None
 
     def has_files(self) -> bool:

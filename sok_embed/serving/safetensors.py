@@ -23,15 +23,10 @@ _ALIGNED = 8
 
 
 class WeightSpec(NamedTuple):
-    """The kind of a dense weight.
+    """The kind of a dense weight."""
 
-    Attributes:
-        dtype: The name of its dtype, such as `"float32"`.
-        shape: The shape.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
+    dtype: str  # the name of its dtype, such as `"float32"`
+    shape: tuple[int, ...]  # the shape
 
     @property
     def is_known(self) -> bool:

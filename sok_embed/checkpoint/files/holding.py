@@ -16,15 +16,10 @@ _TRIES = 100  # in each attempt the checkpoint was replaced meanwhile
 
 
 class OpenCheckpoint(NamedTuple):
-    """A checkpoint whose files stay readable, even if another process removes them.
+    """A checkpoint whose files stay readable, even if another process removes them."""
 
-    Attributes:
-        chain: The checkpoint, and those on which it builds, the newest first.
-        places: The place from which the files of each of them are read.
-    """
-
-    chain: list[Link]
-    places: list[Fetched]
+    chain: list[Link]  # the checkpoint, and those on which it builds, the newest first
+    places: list[Fetched]  # the place from which the files of each of them are read
 
     def end(self) -> None:
         """Closes the files."""

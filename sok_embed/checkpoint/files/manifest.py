@@ -33,49 +33,34 @@ _KNOWN_FEATURES = frozenset(_FEATURES + _DELTA_FEATURES)
 
 
 class Parent(NamedTuple):
-    """The checkpoint on which another one builds, which has only the changes since then.
+    """The checkpoint on which another one builds, which has only the changes since then."""
 
-    Attributes:
-        folder: The name of the checkpoint's folder, beside that of the other one.
-        state: The number of the state that it has.
-    """
-
-    folder: str
-    state: int
+    folder: str  # the name of the checkpoint's folder, beside that of the other one
+    state: int  # the number of the state that it has
 
 
 class Manifest(NamedTuple):
-    """The content of a checkpoint's manifest.
+    """The content of a checkpoint's manifest."""
 
-    Attributes:
-        attempt: The number of the save, in the names of its files.
-        serial: The number of the save, which grows from one save of a `CheckpointManager` to the
-            next; 0 for other saves.
-        step: The iterations of the optimizer, or the step that a manager was given.
-        workers: The number of workers that wrote it.
-        dense: The file of dense weights: `prefix`; `variables` and `metrics`, lists of
-            `[path, dtype, shape]`; `others`, paths of other saved objects.
-        tables: A dict for each table; see `docs/reference/checkpoint-format.md`.
-        rows: The file of rows of each worker; empty without tables.
-        files: The files of dense weights.
-        parent: The checkpoint on which this one builds, with the changes since then; `None`: it has
-            everything.
-        state: The number of the state that it has: the number of the save that captured it, even if
-            its files were rewritten later.
-        data: The files that each worker has of its own, worker by worker.
-    """
-
-    attempt: int
+    attempt: int  # the number of the save, in the names of its files
+    # The number of the save, which grows from one save of a `CheckpointManager` to the next; 0 for
+    # other saves.
     serial: int
-    step: int
-    workers: int
+    step: int  # the iterations of the optimizer, or the step that a manager was given
+    workers: int  # the number of workers that wrote it
+    # The file of dense weights: `prefix`; `variables` and `metrics`, lists of `[path, dtype,
+    # shape]`; `others`, paths of other saved objects.
     dense: dict[str, Any]
-    tables: list[dict[str, Any]]
-    rows: list[FileRecord]
-    files: list[FileRecord]
+    tables: list[dict[str, Any]]  # a dict for each table; see `docs/reference/checkpoint-format.md`
+    rows: list[FileRecord]  # the file of rows of each worker; empty without tables
+    files: list[FileRecord]  # the files of dense weights
+    # The checkpoint on which this one builds, with the changes since then; `None`: it has
+    # everything.
     parent: Parent | None = None
+    # The number of the state that it has: the number of the save that captured it, even if its
+    # files were rewritten later.
     state: int = 0
-    data: Sequence[FileRecord] = ()
+    data: Sequence[FileRecord] = ()  # the files that each worker has of its own, worker by worker
 
     @property
     def names(self) -> set[str]:
@@ -190,15 +175,10 @@ def remove_attempts(folder: str | Place, goes: Callable[[int], bool]) -> None:
 
 
 class Link(NamedTuple):
-    """One of the checkpoints that another one needs.
+    """One of the checkpoints that another one needs."""
 
-    Attributes:
-        folder: The path of the checkpoint's folder.
-        manifest: The manifest of the checkpoint.
-    """
-
-    folder: str
-    manifest: Manifest
+    folder: str  # the path of the checkpoint's folder
+    manifest: Manifest  # the manifest of the checkpoint
 
 
 def read_chain(folder: str, reading: Callable[[str], Manifest] = read) -> list[Link]:

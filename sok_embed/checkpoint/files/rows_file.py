@@ -45,21 +45,13 @@ _ALIGNMENT = 64  # the alignment of TensorFlow's tensors in bytes
 
 
 class Rows(NamedTuple):
-    """Columns of n rows.
+    """Columns of n rows."""
 
-    Attributes:
-        keys: int64 `[n]`.
-        embeddings: float32 `[n, dim]`.
-        slots: float32 `[n, slot_floats]`.
-        update_nums: int64 `[n]`.
-        update_times: int64 `[n]`.
-    """
-
-    keys: npt.NDArray[np.int64]
-    embeddings: npt.NDArray[np.float32]
-    slots: npt.NDArray[np.float32]
-    update_nums: npt.NDArray[np.int64]
-    update_times: npt.NDArray[np.int64]
+    keys: npt.NDArray[np.int64]  # int64 `[n]`
+    embeddings: npt.NDArray[np.float32]  # float32 `[n, dim]`
+    slots: npt.NDArray[np.float32]  # float32 `[n, slot_floats]`
+    update_nums: npt.NDArray[np.int64]  # int64 `[n]`
+    update_times: npt.NDArray[np.int64]  # int64 `[n]`
 
     def where(self, chosen: npt.NDArray[np.bool_]) -> Rows:
         """Returns the rows for which a mask, bool `[n]`, is true."""
@@ -92,19 +84,13 @@ class Rows(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A part of a file.
+    """A part of a file."""
 
-    Attributes:
-        table: The number of the table in the index.
-        kind: `ROWS`, `ADMISSION`, `SKETCH` or `REMOVED`.
-        number: The number of rows or removed keys; for other bytes, the offset at which they begin.
-        payload: The bytes.
-    """
-
-    table: int
-    kind: int
+    table: int  # the number of the table in the index
+    kind: int  # `ROWS`, `ADMISSION`, `SKETCH` or `REMOVED`
+    # The number of rows or removed keys; for other bytes, the offset at which they begin.
     number: int
-    payload: memoryview
+    payload: memoryview  # the bytes
 
 
 def rows_a_block(dim: int, slot_floats: int) -> int:

@@ -103,19 +103,12 @@ def tables_of_index(path: str, index: bytes, room: int) -> list[dict[str, Any]]:
 
 
 class Head(NamedTuple):
-    """The fields of a table beside rows and counts.
+    """The fields of a table beside rows and counts."""
 
-    Attributes:
-        rule: The name of its row optimizer's rule, empty before the first commit.
-        steps: The number of commits so far.
-        step_clock: The time of its clock if that counts steps, else -1.
-        slot_start: The floats of the slots of a new row.
-    """
-
-    rule: str = ""
-    steps: int = 0
-    step_clock: int = -1
-    slot_start: tuple[float, ...] = ()
+    rule: str = ""  # the name of its row optimizer's rule, empty before the first commit
+    steps: int = 0  # the number of commits so far
+    step_clock: int = -1  # the time of its clock if that counts steps, else -1
+    slot_start: tuple[float, ...] = ()  # the floats of the slots of a new row
 
 
 def entry_of(

@@ -25,30 +25,20 @@ _Reading = Callable[[str], Manifest]
 
 
 class TooMany(NamedTuple):
-    """The checkpoints of a directory that are to be removed.
+    """The checkpoints of a directory that are to be removed."""
 
-    Attributes:
-        steps: The steps of the checkpoints; a checkpoint comes before those on which it builds.
-        unreadable: The steps of checkpoints that stay because a manifest that they need cannot be
-            read.
-    """
-
+    # The steps of the checkpoints; a checkpoint comes before those on which it builds.
     steps: list[int]
+    # The steps of checkpoints that stay because a manifest that they need cannot be read.
     unreadable: list[int]
 
 
 class _Chain(NamedTuple):
-    """A checkpoint with those on which it builds.
+    """A checkpoint with those on which it builds."""
 
-    Attributes:
-        steps: The steps of all of them, the newest first.
-        is_cut: True if one of them was replaced or removed.
-        unreadable: The step of the checkpoint whose manifest cannot be read.
-    """
-
-    steps: list[int]
-    is_cut: bool = False
-    unreadable: int | None = None
+    steps: list[int]  # the steps of all of them, the newest first
+    is_cut: bool = False  # true if one of them was replaced or removed
+    unreadable: int | None = None  # the step of the checkpoint whose manifest cannot be read
 
 
 class StepFolders:

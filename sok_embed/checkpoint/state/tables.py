@@ -97,16 +97,12 @@ def _integer(variable: Any) -> int:
 
 
 class LocatedTable(NamedTuple):
-    """A table and where it was found.
+    """A table and where it was found."""
 
-    Attributes:
-        path: The path of attributes by which the table is reached; the same in every process of one
-            program.
-        table: The table.
-    """
-
+    # The path of attributes by which the table is reached; the same in every process of one
+    # program.
     path: str
-    table: BaseTable
+    table: BaseTable  # the table
 
     @property
     def parts(self) -> list[Part]:
@@ -130,21 +126,13 @@ class LocatedTable(NamedTuple):
 
 
 class SavedObjects(NamedTuple):
-    """The parts that hang on the objects of a checkpoint.
+    """The parts that hang on the objects of a checkpoint."""
 
-    Attributes:
-        tables: The tables in the order of their paths.
-        variables: All variables, by their paths.
-        optimizers: The optimizers of Keras.
-        iterators: Paths of iterators of `tf.data`.
-        others: Paths of all other objects that have something to save, including iterators.
-    """
-
-    tables: list[LocatedTable]
-    variables: dict[str, Any]
-    optimizers: list[keras.optimizers.Optimizer]
-    iterators: list[str]
-    others: list[str]
+    tables: list[LocatedTable]  # the tables in the order of their paths
+    variables: dict[str, Any]  # all variables, by their paths
+    optimizers: list[keras.optimizers.Optimizer]  # the optimizers of Keras
+    iterators: list[str]  # paths of iterators of `tf.data`
+    others: list[str]  # paths of all other objects that have something to save, including iterators
 
 
 def find(root: tf.train.Checkpoint) -> SavedObjects:

@@ -25,28 +25,20 @@ _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 @dataclass
 class TableDifference:
-    """The differences of a table.
+    """The differences of a table."""
 
-    Attributes:
-        table: The path of the table, with the part of an adaptive one.
-        name: The name of the table in A.
-        head: The other fields that differ, such as `dim`, with their values in A and in B.
-        only_a: The number of keys that only A has.
-        only_b: The number of keys that only B has.
-        both: The number of keys that both have.
-        differing: Rows of `both` whose bits differ: `embeddings`, `slots`, `update_nums` and
-            `update_times`. Columns of different lengths are not compared, and not named.
-        largest: The largest difference between elements, for `embeddings` and `slots` that differ;
-            NaN if one of the two elements is NaN.
-    """
-
-    table: str
-    name: str
+    table: str  # the path of the table, with the part of an adaptive one
+    name: str  # the name of the table in A
+    # The other fields that differ, such as `dim`, with their values in A and in B.
     head: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    only_a: int = 0
-    only_b: int = 0
-    both: int = 0
+    only_a: int = 0  # the number of keys that only A has
+    only_b: int = 0  # the number of keys that only B has
+    both: int = 0  # the number of keys that both have
+    # Rows of `both` whose bits differ: `embeddings`, `slots`, `update_nums` and `update_times`.
+    # Columns of different lengths are not compared, and not named.
     differing: dict[str, int] = field(default_factory=dict)
+    # The largest difference between elements, for `embeddings` and `slots` that differ; NaN if one
+    # of the two elements is NaN.
     largest: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -57,39 +49,25 @@ class TableDifference:
 
 
 class VariableDifference(NamedTuple):
-    """The difference of a dense variable.
+    """The difference of a dense variable."""
 
-    Attributes:
-        variable: The path of the variable.
-        a: The dtype and shape in A; `None` if A does not have it.
-        b: The same for B.
-        differing: The number of elements that differ; `None`: they cannot be compared.
-        largest: The largest difference between elements; `None` if they are not numbers.
-    """
-
-    variable: str
-    a: str | None
-    b: str | None
+    variable: str  # the path of the variable
+    a: str | None  # the dtype and shape in A; `None` if A does not have it
+    b: str | None  # the same for B
+    # The number of elements that differ; `None`: they cannot be compared.
     differing: int | None = None
+    # The largest difference between elements; `None` if they are not numbers.
     largest: float | None = None
 
 
 class Difference(NamedTuple):
-    """The differences of two checkpoints, A and B.
+    """The differences of two checkpoints, A and B."""
 
-    Attributes:
-        steps: The steps of A and of B.
-        only_a: Tables that only A has.
-        only_b: Tables that only B has.
-        tables: The tables that both have, also if nothing differs.
-        variables: The dense variables that differ.
-    """
-
-    steps: tuple[int, int]
-    only_a: list[str]
-    only_b: list[str]
-    tables: list[TableDifference]
-    variables: list[VariableDifference]
+    steps: tuple[int, int]  # the steps of A and of B
+    only_a: list[str]  # tables that only A has
+    only_b: list[str]  # tables that only B has
+    tables: list[TableDifference]  # the tables that both have, also if nothing differs
+    variables: list[VariableDifference]  # the dense variables that differ
 
     @property
     def same(self) -> bool:

@@ -29,29 +29,17 @@ def label_of(path: str, part: str) -> str:
 
 @dataclass(frozen=True)
 class SavedTable:
-    """A table, or one of the two that an adaptive table consists of.
+    """A table, or one of the two that an adaptive table consists of."""
 
-    Attributes:
-        number: The number of the table in the index of each file of rows.
-        path: The attributes that lead to it.
-        part: `"rows"`; of an adaptive table `"own"` or `"static"`, whose keys are buckets.
-        described: The manifest's description of the whole table.
-        rows: The number of rows on all workers.
-        rule: The rule of its row optimizer, empty before the first commit.
-        slot_start: The values of a new row's slots.
-        steps: The number of its commits; the largest number among all workers.
-        step_clock: The time of its clock if it counts steps, else -1; the largest among all
-            workers.
-    """
-
-    number: int
-    path: str
-    part: str
-    described: dict[str, Any]
-    rows: int
-    rule: str
-    slot_start: tuple[float, ...]
-    steps: int
+    number: int  # the number of the table in the index of each file of rows
+    path: str  # the attributes that lead to it
+    part: str  # `"rows"`; of an adaptive table `"own"` or `"static"`, whose keys are buckets
+    described: dict[str, Any]  # the manifest's description of the whole table
+    rows: int  # the number of rows on all workers
+    rule: str  # the rule of its row optimizer, empty before the first commit
+    slot_start: tuple[float, ...]  # the values of a new row's slots
+    steps: int  # the number of its commits; the largest number among all workers
+    # The time of its clock if it counts steps, else -1; the largest among all workers.
     step_clock: int
 
     @property
@@ -77,17 +65,12 @@ class SavedTable:
 
 
 class Saved(NamedTuple):
-    """A checkpoint.
+    """A checkpoint."""
 
-    Attributes:
-        held: The checkpoint and the checkpoints on which it builds, with open files.
-        readers_of: The readers of the files of rows, by worker, the newest checkpoint first.
-        tables: The tables in the order of the indices.
-    """
-
-    held: OpenCheckpoint
+    held: OpenCheckpoint  # the checkpoint and the checkpoints on which it builds, with open files
+    # The readers of the files of rows, by worker, the newest checkpoint first.
     readers_of: list[list[RowsReader]]
-    tables: list[SavedTable]
+    tables: list[SavedTable]  # the tables in the order of the indices
 
     @property
     def chain(self) -> list[Link]:

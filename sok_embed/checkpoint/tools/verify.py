@@ -31,17 +31,11 @@ _COUNTS = {ADMISSION: "admission_bytes", SKETCH: "sketch_bytes"}
 
 
 class Verified(NamedTuple):
-    """The result of a check.
+    """The result of a check."""
 
-    Attributes:
-        bytes: The number of bytes that were read and are not damaged.
-        rows: The number of rows in all files.
-        faults: A sentence for each fault; empty if the checkpoint is whole.
-    """
-
-    bytes: int
-    rows: int
-    faults: list[str]
+    bytes: int  # the number of bytes that were read and are not damaged
+    rows: int  # the number of rows in all files
+    faults: list[str]  # a sentence for each fault; empty if the checkpoint is whole
 
 
 def verify(folder: str, watch: Watch | None = None) -> Verified:

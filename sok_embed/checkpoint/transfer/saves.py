@@ -39,22 +39,16 @@ def wait_for_writers() -> None:
 
 
 class SaveOptions(NamedTuple):
-    """The options of a save.
+    """The options of a save."""
 
-    Attributes:
-        serial: The number of the save, which grows from one save of a manager to the next; the
-            number on worker 0 is used.
-        step: The step of the model.
-        parent: The checkpoint since which changes are saved; `None`: all rows are saved.
-        notes_changes: True if later saves may save only the changes since this one.
-        goes_on: True if training goes on while the save is written.
-    """
-
+    # The number of the save, which grows from one save of a manager to the next; the number on
+    # worker 0 is used.
     serial: int
-    step: int
+    step: int  # the step of the model
+    # The checkpoint since which changes are saved; `None`: all rows are saved.
     parent: Parent | None = None
-    notes_changes: bool = False
-    goes_on: bool = False
+    notes_changes: bool = False  # true if later saves may save only the changes since this one
+    goes_on: bool = False  # true if training goes on while the save is written
 
 
 class Save:

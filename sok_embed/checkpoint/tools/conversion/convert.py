@@ -37,19 +37,12 @@ Read = Callable[[str, str, Sequence[str]], list[Moving]]
 
 
 class Converted(NamedTuple):
-    """The result of a conversion.
+    """The result of a conversion."""
 
-    Attributes:
-        form: One of `FORMS`.
-        tables: The heads of the tables, in the order in which they were written.
-        rows: The number of rows of all tables.
-        left_out: The number of rows that had expired and were not written to a storage.
-    """
-
-    form: str
-    tables: list[Head]
-    rows: int
-    left_out: int = 0
+    form: str  # one of `FORMS`
+    tables: list[Head]  # the heads of the tables, in the order in which they were written
+    rows: int  # the number of rows of all tables
+    left_out: int = 0  # the number of rows that had expired and were not written to a storage
 
 
 def form_of_source(path: str) -> str:

@@ -36,34 +36,23 @@ MOST_METADATA_VALUES = 1 << 22
 
 @dataclass(frozen=True)
 class Head:
-    """The properties of a table, without its rows.
+    """The properties of a table, without its rows."""
 
-    Attributes:
-        label: The path in the checkpoint, with the part of an adaptive table; for a storage or a
-            dump, the number of the group.
-        name: The name of the table.
-        dim: The length of its vectors.
-        rule: The rule of its row optimizer, as checkpoints and dumps have it; empty before the
-            first commit.
-        slot_start: The values of a new row's slots, slot after slot.
-        steps: The number of commits.
-        step_clock: The time of its clock if it counts steps; -1: times are in seconds since 1970.
-        initializer: `kind`, `a`, `b` and `seed`.
-        rows: The number of rows.
-        ttl: Seconds after its last update that a row is kept; 0: no limit.
-        group: The group in a storage or a dump; `None` if the table comes from another source.
-    """
-
+    # The path in the checkpoint, with the part of an adaptive table; for a storage or a dump, the
+    # number of the group.
     label: str
-    name: str
-    dim: int
+    name: str  # the name of the table
+    dim: int  # the length of its vectors
+    # The rule of its row optimizer, as checkpoints and dumps have it; empty before the first
+    # commit.
     rule: str
-    slot_start: tuple[float, ...]
-    steps: int
-    step_clock: int
-    initializer: dict[str, Any]
-    rows: int
-    ttl: int = 0
+    slot_start: tuple[float, ...]  # the values of a new row's slots, slot after slot
+    steps: int  # the number of commits
+    step_clock: int  # the time of its clock if it counts steps; -1: times are in seconds since 1970
+    initializer: dict[str, Any]  # `kind`, `a`, `b` and `seed`
+    rows: int  # the number of rows
+    ttl: int = 0  # seconds after its last update that a row is kept; 0: no limit
+    # The group in a storage or a dump; `None` if the table comes from another source.
     group: int | None = None
 
     @property
@@ -186,14 +175,10 @@ def head_of_saved(table: SavedTable) -> Head:
 
 
 class Moving(NamedTuple):
-    """A table while it is converted.
+    """A table while it is converted."""
 
-    Attributes:
-        head: The head of the table.
-        pieces: The function that yields the rows; each call starts again with the first row.
-    """
-
-    head: Head
+    head: Head  # the head of the table
+    # The function that yields the rows; each call starts again with the first row.
     pieces: Callable[[], Iterator[Rows]]
 
 

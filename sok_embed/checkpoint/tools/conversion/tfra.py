@@ -53,18 +53,13 @@ _STATUS = {"frequency": "update_nums", "timestamp": "update_times"}
 
 
 class Slots(NamedTuple):
-    """Says which slots are converted.
+    """Says which slots are converted."""
 
-    Attributes:
-        rule: A rule of `RULES`; `None`: the rule that has the slots in the files; `"none"`: no
-            slots.
-        lookup: The name of the lookup whose slots are converted; `None`: there is only one lookup.
-        steps: The number of the optimizer's steps; `None`: as the checkpoint says.
-    """
-
+    # A rule of `RULES`; `None`: the rule that has the slots in the files; `"none"`: no slots.
     rule: str | None = None
+    # The name of the lookup whose slots are converted; `None`: there is only one lookup.
     lookup: str | None = None
-    steps: int | None = None
+    steps: int | None = None  # the number of the optimizer's steps; `None`: as the checkpoint says
 
 
 class _Shard(NamedTuple):
