@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import secrets
 import shutil
 import warnings
 import zipfile
@@ -17,10 +16,15 @@ import tensorflow as tf
 
 from sok_embed import communicators, kv
 from sok_embed.arguments import refuse_url
-from sok_embed.checkpoint.state.tables import LocatedTable, find, step_of
+from sok_embed.checkpoint.state.tables import LocatedTable, find
 from sok_embed.checkpoint.transfer.whole_tables import whole_contents
-from sok_embed.checkpoint.transfer.worker_rows import WorkerRows, records_of, write_rows
-from sok_embed.communicators.agreement import Agreement, check_same, number_of_text
+from sok_embed.checkpoint.transfer.worker_rows import (
+    WorkerRows,
+    agreed_tables,
+    records_of,
+    write_rows,
+)
+from sok_embed.communicators.agreement import Agreement
 from sok_embed.files.records import FileRecord
 from sok_embed.files.scratch import locked_folder, remove_leftovers, work_folder
 from sok_embed.files.whole_files import sync
@@ -94,20 +98,9 @@ def save_whole(
     """
     target = os.path.realpath(os.fsdecode(path))
     agreement = Agreement(communicators.current())
-
-    def numbers_of(hosts: list[LocatedTable]) -> list[int]:
-        step = step_of(model)
-        tables = repr([host.description() for host in hosts])
-        return [step, number_of_text(tables), number_of_text(target), secrets.randbits(62)]
-
-    hosts, told = agreement.gather_together(
-        "be ready for a save", lambda: _prepared(model, path, ending), numbers_of
+    hosts, number = agreed_tables(
+        agreement, "save", lambda: _prepared(model, path, ending), model, {"path": target}
     )
-    steps, models, targets, (number, *_) = zip(*told, strict=True)
-    check_same("step", steps, "Save after the same step on all of them.")
-    check_same("model", models, "Make the same model on all of them.", texts=True)
-    check_same("path", targets, "Give all of them the same path.", texts=True)
-
     with contextlib.ExitStack() as stack:
 
         def begin() -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -17,9 +16,14 @@ import tensorflow as tf
 
 from sok_embed.checkpoint.files.rows_file import Rows, RowsWriter
 from sok_embed.checkpoint.files.rows_index import Head, entry_of
-from sok_embed.checkpoint.state.tables import LocatedTable, find, step_of
-from sok_embed.checkpoint.transfer.worker_rows import WorkerRows, records_of, write_file
-from sok_embed.communicators.agreement import Agreement, check_same, number_of_text
+from sok_embed.checkpoint.state.tables import LocatedTable, find
+from sok_embed.checkpoint.transfer.worker_rows import (
+    WorkerRows,
+    agreed_tables,
+    records_of,
+    write_file,
+)
+from sok_embed.communicators.agreement import Agreement
 from sok_embed.files.records import FileRecord
 from sok_embed.files.scratch import locked_folder, remove_leftovers, work_folder
 from sok_embed.serving.delta_files import Batches
@@ -101,22 +105,11 @@ def export_of_workers(
     is a text of the other arguments, which must be equal on all workers. Worker 0 calls `write`,
     which writes the model with these rows, as it is at a moment. Returns the path of the version.
     """
-
-    def numbers_of(hosts: list[LocatedTable]) -> list[int]:
-        step = step_of(model)
-        tables = repr([host.description() for host in hosts])
-        texts = [number_of_text(each) for each in (tables, os.path.realpath(root), options)]
-        return [step, *texts, secrets.randbits(62)]
-
     root = os.fsdecode(path)
-    hosts, told = agreement.gather_together(
-        "be ready for an export", lambda: _tables_of(model, root), numbers_of
+    texts = {"path": os.path.realpath(root), "arguments": options}
+    hosts, number = agreed_tables(
+        agreement, "export", lambda: _tables_of(model, root), model, texts
     )
-    steps, models, paths, arguments, (number, *_) = zip(*told, strict=True)
-    check_same("step", steps, "Export after the same step on all of them.")
-    check_same("model", models, "Make the same model on all of them.", texts=True)
-    check_same("path", paths, "Give all of them the same path.", texts=True)
-    check_same("arguments", arguments, "Call all of them with the same ones.", texts=True)
     parts = [part for host in hosts for part in host.parts]
     work = work_folder(root, _NAME, number)
     with contextlib.ExitStack() as stack:

@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from sok_embed.checkpoint.files import manifest as manifests
 from sok_embed.checkpoint.files.holding import OpenCheckpoint, all_files, hold
@@ -28,40 +28,82 @@ def label_of(path: str, part: str) -> str:
 
 
 @dataclass(frozen=True)
-class SavedTable:
-    """A table, or one of the two that an adaptive table consists of."""
+class TableHead:
+    """The properties of a table, without its rows."""
 
-    number: int  # the number of the table in the index of each file of rows
-    path: str  # the attributes that lead to it
-    part: str  # `"rows"`; of an adaptive table `"own"` or `"static"`, whose keys are buckets
-    described: dict[str, Any]  # the manifest's description of the whole table
-    rows: int  # the number of rows on all workers
-    rule: str  # the rule of its row optimizer, empty before the first commit
-    slot_start: tuple[float, ...]  # the values of a new row's slots
-    steps: int  # the number of its commits; the largest number among all workers
-    # The time of its clock if it counts steps, else -1; the largest among all workers.
-    step_clock: int
-
-    @property
-    def label(self) -> str:
-        """The unique label of the table: its path, and the part of an adaptive table."""
-        return label_of(self.path, self.part)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names by which commands may ask for the table."""
-        name = self.described["name"]
-        return (self.label, self.path, name, label_of(name, self.part))
-
-    @property
-    def dim(self) -> int:
-        """The length of its vectors."""
-        return int(self.described["dim"])
+    # The path in the checkpoint, with the part of an adaptive table; for a storage or a dump, the
+    # number of the group.
+    label: str
+    name: str  # the name of the table
+    dim: int  # the length of its vectors
+    # The rule of its row optimizer, as checkpoints and dumps have it; empty before the first
+    # commit.
+    rule: str
+    slot_start: tuple[float, ...]  # the values of a new row's slots, slot after slot
+    steps: int  # the number of commits; of several workers the largest
+    step_clock: int  # the time of its clock if it counts steps; -1: times are in seconds since 1970
+    initializer: dict[str, Any]  # `kind`, `a`, `b` and `seed`
+    rows: int  # the number of rows
+    ttl: int = 0  # seconds after its last update that a row is kept; 0: no limit
+    # The group in a storage or a dump; `None` if the table comes from another source.
+    group: int | None = None
 
     @property
     def slot_floats(self) -> int:
         """The floats of a row that its optimizer keeps."""
         return len(self.slot_start)
+
+    @property
+    def whole(self) -> str:
+        """The text that the parts of one table share, and no other table has."""
+        return self.label
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names by which commands may ask for the table."""
+        return (self.label, self.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedTable(TableHead):
+    """A table of a checkpoint, or one of the two that an adaptive table consists of."""
+
+    number: int  # the number of the table in the index of each file of rows
+    path: str  # the attributes that lead to it
+    part: str  # `"rows"`; of an adaptive table `"own"` or `"static"`, whose keys are buckets
+    described: dict[str, Any]  # the manifest's description of the whole table
+
+    @property
+    def whole(self) -> str:
+        """See `TableHead`."""
+        return self.path
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """See `TableHead`."""
+        return (self.label, self.path, self.name, label_of(self.name, self.part))
+
+
+_Table = TypeVar("_Table", bound=TableHead)
+
+
+def chosen(source: str, tables: Sequence[_Table], names: Sequence[str]) -> list[_Table]:
+    """Returns the tables with these names, in their order; without names, all tables.
+
+    Raises:
+        ValueError: For a name that no table has, or that several have.
+    """
+    found: set[int] = set()
+    for name in names:
+        fits = [i for i, table in enumerate(tables) if name in table.names]
+        if len({tables[i].whole for i in fits}) != 1:
+            known = ", ".join(f"'{table.label}'" for table in tables) or "none"
+            raise ValueError(
+                f"Expected the path or the name of a table in '{source}', which has {known}. "
+                f"Received: {name!r}, which {'several tables have' if fits else 'no table has'}."
+            )
+        found.update(fits)
+    return [table for i, table in enumerate(tables) if not names or i in found]
 
 
 class Saved(NamedTuple):
@@ -102,21 +144,8 @@ class Saved(NamedTuple):
         return (rows for _, rows in rows_of(self, [table]))
 
     def chosen(self, names: Sequence[str]) -> list[SavedTable]:
-        """Returns the tables with these names, in this order; without names, all tables."""
-        if not names:
-            return self.tables
-        found: dict[int, SavedTable] = {}
-        for name in names:
-            fits = [table for table in self.tables if name in table.names]
-            if len({table.path for table in fits}) != 1:
-                known = ", ".join(f"'{table.label}'" for table in self.tables) or "none"
-                raise ValueError(
-                    f"Expected the path or the name of a table in '{self.folder}', which has "
-                    f"{known}. Received: {name!r}, which "
-                    f"{'several tables have' if fits else 'no table has'}."
-                )
-            found |= {table.number: table for table in fits}
-        return [found[number] for number in sorted(found)]
+        """Returns the tables with these names; without names, all tables."""
+        return chosen(self.folder, self.tables, names)
 
     def one(self, name: str | None) -> SavedTable:
         """Returns the table with a name; without a name, the only table."""
@@ -187,8 +216,12 @@ def saved_tables(manifest: Manifest, readers: Sequence[RowsReader]) -> list[Save
         tables.append(
             SavedTable(
                 number=number,
+                label=label_of(entry["path"], part),
                 path=entry["path"],
                 part=part,
+                name=entry["name"],
+                dim=entry["dim"],
+                initializer={**entry["initializer"], "seed": entry["seed"]},
                 described=entry,
                 rows=entry["parts"][part]["size"],
                 **head._asdict(),

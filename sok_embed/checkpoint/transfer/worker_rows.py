@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import numpy.typing as npt
 
@@ -21,8 +23,9 @@ from sok_embed.checkpoint.files.rows_file import (
     RowsWriter,
 )
 from sok_embed.checkpoint.files.rows_index import Head, row_bytes
-from sok_embed.checkpoint.state.tables import LocatedTable, head_of, read_head
+from sok_embed.checkpoint.state.tables import LocatedTable, head_of, read_head, step_of
 from sok_embed.checkpoint.transfer.writing import described
+from sok_embed.communicators.agreement import Agreement, check_same, number_of_text
 from sok_embed.files.place_of import place_of
 from sok_embed.files.places import Place
 from sok_embed.files.records import FileRecord
@@ -32,6 +35,33 @@ from sok_embed.tables.tensors import as_errors
 
 # The bytes of the rows that are in memory twice while they are copied.
 _PIECE_BYTES = 64 << 20
+
+
+def agreed_tables(
+    agreement: Agreement,
+    verb: str,
+    find: Callable[[], list[LocatedTable]],
+    model: keras.Model,
+    texts: Mapping[str, str],
+) -> tuple[list[LocatedTable], int]:
+    """Returns what `find` has found, and a number that worker 0 has drawn. Collective.
+
+    All workers have tables of the same kinds, the same step of the model and the same texts, or
+    there is an error on all of them. The verb says what they do, such as `"save"`.
+    """
+
+    def numbers_of(hosts: list[LocatedTable]) -> list[int]:
+        tables = repr([host.description() for host in hosts])
+        numbers = [number_of_text(each) for each in (tables, *texts.values())]
+        return [step_of(model), *numbers, secrets.randbits(62)]
+
+    hosts, told = agreement.gather_together(f"be ready to {verb}", find, numbers_of)
+    steps, models, *others, (number, *_) = zip(*told, strict=True)
+    check_same("step", steps, f"{verb.capitalize()} after the same step on all of them.")
+    check_same("model", models, "Make the same model on all of them.", texts=True)
+    for name, each in zip(texts, others, strict=True):
+        check_same(name, each, "Give all of them the same one.", texts=True)
+    return hosts, number
 
 
 def write_file(

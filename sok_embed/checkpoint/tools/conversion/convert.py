@@ -21,8 +21,8 @@ from sok_embed.checkpoint.tools.conversion.parquet import (
     parquet_rows,
     write_parquet,
 )
-from sok_embed.checkpoint.tools.conversion.tables import Head, Moving, chosen, head_of_saved
-from sok_embed.checkpoint.tools.saved import open_saved
+from sok_embed.checkpoint.tools.conversion.tables import Moving
+from sok_embed.checkpoint.tools.saved import TableHead, chosen, open_saved
 from sok_embed.files.records import damaged, local_path, opened
 from sok_embed.files.whole_files import sync
 
@@ -40,7 +40,7 @@ class Converted(NamedTuple):
     """The result of a conversion."""
 
     form: str  # one of `FORMS`
-    tables: list[Head]  # the heads of the tables, in the order in which they were written
+    tables: list[TableHead]  # the heads of the tables, in the order in which they were written
     rows: int  # the number of rows of all tables
     left_out: int = 0  # the number of rows that had expired and were not written to a storage
 
@@ -158,10 +158,7 @@ def _source_tables(source: str, work: str, names: Sequence[str]) -> list[Moving]
     form = form_of_source(source)
     if form == "checkpoint":
         saved = open_saved(source)
-        return [
-            Moving(head_of_saved(table), partial(saved.rows, table))
-            for table in saved.chosen(names)
-        ]
+        return [Moving(table, partial(saved.rows, table)) for table in saved.chosen(names)]
     if form == "storage":
         file = os.path.join(work, "dumped")
         number = int(names[0]) if len(names) == 1 and names[0].isdecimal() else None

@@ -11,13 +11,14 @@ import numpy as np
 
 from sok_embed.binding import _core
 from sok_embed.checkpoint.files.rows_file import Rows
-from sok_embed.checkpoint.tools.conversion.tables import Head, Moving, head_of_group
+from sok_embed.checkpoint.tools.conversion.tables import Moving, head_of_group, slots_of
+from sok_embed.checkpoint.tools.saved import TableHead
 from sok_embed.kv import GROUPS
 
 _UINT64 = 2**64
 
 
-def groups_of(heads: Sequence[Head], group: int | None) -> list[int]:
+def groups_of(heads: Sequence[TableHead], group: int | None) -> list[int]:
     """Returns a group for each table: the groups from which they come, or 0, 1, 2 and so on."""
     if group is not None:
         if len(heads) != 1:
@@ -58,7 +59,7 @@ def write_dump(path: str, tables: Sequence[Moving], groups: Sequence[int]) -> in
     return sum(table.head.rows for table in tables)
 
 
-def _meta(head: Head) -> dict[str, Any]:
+def _meta(head: TableHead) -> dict[str, Any]:
     """Returns the description of a group as a storage writes it; storages ignore the name."""
     initializer = {"kind": "", "a": 0.0, "b": 0.0, "seed": 0, **head.initializer}
     return {
@@ -66,7 +67,7 @@ def _meta(head: Head) -> dict[str, Any]:
         "dim": head.dim,
         "initializer": {**initializer, "seed": initializer["seed"] % _UINT64},
         "rule": head.rule,
-        "slots": head.slots,
+        "slots": slots_of(head),
         "steps": head.steps,
         "layout": 0,
         "rows": head.rows,

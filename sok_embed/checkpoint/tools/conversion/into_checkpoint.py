@@ -12,10 +12,11 @@ import numpy.typing as npt
 from sok_embed.binding import _core
 from sok_embed.checkpoint.files.manifest_schema import ANY_WORKER, MIXED_OWNERS, ONE_WORKER
 from sok_embed.checkpoint.files.rows_file import RowsWriter
-from sok_embed.checkpoint.tools.conversion.tables import Head, Moving
+from sok_embed.checkpoint.tools.conversion.tables import Moving
 from sok_embed.checkpoint.tools.saved import (
     Saved,
     SavedTable,
+    TableHead,
     copy_rows,
     open_saved,
     write_like,
@@ -44,7 +45,7 @@ def write_checkpoint(folder: str, moving: Moving, base: str, name: str | None) -
     rule = _rule_of(owners)
     if rule is None and owners != "every worker" and workers > 1:
         owners = ANY_WORKER
-    trained: SavedTable | Head = head if head.rule else table
+    trained = head if head.rule else table
     taken = {"rule": trained.rule, "slot_floats": trained.slot_floats, "steps": trained.steps}
     start = list(trained.slot_start)
     counts = [0] * workers
@@ -85,7 +86,7 @@ def write_checkpoint(folder: str, moving: Moving, base: str, name: str | None) -
     return sum(counts)
 
 
-def _check_fits(base: Saved, table: SavedTable, head: Head) -> None:
+def _check_fits(base: Saved, table: SavedTable, head: TableHead) -> None:
     """Raises ValueError for rows that do not fit the table."""
 
     def refuse(what: str, of_table: object, of_rows: object, remedy: str) -> None:

@@ -17,7 +17,8 @@ import numpy as np
 from sok_embed.checkpoint.files.rows_file import Rows, rows_a_block
 from sok_embed.checkpoint.files.rows_index import row_bytes
 from sok_embed.checkpoint.tools.conversion.npz import stored_member
-from sok_embed.checkpoint.tools.conversion.tables import Head, Moving
+from sok_embed.checkpoint.tools.conversion.tables import Moving
+from sok_embed.checkpoint.tools.saved import TableHead
 from sok_embed.files.records import damaged
 from sok_embed.files.schema import (
     MOST_BYTES,
@@ -160,7 +161,7 @@ def _prefixes(path: str, name: str, group: Any) -> list[str]:
     return found
 
 
-def _head(path: str, group: Any, prefix: str, config: Any) -> Head:
+def _head(path: str, group: Any, prefix: str, config: Any) -> TableHead:
     arrays = {field: _array(path, group, prefix, field) for field in _FIELDS}
     rows, dim = arrays["embeddings"].shape
     small = {field: _small(path, arrays[field]) for field in _FIELDS if field not in _COLUMNS}
@@ -174,7 +175,7 @@ def _head(path: str, group: Any, prefix: str, config: Any) -> Head:
     if not 1 <= dim <= MOST_DIM or len(start) > MOST_SLOT_FLOATS:
         raise damaged(path, f"'{prefix}embeddings' of a dim in [1, {MOST_DIM}]", str(dim))
     label = _label(group, prefix, config)
-    return Head(
+    return TableHead(
         label=label,
         name=label,
         dim=dim,
@@ -261,7 +262,7 @@ def _flat_tables(configs: Any) -> Iterator[str]:
                 yield from _flat_tables(configs[name])
 
 
-def _pieces(path: str, weights: str, name: str, prefix: str, head: Head) -> Iterator[Rows]:
+def _pieces(path: str, weights: str, name: str, prefix: str, head: TableHead) -> Iterator[Rows]:
     import h5py
 
     most = rows_a_block(head.dim, head.slot_floats)

@@ -20,9 +20,10 @@ from sok_embed.checkpoint.files.rows_file import Rows, rows_a_block
 from sok_embed.checkpoint.tools.conversion.tables import (
     METADATA,
     MOST_METADATA_BYTES,
-    Head,
     head_of_metadata,
+    metadata_of,
 )
+from sok_embed.checkpoint.tools.saved import TableHead
 from sok_embed.files.records import damaged
 
 # The names of the members, by the columns of `Rows`, with their dtypes in the file.
@@ -59,13 +60,13 @@ def stored_member(path: str, archive: zipfile.ZipFile, name: str) -> zipfile.Zip
     return found
 
 
-def shape_of(column: str, head: Head, rows: int) -> tuple[int, ...]:
+def shape_of(column: str, head: TableHead, rows: int) -> tuple[int, ...]:
     """Returns the shape of a column of a table."""
     widths = {"embeddings": head.dim, "slots": head.slot_floats}
     return (rows, widths[column]) if column in widths else (rows,)
 
 
-def write_npz(path: str, head: Head, pieces: Iterable[Rows], work: str) -> int:
+def write_npz(path: str, head: TableHead, pieces: Iterable[Rows], work: str) -> int:
     """Writes a table, by way of files of its columns in a folder. Returns the number of rows."""
     number = 0
     with ExitStack() as stack:
@@ -86,11 +87,11 @@ def write_npz(path: str, head: Head, pieces: Iterable[Rows], work: str) -> int:
                 files[column].seek(0)
                 shutil.copyfileobj(files[column], member, 1 << 20)
         with archive.open(f"{METADATA}.npy", "w") as member:
-            npy.write_array(member, np.array(json.dumps(head.metadata())), allow_pickle=False)
+            npy.write_array(member, np.array(json.dumps(metadata_of(head))), allow_pickle=False)
     return number
 
 
-def npz_head(path: str) -> Head:
+def npz_head(path: str) -> TableHead:
     """Returns the head of a table in a `.npz` file."""
     try:
         with zipfile.ZipFile(path) as archive:
@@ -129,7 +130,7 @@ def _read_header(path: str, member: IO[bytes]) -> tuple[tuple[int, ...], bool, n
         raise damaged(path, "arrays of NumPy", str(error)) from None
 
 
-def npz_rows(path: str, head: Head) -> Iterator[Rows]:
+def npz_rows(path: str, head: TableHead) -> Iterator[Rows]:
     """Yields the rows of a file in pieces."""
     most = rows_a_block(head.dim, head.slot_floats)
     try:
@@ -156,7 +157,7 @@ def npz_rows(path: str, head: Head) -> Iterator[Rows]:
         raise damaged(path, "an .npz file of a converted table", str(error)) from None
 
 
-def _check_header(path: str, column: str, member: IO[bytes], head: Head) -> None:
+def _check_header(path: str, column: str, member: IO[bytes], head: TableHead) -> None:
     shape, fortran, dtype = _read_header(path, member)
     expected = (shape_of(column, head, head.rows), np.dtype(COLUMNS[column][1]))
     # With one column, or none, both orders are the same.
@@ -165,7 +166,7 @@ def _check_header(path: str, column: str, member: IO[bytes], head: Head) -> None
         raise damaged(path, f"{column} of shape and dtype {expected}", f"{(shape, dtype)}")
 
 
-def _read(path: str, column: str, member: IO[bytes], head: Head, n: int) -> Any:
+def _read(path: str, column: str, member: IO[bytes], head: TableHead, n: int) -> Any:
     dtype, shape = np.dtype(COLUMNS[column][1]), shape_of(column, head, n)
     wanted = dtype.itemsize * int(np.prod(shape))
     data = member.read(wanted)

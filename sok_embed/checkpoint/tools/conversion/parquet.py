@@ -14,10 +14,11 @@ from sok_embed.checkpoint.files.rows_index import row_bytes
 from sok_embed.checkpoint.tools.conversion.npz import COLUMNS, shape_of
 from sok_embed.checkpoint.tools.conversion.tables import (
     METADATA,
-    Head,
     head_of_metadata,
     in_pieces,
+    metadata_of,
 )
+from sok_embed.checkpoint.tools.saved import TableHead
 from sok_embed.files.records import damaged
 
 # Size of a group of rows in the file, before it is compressed.
@@ -37,17 +38,17 @@ def _pyarrow() -> Any:
     return pyarrow
 
 
-def _columns(head: Head) -> list[str]:
+def _columns(head: TableHead) -> list[str]:
     """Returns the columns of a file; Parquet has no vectors of length 0."""
     return [column for column in COLUMNS if column != "slots" or head.slot_floats]
 
 
-def _type(arrow: Any, column: str, head: Head) -> Any:
+def _type(arrow: Any, column: str, head: TableHead) -> Any:
     shape = shape_of(column, head, 0)
     return arrow.list_(arrow.float32(), shape[1]) if len(shape) == 2 else arrow.int64()
 
 
-def write_parquet(path: str, head: Head, pieces: Iterable[Rows]) -> int:
+def write_parquet(path: str, head: TableHead, pieces: Iterable[Rows]) -> int:
     """Writes a table. Returns the number of rows."""
     arrow = _pyarrow()
     schema = arrow.schema(
@@ -55,7 +56,7 @@ def write_parquet(path: str, head: Head, pieces: Iterable[Rows]) -> int:
             arrow.field(COLUMNS[column][0], _type(arrow, column, head), nullable=False)
             for column in _columns(head)
         ],
-        metadata={METADATA: json.dumps(head.metadata())},
+        metadata={METADATA: json.dumps(metadata_of(head))},
     )
     number = 0
     most = max(1, _GROUP_BYTES // row_bytes(head.dim, head.slot_floats))
@@ -71,14 +72,14 @@ def write_parquet(path: str, head: Head, pieces: Iterable[Rows]) -> int:
     return number
 
 
-def _array(arrow: Any, column: str, values: npt.NDArray[Any], head: Head) -> Any:
+def _array(arrow: Any, column: str, values: npt.NDArray[Any], head: TableHead) -> Any:
     flat = arrow.array(np.ascontiguousarray(values).reshape(-1))
     if values.ndim == 1:
         return flat
     return arrow.FixedSizeListArray.from_arrays(flat, type=_type(arrow, column, head))
 
 
-def parquet_head(path: str) -> Head:
+def parquet_head(path: str) -> TableHead:
     """Returns the head of a table in a Parquet file."""
     schema = _pyarrow().parquet.read_schema(path)
     metadata = schema.metadata or {}
@@ -92,7 +93,7 @@ def parquet_head(path: str) -> Head:
     return head_of_metadata(path, metadata[METADATA.encode()])
 
 
-def parquet_rows(path: str, head: Head) -> Iterator[Rows]:
+def parquet_rows(path: str, head: TableHead) -> Iterator[Rows]:
     """Yields the rows of a file in pieces."""
     names = [COLUMNS[column][0] for column in _columns(head)]
     most = rows_a_block(head.dim, head.slot_floats)
@@ -109,7 +110,7 @@ def parquet_rows(path: str, head: Head) -> Iterator[Rows]:
             yield Rows(**found)
 
 
-def _values(path: str, column: str, values: Any, head: Head) -> npt.NDArray[Any]:
+def _values(path: str, column: str, values: Any, head: TableHead) -> npt.NDArray[Any]:
     """Returns a column of a batch as an array, bit for bit."""
     shape = shape_of(column, head, len(values))
     kind, flat = values.type, values

@@ -13,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sok_embed.checkpoint.files.rows_file import Rows, rows_a_block
-from sok_embed.checkpoint.tools.conversion.tables import Head, Moving
+from sok_embed.checkpoint.tools.conversion.tables import Moving
 from sok_embed.checkpoint.tools.conversion.tfra_checkpoint import (
     CHECKPOINT_FOLDER,
     checkpoint_prefix,
     unpacked_checkpoint,
 )
+from sok_embed.checkpoint.tools.saved import TableHead
 from sok_embed.files.records import damaged
 from sok_embed.files.schema import MOST_DIM
 
@@ -248,7 +249,7 @@ def _table(table: _Stored, stored: dict[str, _Stored], slots: Slots) -> Moving:
             "files do not have them. Received: no steps. Give --steps, the optimizer's iterations."
         )
     dim = table.dim
-    head = Head(
+    head = TableHead(
         label=table.name,
         name=table.name,
         dim=dim,
@@ -304,7 +305,7 @@ def _slots(table: _Stored, beside: dict[str, _Stored], slots: Slots) -> tuple[st
 
 
 def _pieces(
-    table: _Stored, columns: Sequence[_Stored], status: dict[str, _Stored], head: Head
+    table: _Stored, columns: Sequence[_Stored], status: dict[str, _Stored], head: TableHead
 ) -> Iterator[Rows]:
     start = np.asarray(head.slot_start, np.float32).reshape(len(columns), head.dim)
     now = int(time.time())
