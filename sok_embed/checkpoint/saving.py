@@ -17,11 +17,11 @@ import tensorflow as tf
 from sok_embed import communicators, kv
 from sok_embed.arguments import refuse_url
 from sok_embed.checkpoint.state.tables import LocatedTable, find
-from sok_embed.checkpoint.transfer.whole_tables import whole_contents
 from sok_embed.checkpoint.transfer.worker_rows import (
     WorkerRows,
     agreed_tables,
     records_of,
+    whole_contents,
     write_rows,
 )
 from sok_embed.communicators.agreement import Agreement

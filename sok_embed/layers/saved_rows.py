@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sok_embed import communicators, tf_ops
-from sok_embed.checkpoint.transfer.copied_rows import CopiedRows
-from sok_embed.checkpoint.transfer.whole_tables import own_part
+from sok_embed.checkpoint.transfer.reading import rows_of_copy
+from sok_embed.checkpoint.transfer.worker_rows import own_part
 from sok_embed.keras_bridge import callers
 from sok_embed.tables import contents, storage_copies
 from sok_embed.tables.table import Table
@@ -198,9 +198,7 @@ class StorableRows(SavedRows):
                 "replace. To put them there, make the model by its class and use "
                 "model.load_weights(file)."
             )
-        rows = CopiedRows(self.table, copy, group)
-        rows.check()
-        return rows.restore
+        return rows_of_copy(self.table, copy, group)
 
     def _warn_of_missing(self, store: Any, saved: Iterable[str]) -> None:
         rows = int(np.asarray(store[self._storage_entry])) if self._storage_entry in saved else 0

@@ -8,8 +8,12 @@ import sok_embed as sok
 from sok_embed import AdaptiveTable, Table, kv, tf_ops
 from sok_embed.checkpoint import saving
 from sok_embed.checkpoint.state.tables import LocatedTable
-from sok_embed.checkpoint.transfer.whole_tables import own_part, whole_contents
-from sok_embed.checkpoint.transfer.worker_rows import WorkerRows, write_rows
+from sok_embed.checkpoint.transfer.worker_rows import (
+    WorkerRows,
+    own_part,
+    whole_contents,
+    write_rows,
+)
 from sok_embed.initializers import RowInitializer
 from sok_embed.tables.owners import EveryWorkerRule, MixedRule, OneWorkerRule
 

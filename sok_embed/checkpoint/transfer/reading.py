@@ -1,13 +1,15 @@
-"""Reads from a checkpoint the rows that belong to one worker, whichever worker wrote them."""
+"""Reads rows into tables: from a checkpoint, whichever worker wrote them, or from a storage."""
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from sok_embed import kv, tf_ops
 from sok_embed.arguments import difference
@@ -15,12 +17,15 @@ from sok_embed.binding import _core
 from sok_embed.checkpoint.files.manifest import Link, Manifest
 from sok_embed.checkpoint.files.rows_file import ADMISSION, SKETCH, Block, Rows
 from sok_embed.checkpoint.files.rows_index import Head, merged_head
-from sok_embed.checkpoint.state.tables import LocatedTable, contents_of
+from sok_embed.checkpoint.state.tables import LocatedTable, contents_of, read_head
+from sok_embed.checkpoint.tools.conversion.dump import rows_of_group
 from sok_embed.checkpoint.tools.newest_first import CountedBytes, live_blocks
 from sok_embed.checkpoint.tools.saved import check_totals, reader_of
 from sok_embed.files.places import Place
+from sok_embed.files.scratch import ScratchFolder
 from sok_embed.tables.base_table import Part
 from sok_embed.tables.counts import merge_sketches
+from sok_embed.tables.table import Table
 from sok_embed.tables.tensors import as_errors
 
 _EVERY_WORKER = "every worker"
@@ -60,6 +65,67 @@ class PartReader:
         if len(own.keys):
             piece = contents_of(self.head, self.part.table.dim, own)
             as_errors(lambda: tf_ops.add_rows(self.part.handle, piece))
+
+
+def rows_of_copy(table: Table, copy: kv.Storage, group: int) -> Callable[[], None]:
+    """Checks the rows of a group of a storage, and changes nothing.
+
+    Returns:
+        A function that replaces the rows of the table, which is in memory or in another storage.
+
+    Raises:
+        ValueError: For rows that the table cannot take, and for a storage that is read-only.
+    """
+    there = {each.number: each for each in copy.groups()}
+    if group not in there:
+        raise ValueError(
+            f"Table '{table.name}': expected its rows in group {group} of {copy!r}. Received: the "
+            f"groups {sorted(there)}. Save the model again."
+        )
+    saved, own = there[group], table.storage
+    if saved.dimension != table.dim:
+        raise ValueError(
+            f"Table '{table.name}': expected rows of {table.dim} numbers. Received: rows of "
+            f"{saved.dimension}, in {copy!r}. Make the layer as it was saved."
+        )
+    if own is not None and own.read_only:
+        raise ValueError(
+            f"Table '{table.name}': expected a storage that may be written, to replace its "
+            f"rows by the rows of the file. Received: {own!r}. Open it without read_only=True."
+        )
+    attributes = {
+        **table.spec.attributes(),
+        "storage": copy.path,
+        "storage_id": copy.id,
+        "group": group,
+        "step_clock": False,
+        "row_dtype": saved.row_dtype,
+        "slot_dtype": saved.slot_dtype,
+    }
+    with tf.init_scope():
+        handle = as_errors(lambda: tf_ops.anonymous_table(table.name, table.dim, **attributes))
+        head, admission = read_head(handle, table.dim)
+    contents = contents_of(head, table.dim, admission=admission)
+    table.check_restore(contents)
+    # Beside the table's storage, where there is room for its rows.
+    parent = None if own is None else os.path.dirname(os.path.abspath(own.path))
+    scratch = ScratchFolder("sok-embed-rows", parent)
+    dump = os.path.join(scratch.path, "dump")
+    copy.dump(dump, group=group)
+    (part,) = table.parts
+    reader = PartReader(part, head, "the file")
+    for rows in rows_of_group(dump, group):
+        reader.check(rows)
+
+    def restore() -> None:
+        table.restore(contents)
+        for rows in rows_of_group(dump, group):
+            reader.add(rows)
+        if own is not None:
+            own.flush()
+        scratch.end()
+
+    return restore
 
 
 class TablesReader:
