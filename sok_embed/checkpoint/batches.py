@@ -98,9 +98,7 @@ class Batches:
 def _check_order_is_known(dataset: tf.data.Dataset) -> None:
     """Raises for a dataset whose batches come in a different order in each process.
 
-    Raises:
-        ValueError: For a shuffle without a seed, and `deterministic=False`. Datasets within
-            functions, as in `interleave`, are not checked.
+    Datasets within functions, as in `interleave`, are not checked.
     """
     received = None
     if dataset.options().deterministic is False:

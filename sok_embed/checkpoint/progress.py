@@ -100,12 +100,7 @@ def _state_of(callback: Any) -> Any:
 
 
 def check_callbacks(callbacks: Sequence[Any]) -> None:
-    """Raises for callbacks whose work would be lost, or would disturb the run.
-
-    Raises:
-        ValueError: For callbacks that back a run up themselves, and for one that keeps an
-            earlier epoch to go back to.
-    """
+    """Raises for callbacks whose work would be lost, or would disturb the run."""
     for callback in callbacks:
         name = type(callback).__name__
         if name == "BackupAndRestore":

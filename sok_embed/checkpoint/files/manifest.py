@@ -85,9 +85,10 @@ def write(folder: str | Place, manifest: Manifest) -> None:
         "state": f"{manifest.state:016x}",
         "parent": manifest.parent
         and {"folder": manifest.parent.folder, "state": f"{manifest.parent.state:016x}"},
-        "rows": [record._asdict() for record in manifest.rows],
-        "files": [record._asdict() for record in manifest.files],
-        "data": [record._asdict() for record in manifest.data],
+        **{
+            field: [record._asdict() for record in getattr(manifest, field)]
+            for field in ("rows", "files", "data")
+        },
     }
     content["checksum"] = checksum_of_json(content)
     data = json.dumps(content, indent=1, allow_nan=False).encode()

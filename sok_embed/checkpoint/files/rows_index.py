@@ -75,11 +75,7 @@ def row_bytes(dim: int, slot_floats: int) -> int:
 
 
 def index_bytes(tables: Sequence[dict[str, Any]]) -> bytes:
-    """Returns the index of a file.
-
-    Raises:
-        ValueError: For an index that is too long for readers.
-    """
+    """Returns the index of a file."""
     index = json.dumps({"tables": list(tables)}, allow_nan=False).encode()
     if len(index) > MOST_INDEX_BYTES or index.count(b",") > _MOST_VALUES // 2:
         raise ValueError(
@@ -130,11 +126,7 @@ def entry_of(
 
 
 def merged_head(name: str, entries: Sequence[dict[str, Any]]) -> Head:
-    """Returns the head of a table that is merged from the files of several workers.
-
-    Raises:
-        ValueError: If workers have trained the table by two optimizers.
-    """
+    """Returns the head of a table that is merged from the files of several workers."""
     trained = [entry for entry in entries if entry["rule"]] or list(entries)
     first = trained[0]
     if any(entry[field] != first[field] for entry in trained for field in ("rule", "slot_start")):

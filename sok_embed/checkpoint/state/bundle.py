@@ -26,10 +26,6 @@ class Bundle:
 
     Attributes:
         shapes: The shape of each tensor.
-
-    Raises:
-        CorruptionError: For files that TensorFlow cannot read, and tensors that do not fit into
-            them.
     """
 
     def __init__(self, folder: LocalFolder, prefix: str, records: Sequence[FileRecord]) -> None:

@@ -79,10 +79,6 @@ class DenseState:
         The checkpoint may hold more objects beside the model: objects that were not given are
         skipped. Variables of optimizers that tables of a `DistributedEmbedding` have for themselves
         may be lacking: earlier versions did not save them.
-
-        Raises:
-            ValueError: For another variable, shape or dtype, or another iterator.
-            CorruptionError: For files whose contents differ from the manifest.
         """
         own = self.description()
         saved = [each for each in manifest.dense["variables"] if self._is_asked_for(each[0])]

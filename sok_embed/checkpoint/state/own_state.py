@@ -30,11 +30,7 @@ class OwnState:
         ]
 
     def write(self, folder: str, attempt: int, worker: int, workers: int) -> list[str]:
-        """Writes the objects of this worker. Returns the names of two files, or none.
-
-        Raises:
-            ValueError: For an iterator whose state cannot be saved.
-        """
+        """Writes the objects of this worker. Returns the names of two files, or none."""
         if not self._objects:
             return []
         prefix = data_prefix(worker, workers, attempt)
@@ -54,11 +50,7 @@ class OwnState:
         return [f"{prefix}{ending}" for ending in DATA_ENDINGS]
 
     def needed(self, manifest: Manifest, worker: int, workers: int) -> list[FileRecord]:
-        """Returns the records of the files that this worker restores from.
-
-        Raises:
-            ValueError: If there are iterators, and another number of workers wrote the checkpoint.
-        """
+        """Returns the records of the files that this worker restores from."""
         if self._iterators and manifest.workers != workers:
             raise ValueError(
                 f"Expected a checkpoint of {workers} workers, each of which goes on where its own "
@@ -70,12 +62,7 @@ class OwnState:
         return list(manifest.data[worker * count : (worker + 1) * count])
 
     def check(self, folder: LocalFolder, manifest: Manifest, worker: int, workers: int) -> None:
-        """Raises an error for files from which this worker cannot restore. Changes nothing.
-
-        Raises:
-            ValueError: As `needed` raises, and if an object is not in the file.
-            CorruptionError: For a file that is not as it was written.
-        """
+        """Raises an error for files from which this worker cannot restore. Changes nothing."""
         records = self.needed(manifest, worker, workers)
         if not records:
             return

@@ -97,14 +97,13 @@ def surveyed(saved: Saved, names: Sequence[str]) -> dict[str, Any]:
         **_about(saved.folder, manifest),
         "attempt": f"{manifest.attempt:016x}",
         "tables": [_table(saved, table) for table in saved.chosen(names)],
-        "variables": [
-            {"variable": path, "dtype": dtype, "shape": shape}
-            for path, dtype, shape in manifest.dense["variables"]
-        ],
-        "metrics": [
-            {"variable": path, "dtype": dtype, "shape": shape}
-            for path, dtype, shape in manifest.dense["metrics"]
-        ],
+        **{
+            field: [
+                {"variable": path, "dtype": dtype, "shape": shape}
+                for path, dtype, shape in manifest.dense[field]
+            ]
+            for field in ("variables", "metrics")
+        },
         "others": manifest.dense["others"],
         "files": [record._asdict() for record in (*manifest.rows, *manifest.files, *manifest.data)],
     }
@@ -152,8 +151,8 @@ def rows_of_keys(saved: Saved, table: SavedTable, keys: Sequence[int]) -> dict[s
                 "key": key,
                 "update_count": int(rows.update_nums[at]),
                 "last_update": int(rows.update_times[at]),
-                "embedding": _floats(rows.embeddings[at]),
-                "slots": dict(_named_slots(table, _floats(rows.slots[at]))),
+                "embedding": rows.embeddings[at].tolist(),
+                "slots": dict(_named_slots(table, rows.slots[at].tolist())),
             }
     return {
         "table": table.label,
@@ -161,10 +160,6 @@ def rows_of_keys(saved: Saved, table: SavedTable, keys: Sequence[int]) -> dict[s
         "rows": [found[key] for key in keys if key in found],
         "missing": [key for key in keys if key not in found],
     }
-
-
-def _floats(values: Any) -> list[float]:
-    return [float(value) for value in values]
 
 
 def _named_slots(table: SavedTable, floats: list[float]) -> Iterator[tuple[str, list[float]]]:

@@ -46,8 +46,8 @@ class PartReader:
 
     def check(self, rows: Rows) -> None:
         """Raises ValueError for rows that the table cannot take, before anything is changed."""
-        own = rows.where(self.part.mine(rows.keys))
-        self.rows += len(own.keys)
+        mine = self.part.mine(rows.keys)
+        self.rows += int(mine.sum())
         limit = self.part.max_rows
         if limit and self.rows > limit:
             raise ValueError(
@@ -55,16 +55,16 @@ class PartReader:
                 f"worker in {self._source}. Received: {self.rows} or more. Raise max_rows, or "
                 "start more workers. Nothing was restored."
             )
-        if len(own.keys):
-            piece = contents_of(self.head, self.part.table.dim, own)
-            as_errors(lambda: tf_ops.check_restore(self.part.handle, piece))
+        self._call(tf_ops.check_restore, rows.where(mine))
 
     def add(self, rows: Rows) -> None:
         """Adds rows to the table."""
-        own = rows.where(self.part.mine(rows.keys))
+        self._call(tf_ops.add_rows, rows.where(self.part.mine(rows.keys)))
+
+    def _call(self, op: Callable[..., Any], own: Rows) -> None:
         if len(own.keys):
             piece = contents_of(self.head, self.part.table.dim, own)
-            as_errors(lambda: tf_ops.add_rows(self.part.handle, piece))
+            as_errors(lambda: op(self.part.handle, piece))
 
 
 def rows_of_copy(table: Table, copy: kv.Storage, group: int) -> Callable[[], None]:
@@ -153,7 +153,9 @@ class TablesReader:
             ]
             for worker in workers_needed(hosts, manifest, rank, size)
         }
-        self._check_totals(chain)
+        for number, link in enumerate(chain):
+            if len(self._readers) == len(link.manifest.rows):  # those of all workers
+                check_totals(*link, [readers[number] for readers in self._readers.values()])
         self._counted = {worker: CountedBytes() for worker in self._readers}
         self._parts: list[PartReader] = []
         # For each part, its entries in the newest files that may have such rows, by worker.
@@ -170,12 +172,6 @@ class TablesReader:
                 head = merged_head(part.table.name, list(entries.values()))
                 self._parts.append(PartReader(part, head, "the checkpoint"))
             self._of_hosts.append(range(first, len(self._parts)))
-
-    def _check_totals(self, chain: Sequence[Link]) -> None:
-        """Compares manifests with files, where this worker reads the files of all workers."""
-        for number, link in enumerate(chain):
-            if len(self._readers) == len(link.manifest.rows):
-                check_totals(*link, [readers[number] for readers in self._readers.values()])
 
     def _blocks(self) -> Iterator[tuple[int, PartReader, Block, Rows | None]]:
         """Yields a worker, a part, and the block that `live_blocks` yields for them."""

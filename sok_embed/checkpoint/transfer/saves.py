@@ -57,10 +57,6 @@ class Save:
     Making it and `finish` are collective, and are called at the same step by all workers. `write`
     is not, and may run in another thread. Worker 0 has called `make_folder`, and all workers have
     the same attempt.
-
-    Raises:
-        OSError: From the file system or the store, on all workers.
-        RuntimeError: If another worker has failed.
     """
 
     def __init__(
@@ -143,9 +139,6 @@ class Save:
         Args:
             then: A function that worker 0 calls when the checkpoint is whole, before the other
                 workers go on.
-
-        Raises:
-            Exception: The error of `write`, and errors as the save itself raises.
         """
         agreement = self.agreement
         try:

@@ -86,9 +86,6 @@ def write_file(
 
     The function `put` writes rows, and returns the entries of the index. Worker 0 has made the
     folder.
-
-    Raises:
-        FileNotFoundError: If the folder is missing.
     """
     if not os.path.isdir(folder):
         raise FileNotFoundError(
@@ -188,11 +185,7 @@ class WorkerRows:
         self._numbers = {part: number for number, part in enumerate(parts)}
 
     def number_of(self, part: Part) -> int:
-        """Returns the number of a part in the files.
-
-        Raises:
-            ValueError: For a part of a table that is not among `hosts`.
-        """
+        """Returns the number of a part in the files; raises for a table that is not in them."""
         number = self._numbers.get((id(part.table), part.name))
         if number is None:
             raise ValueError(
@@ -235,9 +228,6 @@ def whole_contents(rows: WorkerRows, table: BaseTable) -> Any:
     """Returns the contents of a table in a process that has the rows of all workers.
 
     They are an `Export` or an `AdaptiveExport`, without a second copy in memory.
-
-    Raises:
-        ValueError: For a table that workers have not written.
     """
     parts = table.parts
     exports, others = zip(*(_whole_part(rows, part) for part in parts), strict=True)
@@ -288,10 +278,6 @@ def own_part(table: BaseTable, whole: Any) -> Any:
     Returns:
         An object of the same kind with the worker's rows and the counts of their keys. Worker 0
         gets the figures of an adaptive table, so that their sum stays the same.
-
-    Raises:
-        ValueError: For columns of different lengths.
-        CorruptionError: For damaged counts.
     """
     if table.owners == 1:
         return whole

@@ -37,11 +37,7 @@ def groups_of(heads: Sequence[TableHead], group: int | None) -> list[int]:
 
 
 def write_dump(path: str, tables: Sequence[Moving], groups: Sequence[int]) -> int:
-    """Writes tables as groups, and forces them to disk. Returns the number of rows.
-
-    Raises:
-        ValueError: For a table whose times are steps.
-    """
+    """Writes tables as groups, and forces them to disk. Returns the number of rows."""
     for table in tables:
         if table.head.step_clock >= 0:
             raise ValueError(

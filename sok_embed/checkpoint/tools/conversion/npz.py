@@ -44,9 +44,6 @@ def stored_member(path: str, archive: zipfile.ZipFile, name: str) -> zipfile.Zip
 
     Keras and this package compress nothing. A compressed member could be a thousand times as long
     as the archive, all of which would be written before it turned out not to be a table.
-
-    Raises:
-        ValueError: For a compressed one.
     """
     found = archive.getinfo(name)
     if found.compress_type != zipfile.ZIP_STORED:
