@@ -63,10 +63,6 @@ class Batches:
         self.passes += 1
         self.taken = 0
 
-    def note_restored(self, passes: int, taken: int) -> None:
-        """Takes over the counts of a run whose iterator was restored."""
-        self.passes, self.taken = passes, taken
-
     def skip_to(self, passes: int, taken: int) -> None:
         """Goes to a place by counts: to the pass of that number, after so many batches."""
         for _ in range(passes - 1):

@@ -6,7 +6,7 @@ import os
 import secrets
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -19,20 +19,10 @@ from sok_embed.checkpoint.state.dense import DenseState
 from sok_embed.checkpoint.state.own_state import OwnState
 from sok_embed.checkpoint.state.tables import SavedObjects, calls_of, steps_of
 from sok_embed.checkpoint.transfer.reading import TablesReader, check_descriptions, workers_needed
-from sok_embed.checkpoint.transfer.saves import Save, SaveOptions, make_folder
+from sok_embed.checkpoint.transfer.saves import Ready, Save, SaveOptions, make_folder
 from sok_embed.communicators.agreement import Agreement, add_lists, check_same, number_of_text
 from sok_embed.files.place_of import place_of
 from sok_embed.files.places import check_record
-
-
-class _Ready(NamedTuple):
-    """Everything that a save needs to begin, once all workers have agreed on it."""
-
-    dense: DenseState  # the state other than rows, and the tables
-    step: int  # the step of the save
-    folder: str  # the path of the checkpoint's folder
-    attempt: int  # the number of the save, which worker 0 has chosen
-
 
 _TRIES = 10  # attempts to open the same save on all workers, if another job saves
 
@@ -115,19 +105,14 @@ class Checkpoint:
         agreement.together(
             "find the folder", lambda: make_folder(place_of(folder)) if first else None
         )
-        save = self._begin(agreement, ready, SaveOptions(0, ready.step))
+        save = Save(agreement, ready, SaveOptions(0, ready.step))
         save.write()
         save.finish()
         return folder
 
-    def _begin(self, agreement: Agreement, ready: _Ready, options: SaveOptions) -> Save:
-        """Begins a save into a folder that worker 0 has made."""
-        own = OwnState(self._own_objects())
-        return Save(agreement, ready.folder, ready.attempt, ready.dense, own, options)
-
     def _ready(
         self, agreement: Agreement, where: Callable[[SavedObjects], tuple[int, str]]
-    ) -> _Ready:
+    ) -> Ready:
         """Finds and checks everything that is to be saved. Collective.
 
         The function `where` returns the step and the path of the folder for the objects that were
@@ -135,14 +120,16 @@ class Checkpoint:
         """
         half_restored: str | None = None
 
-        def look() -> _Ready:
+        def look() -> Ready:
             nonlocal half_restored
             dense = self._prepared()
             parts = map(_partially_restored.get, self._restored_parts(dense.found))
             half_restored = next(filter(None, parts), None)
-            return _Ready(dense, *where(dense.found), secrets.randbelow(2**62) + 1)
+            return Ready(
+                dense, self._own(agreement), *where(dense.found), secrets.randbelow(2**62) + 1
+            )
 
-        def numbers(ready: _Ready) -> list[int]:
+        def numbers(ready: Ready) -> list[int]:
             tables = [host.description() for host in ready.dense.found.tables]
             variables = ready.dense.description()["variables"]
             return [
@@ -204,7 +191,7 @@ class Checkpoint:
         folder = place_of(directory).path
         agreement = Agreement(communicators.current())
         dense = agreement.together("be ready for a restore", self._prepared)
-        own = OwnState(self._own_objects())
+        own = self._own(agreement)
         held = self._held(folder, agreement, dense, own)
         try:
             return self._restore(folder, agreement, held, dense, own)
@@ -225,7 +212,7 @@ class Checkpoint:
                 manifest.rows[worker] for worker in workers_needed(hosts, manifest, rank, size)
             ]
             if number == 0:
-                records += [*manifest.files, *own.needed(manifest, rank, size)]
+                records += [*manifest.files, *own.needed(manifest)]
             return [record.name for record in records]
 
         def open_files() -> OpenCheckpoint:
@@ -258,7 +245,15 @@ class Checkpoint:
 
         def check() -> TablesReader:
             with nothing_restored():
-                return self._checked(held, dense, own, agreement)
+                own.check(place, manifest)
+                for record in manifest.files:
+                    check_record(place, record)
+                dense.check(place, manifest)
+                tables = TablesReader(
+                    held.chain, held.places, dense.found.tables, agreement.rank, agreement.size
+                )
+                tables.check()
+                return tables
 
         tables, rows = agreement.gather_together(
             "find the checkpoint whole", check, TablesReader.rows_found
@@ -269,7 +264,7 @@ class Checkpoint:
             try:
                 tables.restore()
                 dense.read(place, manifest)
-                own.read(place, manifest, agreement.rank, agreement.size)
+                own.read(place, manifest)
             except Exception as error:
                 raise RuntimeError(
                     f"Expected to restore all of the checkpoint in '{folder}'. Received: "
@@ -287,20 +282,6 @@ class Checkpoint:
         for each in self._restored_parts(dense.found):
             _partially_restored.pop(each, None)
         return manifest.step
-
-    def _checked(
-        self, held: OpenCheckpoint, dense: DenseState, own: OwnState, agreement: Agreement
-    ) -> TablesReader:
-        """Reads all files that this worker needs, and raises if something cannot be restored."""
-        manifest, place = held.chain[0].manifest, held.places[0]
-        rank, size = agreement.rank, agreement.size
-        own.check(place, manifest, rank, size)
-        for record in manifest.files:
-            check_record(place, record)
-        dense.check(place, manifest)
-        tables = TablesReader(held.chain, held.places, dense.found.tables, rank, size)
-        tables.check()
-        return tables
 
     def step(self, found: SavedObjects | None = None) -> int:
         """Returns the step of a save: the iterations of the model's optimizer, or 0."""
@@ -332,6 +313,9 @@ class Checkpoint:
         yield from (host.table for host in found.tables)
         if self._model is not None:
             yield self._model
+
+    def _own(self, agreement: Agreement) -> OwnState:
+        return OwnState(self._own_objects(), agreement.rank, agreement.size)
 
     def _own_objects(self) -> dict[str, Any]:
         """Returns the objects that each worker saves for itself: iterators."""

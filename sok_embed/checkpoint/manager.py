@@ -159,7 +159,7 @@ class CheckpointManager(StepFolders):
             notes_changes=incremental or self._last is not None,
             goes_on=self._on_background,
         )
-        save = self._checkpoint._begin(agreement, ready, options)
+        save = Save(agreement, ready, options)
         self._last_step = ready.step
         self._pending = _Pending(save, ready.step, self)
         if not self._on_background:

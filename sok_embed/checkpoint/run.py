@@ -177,7 +177,7 @@ class Run:
         if self._position == "count":
             self._batches.skip_to(fields["passes"], fields["taken"])
         else:
-            self._batches.note_restored(fields["passes"], fields["taken"])
+            self._batches.passes, self._batches.taken = fields["passes"], fields["taken"]
 
     def _check_saved(self, fields: dict[str, Any]) -> None:
         """Raises if the place of a checkpoint does not exist in this run."""

@@ -221,7 +221,7 @@ def test_a_save_that_is_written_and_not_ended_is_in_nobodys_way(tmp_path):
     (tmp_path / "first").mkdir()
     agreement = Agreement(communicators.current())
     ready = checkpoint._ready(agreement, lambda found: (1, str(tmp_path / "first")))
-    pending = checkpoint._begin(agreement, ready, options)
+    pending = saves.Save(agreement, ready, options)
     pending.write()
     expected = held_state.contents_of(table)
     table.assign([2, 3], np.zeros([2, 4], np.float32))

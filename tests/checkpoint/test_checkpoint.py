@@ -155,12 +155,12 @@ def test_an_iterator_is_not_restored_by_another_number_of_workers(tmp_path, firs
     iterator, weight = iter(tf.data.Dataset.range(3)), tf.Variable(1.0)
     folder = place_of(Checkpoint(iterator=iterator, weight=weight).save(tmp_path))
     written = manifest.read(folder)
-    OwnState({"iterator": iterator}).check(folder, written, 0, 1)
+    OwnState({"iterator": iterator}, 0, 1).check(folder, written)
     with pytest.raises(ValueError, match=r"checkpoint of 2 workers.*Received: 1\. .*count"):
-        OwnState({"iterator": iterator}).check(folder, written, 0, 2)
-    OwnState({"weight": weight}).check(folder, written, 0, 2)  # stays as it is
+        OwnState({"iterator": iterator}, 0, 2).check(folder, written)
+    OwnState({"weight": weight}, 0, 2).check(folder, written)  # stays as it is
     with pytest.raises(ValueError, match="with weight of each worker"):
-        OwnState({"weight": weight}).check(folder, written, 0, 1)
+        OwnState({"weight": weight}, 0, 1).check(folder, written)
 
 
 def test_a_damaged_state_of_an_iterator_changes_nothing(tmp_path):

@@ -101,48 +101,38 @@ def rows_a_block(dim: int, slot_floats: int) -> int:
 class RowsWriter:
     """Writes a file of rows, which must not exist; it is removed if a block of `with` fails.
 
-    It is part of a checkpoint once a manifest names it.
+    It is part of a checkpoint once a manifest names it. Captures and rows of storages are put into
+    `core`, the captures of a save together, so that none of them keeps copies for long.
     """
 
     def __init__(self, folder: str, attempt: int, worker: int, workers: int) -> None:
         self.path = os.path.join(folder, rows_name(worker, workers, attempt))
-        self._core = _core.RowsFileWriter(self.path, attempt, worker, workers)
+        self.core = _core.RowsFileWriter(self.path, attempt, worker, workers)
 
     def __enter__(self) -> RowsWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        self._core.close()
+        self.core.close()
         if kind is not None:
             remove_if_there(self.path)
 
     def put_rows(self, table: int, rows: Rows) -> None:
         """Adds rows, in as many blocks as they need."""
-        self._core.put_rows(table, *rows.for_core())
-
-    def put_stored(self, table: int, storage: _core.Storage, group: int) -> int:
-        """Adds the rows of a group of a storage, as they are now. Returns how many."""
-        return self._core.put_stored(table, storage, group)
-
-    def put_captures(self, tables: Sequence[int], captures: Sequence[_core.Capture]) -> None:
-        """Adds the rows of captures, and the keys that they have as removed.
-
-        The captures of a save come together, so that none of them keeps copies for long.
-        """
-        self._core.put_captures(tables, captures)
+        self.core.put_rows(table, *rows.for_core())
 
     def put_bytes(self, table: int, kind: int, data: bytes) -> None:
         """Adds the counts of an admission or a sketch."""
-        self._core.put_bytes(table, kind, np.frombuffer(data, np.uint8))
+        self.core.put_bytes(table, kind, np.frombuffer(data, np.uint8))
 
     def put_removed(self, table: int, keys: npt.NDArray[np.int64]) -> None:
         """Adds keys whose rows were removed since the checkpoint before."""
-        self._core.put_removed(table, _flat(keys, np.int64).view(np.uint64))
+        self.core.put_removed(table, _flat(keys, np.int64).view(np.uint64))
 
     def finish(self, tables: Sequence[dict[str, Any]]) -> FileRecord:
         """Writes the index, syncs the file, and returns its record."""
         index = index_bytes(tables)
-        length, digest = self._core.finish(index)
+        length, digest = self.core.finish(index)
         return FileRecord(os.path.basename(self.path), length, f"{digest:016x}")
 
 

@@ -51,6 +51,16 @@ class SaveOptions(NamedTuple):
     goes_on: bool = False  # true if training goes on while the save is written
 
 
+class Ready(NamedTuple):
+    """Everything that a save needs to begin, once all workers have agreed on it."""
+
+    dense: DenseState  # the state other than rows, and the tables
+    own: OwnState  # the state that each worker has of its own
+    step: int  # the step of the save
+    folder: str  # the path of the checkpoint's folder
+    attempt: int  # the number of the save, which worker 0 has chosen
+
+
 class Save:
     """A save that has begun: it saves the state of the moment when the object was made.
 
@@ -59,22 +69,11 @@ class Save:
     the same attempt.
     """
 
-    def __init__(
-        self,
-        agreement: Agreement,
-        folder: str,
-        attempt: int,
-        dense: DenseState,
-        own: OwnState,
-        options: SaveOptions,
-    ) -> None:
-        self.agreement = agreement
-        self.folder = folder
-        self._dense = dense
-        self._own = own
-        self.options = options
-        self.attempt = attempt
-        self._place = place_of(folder)
+    def __init__(self, agreement: Agreement, ready: Ready, options: SaveOptions) -> None:
+        self.agreement, self.options = agreement, options
+        self.folder, self.attempt = ready.folder, ready.attempt
+        self._dense, self._own = ready.dense, ready.own
+        self._place = place_of(self.folder)
         self._work: Work | None = None
         self._capture: RowsCapture | None = None
         self._dense_names: list[str] = []
@@ -109,9 +108,7 @@ class Save:
             )
         if agreement.rank == 0:
             self._dense_names = self._dense.write(self._work.folder, dense_prefix(self.attempt))
-        self._own_names = self._own.write(
-            self._work.folder, self.attempt, agreement.rank, agreement.size
-        )
+        self._own_names = self._own.write(self._work.folder, self.attempt)
 
     def write(self) -> None:
         """Writes the files of this worker. `finish` raises its errors."""

@@ -113,7 +113,7 @@ class RowsCapture:
 
     def _write(self) -> FileRecord:
         with RowsWriter(*self._file) as writer:
-            writer.put_captures(list(self._captures), list(self._captures.values()))
+            writer.core.put_captures(list(self._captures), list(self._captures.values()))
             for number in self._stored:
                 self._write_stored(writer, number)
             for number, kind, data in self._counts:
@@ -123,13 +123,13 @@ class RowsCapture:
     def _write_stored(self, writer: RowsWriter, number: int) -> None:
         source, group = self._stored[number]
         if isinstance(source, kv.Storage):
-            rows = writer.put_stored(number, source.ready(), group)
+            rows = writer.core.put_stored(number, source.ready(), group)
         else:
             # The checkpoint of the storage belongs to this worker alone, also if there are several
             # workers.
             storage = _core.Storage(source, None, _CACHE_BYTES, write_through=False, read_only=True)
             try:
-                rows = writer.put_stored(number, storage, group)
+                rows = writer.core.put_stored(number, storage, group)
             finally:
                 storage.close()
         self._entries[number] |= {"rows": rows, "size": rows}
