@@ -134,7 +134,7 @@ class Checkpoint:
             variables = ready.dense.description()["variables"]
             return [
                 int(half_restored is not None),
-                waiting_calls(ready.dense.found),
+                self.waiting_calls(ready.dense.found),
                 ready.step,
                 number_of_text(repr((tables, variables, sorted(self._own_objects())))),
                 number_of_text(ready.folder),
@@ -249,9 +249,7 @@ class Checkpoint:
                 for record in manifest.files:
                     check_record(place, record)
                 dense.check(place, manifest)
-                tables = TablesReader(
-                    held.chain, held.places, dense.found.tables, agreement.rank, agreement.size
-                )
+                tables = TablesReader(held, dense.found.tables, agreement.rank, agreement.size)
                 tables.check()
                 return tables
 
@@ -291,9 +289,15 @@ class Checkpoint:
         found = found or DenseState(self._model, self._objects).found
         return max((steps_of(each) for each in found.optimizers), default=0)
 
-    def waiting_calls(self) -> int:
+    def waiting_calls(self, found: SavedObjects | None = None) -> int:
         """Returns the number of calls whose gradients wait in optimizers, which forbid a save."""
-        return waiting_calls(self._prepared().found)
+        found = found or self._prepared().found
+        # `iterations` only counts calls that have applied gradients.
+        waiting = (
+            calls_of(optimizer) % (optimizer.gradient_accumulation_steps or 1)
+            for optimizer in found.optimizers
+        )
+        return max(waiting, default=0)
 
     def _prepared(self) -> DenseState:
         """Returns everything that is to be saved, in its present state."""
@@ -322,15 +326,3 @@ class Checkpoint:
         return {
             name: each for name, each in self._objects.items() if isinstance(each, tf.data.Iterator)
         }
-
-
-def waiting_calls(found: SavedObjects) -> int:
-    """Returns the number of calls whose gradients optimizers have accumulated and not applied."""
-    return max(
-        (
-            # `iterations` only counts calls that have applied gradients.
-            calls_of(optimizer) % (optimizer.gradient_accumulation_steps or 1)
-            for optimizer in found.optimizers
-        ),
-        default=0,
-    )

@@ -14,14 +14,14 @@ import tensorflow as tf
 from sok_embed import kv, tf_ops
 from sok_embed.arguments import difference
 from sok_embed.binding import _core
-from sok_embed.checkpoint.files.manifest import Link, Manifest
+from sok_embed.checkpoint.files.holding import OpenCheckpoint
+from sok_embed.checkpoint.files.manifest import Manifest
 from sok_embed.checkpoint.files.rows_file import ADMISSION, SKETCH, Block, Rows
 from sok_embed.checkpoint.files.rows_index import Head, merged_head
 from sok_embed.checkpoint.state.tables import LocatedTable, contents_of, read_head
 from sok_embed.checkpoint.tools.conversion.dump import rows_of_group
 from sok_embed.checkpoint.tools.newest_first import CountedBytes, live_blocks
 from sok_embed.checkpoint.tools.saved import check_totals, reader_of
-from sok_embed.files.places import Place
 from sok_embed.files.scratch import ScratchFolder
 from sok_embed.tables.base_table import Part
 from sok_embed.tables.counts import merge_sketches
@@ -132,28 +132,21 @@ class TablesReader:
     """All tables of a checkpoint, for this worker; the hosts are in the order of the manifest."""
 
     def __init__(
-        self,
-        chain: Sequence[Link],
-        folders: Sequence[Place],
-        hosts: Sequence[LocatedTable],
-        rank: int,
-        size: int,
+        self, held: OpenCheckpoint, hosts: Sequence[LocatedTable], rank: int, size: int
     ) -> None:
-        self._folder, manifest = chain[0]
-        self._rank, self._size = rank, size
-        self._workers = manifest.workers
-        self._entries = manifest.tables
-        self._hosts = list(hosts)
+        self._folder, manifest = held.chain[0]
+        self._rank, self._size, self._workers = rank, size, manifest.workers
+        self._entries, self._hosts = manifest.tables, list(hosts)
         sources = _sources(hosts, manifest, rank, size)
         # For each worker, its files in the chain, the newest first.
         self._readers = {
             worker: [
-                reader_of(folder, each, worker)
-                for folder, (_, each) in zip(folders, chain, strict=True)
+                reader_of(place, each, worker)
+                for place, (_, each) in zip(held.places, held.chain, strict=True)
             ]
-            for worker in workers_needed(hosts, manifest, rank, size)
+            for worker in sorted(set().union(*sources))
         }
-        for number, link in enumerate(chain):
+        for number, link in enumerate(held.chain):
             if len(self._readers) == len(link.manifest.rows):  # those of all workers
                 check_totals(*link, [readers[number] for readers in self._readers.values()])
         self._counted = {worker: CountedBytes() for worker in self._readers}
