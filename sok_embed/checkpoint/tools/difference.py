@@ -84,12 +84,12 @@ def difference(a: Saved, b: Saved, watch: Watch | None = None) -> Difference:
     are in memory a part at a time; if there are many, the rows of both checkpoints are in temporary
     files meanwhile.
     """
-    tables_a, tables_b = ({table.label: table for table in saved.tables} for saved in (a, b))
+    labels_a, labels_b = ([table.label for table in saved.tables] for saved in (a, b))
     return Difference(
         steps=(a.manifest.step, b.manifest.step),
-        only_a=[label for label in tables_a if label not in tables_b],
-        only_b=[label for label in tables_b if label not in tables_a],
-        tables=_tables(a, b, [label for label in tables_a if label in tables_b], watch),
+        only_a=[label for label in labels_a if label not in labels_b],
+        only_b=[label for label in labels_b if label not in labels_a],
+        tables=_tables(a, b, watch),
         variables=list(_variables(a, b)),
     )
 
@@ -157,9 +157,11 @@ def _largest(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
         return float(np.max(np.abs(a.astype(np.float64) - b.astype(np.float64))))
 
 
-def _tables(a: Saved, b: Saved, labels: list[str], watch: Watch | None) -> list[TableDifference]:
-    of_a, of_b = ({table.label: table for table in saved.tables} for saved in (a, b))
-    pairs = {label: _Pair(of_a[label], of_b[label]) for label in labels}
+def _tables(a: Saved, b: Saved, watch: Watch | None) -> list[TableDifference]:
+    of_b = {table.label: table for table in b.tables}
+    pairs = {
+        table.label: _Pair(table, of_b[table.label]) for table in a.tables if table.label in of_b
+    }
     all_bytes = sum(pair.bytes for pair in pairs.values())
     with ExitStack() as stack:
         partitions = {

@@ -27,7 +27,10 @@ from sok_embed.files.records import damaged, local_path
 from sok_embed.kv import CorruptionError
 
 _KEY = np.dtype([("table", "<i4"), ("worker", "<i4"), ("key", "<i8")])
-_COUNTS = {ADMISSION: "admission_bytes", SKETCH: "sketch_bytes"}
+# The fields of an entry of an index, by the kind of blocks that they count.
+_FIELDS = {
+    ROWS: "rows", REMOVED: "removed", ADMISSION: "admission_bytes", SKETCH: "sketch_bytes",
+}  # fmt: skip
 
 
 class Verified(NamedTuple):
@@ -120,7 +123,7 @@ def _verify_files(
             with _noting(faults):
                 each.read(keys, watch)
                 whole += manifest.rows[each.worker].bytes
-                rows += sum(each.rows.values())
+                rows += each.rows
                 faults += each.faults()
         labels = [label_of(entry["path"], entry["part"]) for entry in readers[0].tables]
         faults += _twice(keys, labels)
@@ -133,29 +136,30 @@ class _Found:
     def __init__(self, worker: int, reader: RowsReader) -> None:
         self.worker = worker
         self.reader = reader
-        self.rows: Counter[int] = Counter()
-        self.removed: Counter[int] = Counter()
-        self.counted: Counter[tuple[int, int]] = Counter()  # bytes, by table and kind
+        self.counted: Counter[tuple[int, str]] = Counter()  # by table and field of the index
         self.gaps: list[str] = []
+
+    @property
+    def rows(self) -> int:
+        return sum(count for (_, field), count in self.counted.items() if field == "rows")
 
     def read(self, keys: Partitions, watch: Watch | None) -> None:
         for block in self.reader.blocks():
-            if block.kind == ROWS:
-                self.rows[block.table] += block.number
-                records = np.zeros(block.number, _KEY)
-                records["table"], records["worker"] = block.table, self.worker
-                records["key"] = self.reader.rows_of(block).keys
-                keys.add(records)
-            elif block.kind == REMOVED:
-                self.removed[block.table] += block.number
+            at = (block.table, _FIELDS[block.kind])
+            if block.kind in (ROWS, REMOVED):
+                self.counted[at] += block.number
             else:
-                at = (block.table, block.kind)
                 if self.counted[at] != block.number:
                     self.gaps.append(
                         f"Expected counts from byte {self.counted[at]} on in '{self.reader.path}'. "
                         f"Received: from {block.number} on."
                     )
                 self.counted[at] += len(block.payload)
+            if block.kind == ROWS:
+                records = np.zeros(block.number, _KEY)
+                records["table"], records["worker"] = block.table, self.worker
+                records["key"] = self.reader.rows_of(block).keys
+                keys.add(records)
             if watch is not None:
                 watch(len(block.payload))
 
@@ -163,15 +167,8 @@ class _Found:
         """Yields the places where the index differs from the blocks."""
         yield from self.gaps
         for number, entry in enumerate(self.reader.tables):
-            told = {
-                "rows": (entry["rows"], self.rows[number]),
-                "removed": (entry["removed"], self.removed[number]),
-            }
-            told |= {
-                field: (entry.get(field, 0), self.counted[number, kind])
-                for kind, field in _COUNTS.items()
-            }
-            for field, (expected, received) in told.items():
+            for field in _FIELDS.values():
+                expected, received = entry.get(field, 0), self.counted[number, field]
                 if expected != received:
                     yield (
                         f"Expected {expected} {field.replace('_', ' of ')} of table "
