@@ -14,11 +14,8 @@ Position = Literal["iterator", "count"]
 class Batches:
     """Makes passes through a dataset, one after the other.
 
-    Args:
-        dataset: The dataset of batches.
-        position: The way in which the place in the dataset is found again: `"iterator"`, by the
-            state of the iterator, which the owner of this object saves and restores; `"count"`, by
-            the number of batches taken.
+    At the position `"iterator"` the owner of this object saves and restores the state of the
+    iterator; at `"count"` the place is found again by the number of batches taken.
 
     Attributes:
         iterator: The iterator of the pass; `None` before the first.

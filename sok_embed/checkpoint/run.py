@@ -26,11 +26,8 @@ _ENDS = (StopIteration, tf.errors.OutOfRangeError)
 class _RunCheckpoint(Checkpoint):
     """A checkpoint of a run, with the counts that each worker has for itself.
 
-    Args:
-        model: The model of the run.
-        progress: The progress of worker 0, which all workers restore.
-        own_progress: The progress of this worker.
-        batches: The batches whose iterator is saved; `None`: none is.
+    All workers restore the progress of worker 0, and each its own. The iterator of the batches is
+    saved, if there are any.
     """
 
     def __init__(
@@ -61,11 +58,7 @@ class _RunCheckpoint(Checkpoint):
 
 
 class Run:
-    """A training and its place in epochs and batches.
-
-    Args:
-        epochs: The number of the last epoch.
-        steps: The batches of an epoch. `None`: an epoch is a pass.
+    """A training and its place in epochs and batches. `None` as steps: an epoch is a pass.
 
     Attributes:
         every: The number of batches of an epoch after which to save; `None`: at its end alone.

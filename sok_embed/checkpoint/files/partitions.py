@@ -20,14 +20,9 @@ _SALT = 0x5EED
 class Partitions:
     """Records that are divided by a hash of their keys, and returned a part at a time.
 
-    All records of a key are in one part. Many records are kept in files, which have no more bytes
-    than the records, and are removed at the end of the `with` block.
-
-    Args:
-        dtype: The dtype of the records; its field `key` is an int64.
-        expected_bytes: The bytes of all records, by which the number of parts is chosen.
-        of_all_bytes: The bytes of the records of all `Partitions` that are used at the same time,
-            this one included.
+    All records of a key are in one part; the field `key` of their dtype is an int64. Many records
+    are kept in files, which have no more bytes than the records, and are removed at the end of the
+    `with` block. `of_all_bytes` are those of all `Partitions` that are used at the same time.
     """
 
     def __init__(self, dtype: npt.DTypeLike, expected_bytes: int, of_all_bytes: int = 0) -> None:

@@ -103,9 +103,6 @@ def write_rows(
 
     It needs no capture, of which a table can have only one at a time, so a checkpoint may be
     written meanwhile. Rows that every worker has are written by worker 0.
-
-    Raises:
-        RuntimeError: If a table was changed meanwhile.
     """
 
     def put(writer: RowsWriter) -> list[dict[str, Any]]:

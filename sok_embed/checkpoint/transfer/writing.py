@@ -32,9 +32,6 @@ class RowsCapture:
             captured.
         apart: True if storages change before `write` is called, so that their present rows are kept
             separately in the folder.
-
-    Raises:
-        RuntimeError: If another save of a table is in progress.
     """
 
     def __init__(
