@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from sok_embed.checkpoint.files import manifest as manifests
 from sok_embed.checkpoint.files.manifest import Manifest, Parent
-from sok_embed.checkpoint.files.names import data_names, dense_prefix, rows_name
+from sok_embed.checkpoint.files.names import data_names, dense_prefix
 from sok_embed.checkpoint.files.rows_index import total
 from sok_embed.checkpoint.state.dense import DenseState
 from sok_embed.checkpoint.state.own_state import OwnState
-from sok_embed.checkpoint.transfer.worker_rows import WorkerRows
+from sok_embed.checkpoint.transfer.worker_rows import WorkerRows, records_of
 from sok_embed.checkpoint.transfer.writing import RowsCapture
 from sok_embed.communicators.agreement import Agreement
 from sok_embed.files.place_of import place_of
@@ -194,16 +194,13 @@ class Save:
         self, numbers: Sequence[Sequence[int]]
     ) -> tuple[list[FileRecord], list[FileRecord]]:
         """Returns the records of rows and own files of all workers, by what each has told."""
-        rows: list[FileRecord] = []
-        data: list[FileRecord] = []
-        names = data_names(len(numbers), self.attempt)
-        for worker, of_worker in enumerate(numbers):
-            each = [of_worker[i : i + 3] for i in range(0, len(of_worker), 3)]
-            if self._rows is not None:
-                name = rows_name(worker, len(numbers), self.attempt)
-                rows.append(FileRecord.of_numbers(name, each.pop(0)))
-            own_names = names[worker * len(each) : (worker + 1) * len(each)]
-            data += map(FileRecord.of_numbers, own_names, each)
+        begin = 3 if self._rows else 0
+        rows = records_of([each[:3] for each in numbers], self.attempt) if begin else []
+        rest = [number for each in numbers for number in each[begin:]]
+        names = data_names(len(numbers), self.attempt)[: len(rest) // 3]
+        data = [
+            FileRecord.of_numbers(name, rest[3 * i : 3 * i + 3]) for i, name in enumerate(names)
+        ]
         return rows, data
 
 
