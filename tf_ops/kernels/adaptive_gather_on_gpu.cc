@@ -8,11 +8,13 @@
 #include <vector>
 
 #include "core/base/bfloat16.h"
-#include "core/gpu/gpu_store.h"
+#include "core/base/status_macros.h"
+#include "core/gpu/device_rows.h"
 #include "kernels/gpu_copies.h"
 #include "kernels/gpu_rows_elsewhere.h"
 #include "kernels/mask_gather_on_host.h"
-#include "kernels/receipt_on_gpu.h"
+#include "kernels/pooled_on_gpu.h"
+#include "kernels/receipt.h"
 #include "kernels/register_kernel.h"
 #include "kernels/table_token.h"
 #include "tensorflow/core/framework/op.h"
@@ -151,18 +153,26 @@ void KeepOwn(const std::vector<uint8_t>& own, LookupKeys* keys) {
 // Makes the receipt of a lookup on a GPU, which takes the gradients of the whole batch there. `own`
 // is the output of a lookup that makes no rows: the host reads from it which keys had no row.
 Receipt MaskedReceipt(const OpenTable& resource, const LookupKeys& keys, const tf::Tensor& own) {
-  if (keys.rows_made) return ReceiptOnGpu(resource, keys.gradients, keys);
-  const auto leave_out = [table = resource.table(), own, n = keys.n, gradients = keys.gradients,
-                          stream = keys.stream, told = resource.reported_uncounted(),
-                          name = resource.name()](LookupKeys* deposited) {
-    std::vector<uint8_t> flags(gradients);
-    Status status = table->CopyToHost(flags.data(), own.data(), flags.size(), stream);
-    if (!status.ok()) return status;
-    KeepOwn(flags, deposited);
-    if (deposited->n < n) LogUncounted(told.get(), name);
-    return Status();
+  const size_t n = keys.device->gradients;
+  Receipt receipt = ReceiptOf(resource.table(), resource.name(), n, keys);
+  if (keys.rows_made) return receipt;
+  receipt.deposit = [table = resource.table(), keys, own, told = resource.reported_uncounted(),
+                     name = resource.name()](int64_t number, std::shared_ptr<const void> hold,
+                                             const float* gradients, const BFloat16* gradients_bf16,
+                                             const AnchorGradient& anchor,
+                                             const ParallelFor& parallel_for) -> Status {
+    LookupKeys deposited = keys;
+    deposited.order.gradient = number;
+    const DeviceBatch& device = *keys.device;
+    std::vector<uint8_t> flags(device.gradients);
+    SOK_RETURN_IF_ERROR(device.memory->Read(flags.data(), own.data(), flags.size(), device.stream));
+    SOK_RETURN_IF_ERROR(ToHost(table->dim(), &deposited, &hold, &gradients, &gradients_bf16));
+    KeepOwn(flags, &deposited);
+    if (deposited.n < keys.n) LogUncounted(told.get(), name);
+    return table->Deposit(std::move(deposited), std::move(hold), gradients, gradients_bf16, anchor,
+                          parallel_for);
   };
-  return ReceiptOnGpu(resource, keys.gradients, keys, leave_out);
+  return receipt;
 }
 
 }  // namespace
@@ -223,8 +233,8 @@ class AdaptiveMaskGatherOnGpuOp : public tf::OpKernel {
       return OnHost(ctx, *resource, variable, nullptr, keys, buckets, places, outputs, receipt);
     }
     void* const stream = StreamOf(ctx);
-    if (resource->table()->LooksUpOnGpu(stream)) {
-      return OnGpu(ctx, *resource, variable, stream, outputs, receipt);
+    if (gpu::DeviceRows* const rows = resource->table()->device_rows(stream); rows != nullptr) {
+      return OnGpu(ctx, *resource, variable, rows, stream, outputs, receipt);
     }
     LogCopies(*ctx->device(), resource);
     tf::Tensor keys_on_host, buckets_on_host, places_on_host, statics_on_host;
@@ -247,17 +257,17 @@ class AdaptiveMaskGatherOnGpuOp : public tf::OpKernel {
   }
 
   absl::Status OnGpu(tf::OpKernelContext* ctx, const OpenTable& resource, tf::Var& variable,
-                     void* stream, const Outputs& outputs, Receipt* receipt) const {
+                     gpu::DeviceRows* own_rows, void* stream, const Outputs& outputs,
+                     Receipt* receipt) const {
     Table& table = *resource.table();
     LookupKeys batch;
     batch.n = static_cast<size_t>(ctx->input(4).NumElements());
-    batch.gradients = static_cast<size_t>(ctx->input(2).NumElements());
     batch.removals = table.removals();
     batch.order = {number_, table.NextLookup()};
     batch.rows_made = options_.make_rows;
     batch.leave_absent = true;
-    batch.on_gpu = true;
-    batch.stream = stream;
+    batch.device =
+        DeviceBatch{&own_rows->device(), stream, static_cast<size_t>(ctx->input(2).NumElements())};
     auto held = std::make_shared<std::vector<tf::Tensor>>(2);
     TF_RETURN_IF_ERROR(
         ctx->allocate_temp(tf::DT_INT64, {static_cast<int64_t>(batch.n)}, &held->at(0)));
@@ -267,7 +277,7 @@ class AdaptiveMaskGatherOnGpuOp : public tf::OpKernel {
     gpu::MaskedKeys keys;
     keys.keys = AddressOf(ctx->input(2));
     keys.buckets = AddressOf(ctx->input(3));
-    keys.n = batch.gradients;
+    keys.n = batch.device->gradients;
     keys.positions = AddressOf(held->at(1));
     keys.asking = batch.n;
     const bool copies_slots = options_.make_rows && options_.copy_slots;
@@ -281,13 +291,17 @@ class AdaptiveMaskGatherOnGpuOp : public tf::OpKernel {
       keys.statics.rows = static_cast<const float*>(rows.data());
       keys.statics.count = static_cast<uint64_t>(rows.dim_size(0));
       TF_RETURN_IF_ERROR(AddSlots(slots, &keys.statics));
-      TF_RETURN_IF_ERROR(ToAbsl(table.LookupMaskedOnGpu(
-          keys, options_.make_rows, held->at(0).data(), outputs.embeddings->data(),
-          outputs.embeddings->dtype() == tf::DT_BFLOAT16, static_cast<bool*>(outputs.own->data()),
-          stream)));
+      const auto element = outputs.embeddings->dtype() == tf::DT_FLOAT ? gpu::Element::kFloat32
+                                                                       : gpu::Element::kBFloat16;
+      const auto look_up = [&](gpu::GpuTable& found, gpu::Absent absent) {
+        return found.LookupMasked(keys, absent == gpu::Absent::kMake, table.now(),
+                                  AddressOf(held->at(0)), AddressOf(*outputs.embeddings), element,
+                                  AddressOf(*outputs.own), stream);
+      };
+      TF_RETURN_IF_ERROR(ToAbsl(own_rows->LookUp(options_.make_rows && keys.asking > 0, look_up)));
     }
     if (!options_.own_gradient) {
-      *receipt = {resource.name(), batch.gradients, options_.dim, nullptr};
+      *receipt = {resource.name(), keys.n, options_.dim};
       receipt->on_gpu = true;
       return absl::OkStatus();
     }

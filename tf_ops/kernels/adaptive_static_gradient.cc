@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/base/bfloat16.h"
-#include "core/gpu/gpu_store.h"
+#include "core/gpu/device_rows.h"
 #include "core/partition/partition.h"
 #include "kernels/gpu_copies.h"
 #include "kernels/pooled_on_gpu.h"
@@ -115,7 +115,8 @@ class AdaptiveStaticGradientOp : public tf::OpKernel {
     std::shared_ptr<OpenTable> resource;
     TF_RETURN_IF_ERROR(GetTableOfToken(ctx, 3, &resource));
     void* const stream = StreamOf(ctx);
-    if (!resource->table()->LooksUpOnGpu(stream)) {
+    const gpu::DeviceRows* const device_rows = resource->table()->device_rows(stream);
+    if (device_rows == nullptr) {
       return absl::FailedPreconditionError(
           "table '" + resource->name() + "': expected rows in the memory of " +
           ctx->device()->name() +
@@ -135,11 +136,12 @@ class AdaptiveStaticGradientOp : public tf::OpKernel {
     };
     const auto element =
         gradients.dtype() == tf::DT_FLOAT ? gpu::Element::kFloat32 : gpu::Element::kBFloat16;
-    return ToAbsl(resource->table()->on_gpu()->StaticGradient(
-                      AddressOf(own), AddressOf(buckets), AddressOf(gradients), element,
-                      static_cast<uint64_t>(own.NumElements()), static_cast<uint64_t>(static_rows_),
-                      make, stream),
-                  resource->name());
+    const auto sum = [&](gpu::GpuTable& table) {
+      return table.StaticGradient(AddressOf(own), AddressOf(buckets), AddressOf(gradients), element,
+                                  static_cast<uint64_t>(own.NumElements()),
+                                  static_cast<uint64_t>(static_rows_), make, stream);
+    };
+    return ToAbsl(device_rows->Compute(sum), resource->name());
   }
 
   int dim_;

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/collection/row_messages.h"
-#include "core/gpu/gpu_store.h"
+#include "core/gpu/device_rows.h"
 #include "kernels/gpu_copies.h"
 #include "kernels/message_on_gpu.h"
 #include "kernels/pooled_on_gpu.h"
@@ -155,14 +155,13 @@ class CollectionPoolOnGpuOp : public tf::OpKernel {
                                           std::to_string(part.row_of.size()) + " keys, got " +
                                           std::to_string(of_table.NumElements()));
       }
-      if (part.rows > 0 &&
-          (!table.LooksUpOnGpu(call->stream) || table.dim() != call->plan->tables[t].dim)) {
+      const bool is_there = table.device_rows(call->stream) != nullptr;
+      if (part.rows > 0 && (!is_there || table.dim() != call->plan->tables[t].dim)) {
         return absl::FailedPreconditionError(
             "table '" + token->tables[t]->name() + "': expected rows of dim " +
             std::to_string(call->plan->tables[t].dim) +
             " in the memory of the GPU that pools them, got rows of dim " +
-            std::to_string(table.dim()) +
-            (table.LooksUpOnGpu(call->stream) ? " there" : " elsewhere"));
+            std::to_string(table.dim()) + (is_there ? " there" : " elsewhere"));
       }
       call->held.push_back(of_table);
       call->numbers.push_back(AddressOf(of_table));
@@ -267,12 +266,13 @@ class CollectionPoolOnGpuOp : public tf::OpKernel {
         if (bags.bags > 0) all.push_back(bags);
       }
       if (all.empty()) continue;
-      const gpu::GpuStore& store = *call->trained.tables[t]->table()->on_gpu();
-      if (!is_copied) TF_RETURN_IF_ERROR(ToAbsl(by_table.FromMessage(store, call->stream)));
+      const gpu::DeviceRows& rows = call->rows_of(t);
+      if (!is_copied) TF_RETURN_IF_ERROR(ToAbsl(by_table.FromMessage(rows.device(), call->stream)));
       is_copied = true;
-      TF_RETURN_IF_ERROR(
-          ToAbsl(store.PoolRows(by_table.address(t), call->numbers[t], all, call->stream),
-                 call->trained.tables[t]->name()));
+      const auto pool = [&](gpu::GpuTable& table) {
+        return table.PoolRows(by_table.address(t), call->numbers[t], all, call->stream);
+      };
+      TF_RETURN_IF_ERROR(ToAbsl(rows.Compute(pool), call->trained.tables[t]->name()));
     }
     return absl::OkStatus();
   }
@@ -292,7 +292,7 @@ namespace {
 absl::Status OfTable(tf::OpKernelContext* ctx, const PooledCall& call, size_t t,
                      const std::vector<tf::Tensor>& upstream, gpu::DeviceAddress sums) {
   const CollectionRequest::TablePart& part = call.request->tables()[t];
-  const gpu::GpuStore& store = *call.trained.tables[t]->table()->on_gpu();
+  const gpu::DeviceRows& rows = call.rows_of(t);
   const int64_t dim = call.plan->tables[t].dim;
   std::vector<uint32_t> used;
   size_t n = 0;
@@ -313,17 +313,22 @@ absl::Status OfTable(tf::OpKernelContext* ctx, const PooledCall& call, size_t t,
     const gpu::RowBags bags = WithUpstream(call, feature, upstream[call.places[feature].output]);
     const gpu::DeviceAddress to = AddressOf(gradients) + at * dim * sizeof(float);
     if (bags.ids == 0) continue;
-    TF_RETURN_IF_ERROR(ToAbsl(store.PoolGradient(bags, to, call.stream)));
+    const auto pool = [&](gpu::GpuTable& table) {
+      return table.PoolGradient(bags, to, call.stream);
+    };
+    TF_RETURN_IF_ERROR(ToAbsl(rows.Compute(pool)));
     if (numbers != call.numbers[t]) {
-      TF_RETURN_IF_ERROR(ToAbsl(store.CopyOnGpu(numbers + at * sizeof(uint32_t),
-                                                call.numbers[t] + bags.first * sizeof(uint32_t),
-                                                bags.ids * sizeof(uint32_t), call.stream)));
+      TF_RETURN_IF_ERROR(ToAbsl(rows.device().CopyWithin(
+          numbers + at * sizeof(uint32_t), call.numbers[t] + bags.first * sizeof(uint32_t),
+          bags.ids * sizeof(uint32_t), call.stream)));
     }
     at += bags.ids;
   }
-  return ToAbsl(store.SumByNumber(AddressOf(gradients), numbers, n, part.rows,
-                                  call.plan->marks_unused, sums, call.stream),
-                call.trained.tables[t]->name());
+  const auto sum = [&](gpu::GpuTable& table) {
+    return table.SumByNumber(AddressOf(gradients), numbers, n, part.rows, call.plan->marks_unused,
+                             sums, call.stream);
+  };
+  return ToAbsl(rows.Compute(sum), call.trained.tables[t]->name());
 }
 
 }  // namespace
@@ -338,13 +343,13 @@ absl::Status RowGradients(tf::OpKernelContext* ctx, const PooledCall& call,
   TF_RETURN_IF_ERROR(ctx->allocate_output(0, {static_cast<int64_t>(segments.floats())}, &rows));
   RowsByTable by_table(segments, *rows);
   TF_RETURN_IF_ERROR(by_table.Allocate(ctx));
-  const gpu::GpuStore* store = nullptr;
+  const gpu::Device* device = nullptr;
   for (size_t t = 0; t < call.plan->tables.size(); ++t) {
     if (segments.rows(t) == 0) continue;
-    store = call.trained.tables[t]->table()->on_gpu();
+    device = &call.rows_of(t).device();
     TF_RETURN_IF_ERROR(OfTable(ctx, call, t, upstream, by_table.address(t)));
   }
-  return store == nullptr ? absl::OkStatus() : ToAbsl(by_table.ToMessage(*store, call.stream));
+  return device == nullptr ? absl::OkStatus() : ToAbsl(by_table.ToMessage(*device, call.stream));
 }
 
 }  // namespace sok

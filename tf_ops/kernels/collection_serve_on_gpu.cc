@@ -221,13 +221,13 @@ class CollectionServeOnGpuOp : public tf::OpKernel {
         ctx->allocate_temp(tf::DT_FLOAT, {static_cast<int64_t>(asked.answers.floats())}, rows));
     RowsByTable by_table(asked.answers, *rows);
     TF_RETURN_IF_ERROR(by_table.Allocate(ctx));
-    const gpu::GpuStore* store = nullptr;
+    const gpu::Device* device = nullptr;
     for (size_t table = 0; table < tables; ++table) {
       if (asked.segments.rows(table) == 0) continue;
       TF_RETURN_IF_ERROR(LookUp(ctx, table, by_table.address(table), call));
-      store = call->trained.tables[table]->table()->on_gpu();
+      device = &call->rows_of(table).device();
     }
-    return store == nullptr ? absl::OkStatus() : ToAbsl(by_table.ToMessage(*store, call->stream));
+    return device == nullptr ? absl::OkStatus() : ToAbsl(by_table.ToMessage(*device, call->stream));
   }
 
   // Reads the rows of a table, or vectors of the bags that it pools, to an address.
@@ -236,13 +236,13 @@ class CollectionServeOnGpuOp : public tf::OpKernel {
     const OpenTable& open = *call->trained.tables[t];
     Table& table = *open.table();
     const AskedKeys& asked = *call->asked;
-    if (!table.LooksUpOnGpu(call->stream) || table.dim() != asked.segments.dim(t)) {
+    gpu::DeviceRows* const rows = table.device_rows(call->stream);
+    if (rows == nullptr || table.dim() != asked.segments.dim(t)) {
       return absl::FailedPreconditionError(
           "table '" + open.name() + "': expected rows of dim " +
           std::to_string(asked.segments.dim(t)) +
           " in the memory of the GPU that looks keys up, got rows of dim " +
-          std::to_string(table.dim()) +
-          (table.LooksUpOnGpu(call->stream) ? " there" : " elsewhere"));
+          std::to_string(table.dim()) + (rows == nullptr ? " elsewhere" : " there"));
     }
     const bool makes = make_rows_ && trainable_[t];
     LookupKeys batch = BatchOf(&table, call->order, make_rows_);
@@ -250,22 +250,21 @@ class CollectionServeOnGpuOp : public tf::OpKernel {
     batch.hold = Hold(keys);
     batch.keys = static_cast<const Key*>(keys.data());
     batch.n = static_cast<size_t>(keys.NumElements());
-    batch.on_gpu = true;
-    batch.stream = call->stream;
-    if (asked.bags[t].empty()) {
-      TF_RETURN_IF_ERROR(ToAbsl(table.LookupOnGpu(batch.keys, batch.n, makes,
-                                                  reinterpret_cast<void*>(to), false, call->stream),
-                                open.name()));
-    } else {
-      TF_RETURN_IF_ERROR(DescribeBags(ctx, t, call));
-      std::vector<gpu::RowBags> bags = call->bags[t];
-      for (gpu::RowBags& each : bags) {
-        each.vectors = to;
-        to += each.bags * each.stride * sizeof(float);
-      }
-      TF_RETURN_IF_ERROR(ToAbsl(
-          table.LookupPooledOnGpu(batch.keys, batch.n, bags, makes, call->stream), open.name()));
+    batch.device = DeviceBatch{&rows->device(), call->stream};
+    TF_RETURN_IF_ERROR(DescribeBags(ctx, t, call));
+    std::vector<gpu::RowBags> bags = call->bags[t];
+    gpu::DeviceAddress next = to;
+    for (gpu::RowBags& each : bags) {
+      each.vectors = next;
+      next += each.bags * each.stride * sizeof(float);
     }
+    const auto look_up = [&](gpu::GpuTable& found, gpu::Absent absent) {
+      return bags.empty() ? found.Lookup(AddressOf(keys), batch.n, absent, table.now(), to,
+                                         gpu::Element::kFloat32, call->stream)
+                          : found.LookupPooled(AddressOf(keys), batch.n, bags, absent, table.now(),
+                                               call->stream);
+    };
+    TF_RETURN_IF_ERROR(ToAbsl(rows->LookUp(makes && batch.n > 0, look_up), open.name()));
     if (!trainable_[t]) return absl::OkStatus();
     call->keys[t] = std::move(batch);
     return absl::OkStatus();
@@ -285,7 +284,7 @@ class CollectionServeOnGpuOp : public tf::OpKernel {
       bags.length = asked.bags.length;
       bags.combiner = static_cast<gpu::Combiner>(asked.combiner);
       bags.stride = static_cast<uint64_t>(dim);
-      bags.may_rest = true;
+      bags.skips_marked = true;
       if (asked.bags.splits != nullptr) {
         bags.splits = next;
         next += (bags.bags + 1) * sizeof(int64_t);
@@ -315,7 +314,7 @@ namespace {
 // Computes the gradients of the keys of bags, and appends them to the tensors that are held.
 absl::Status TakeApart(tf::OpKernelContext* ctx, const ServedCall& call, size_t t,
                        gpu::DeviceAddress vectors, std::vector<tf::Tensor>* hold) {
-  const gpu::GpuStore& store = *call.trained.tables[t]->table()->on_gpu();
+  const gpu::DeviceRows& rows = call.rows_of(t);
   const int dim = call.asked->segments.dim(t);
   hold->emplace_back();
   TF_RETURN_IF_ERROR(
@@ -324,8 +323,10 @@ absl::Status TakeApart(tf::OpKernelContext* ctx, const ServedCall& call, size_t 
     bags.vectors = vectors;
     vectors += bags.bags * bags.stride * sizeof(float);
     const gpu::DeviceAddress to = AddressOf(hold->back()) + bags.first * dim * sizeof(float);
-    TF_RETURN_IF_ERROR(
-        ToAbsl(store.PoolGradient(bags, to, call.stream), call.trained.tables[t]->name()));
+    const auto pool = [&](gpu::GpuTable& table) {
+      return table.PoolGradient(bags, to, call.stream);
+    };
+    TF_RETURN_IF_ERROR(ToAbsl(rows.Compute(pool), call.trained.tables[t]->name()));
   }
   return absl::OkStatus();
 }
@@ -355,11 +356,12 @@ absl::Status DepositServed(tf::OpKernelContext* ctx, const ServedCall& call, int
   for (size_t t = 0; t < call.keys.size(); ++t) {
     LookupKeys& keys = deposited.tables[t];
     if (keys.n == 0) continue;
-    const gpu::GpuStore& store = *call.trained.tables[t]->table()->on_gpu();
-    if (!is_copied) TF_RETURN_IF_ERROR(ToAbsl(by_table.FromMessage(store, call.stream)));
+    if (!is_copied) {
+      TF_RETURN_IF_ERROR(ToAbsl(by_table.FromMessage(call.rows_of(t).device(), call.stream)));
+    }
     is_copied = true;
     // Without a collection, keys without a gradient have zeros instead of kUnusedBits.
-    keys.may_rest = call.trained.collection != nullptr;
+    keys.device->skips_marked = call.trained.collection != nullptr;
     gpu::DeviceAddress gradients = by_table.address(t);
     if (!call.bags[t].empty()) {
       TF_RETURN_IF_ERROR(TakeApart(ctx, call, t, gradients, hold.get()));

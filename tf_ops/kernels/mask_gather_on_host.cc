@@ -76,9 +76,8 @@ Receipt::Deposit DepositInto(const std::shared_ptr<Table>& table, const tf::Tens
                       static_cast<size_t>(keys.NumElements()));
     deposited.order = order;
     deposited.order.gradient = number;
-    table->Deposit(std::move(deposited), std::move(hold), gradients, gradients_bf16, anchor,
-                   parallel_for);
-    return Status();
+    return table->Deposit(std::move(deposited), std::move(hold), gradients, gradients_bf16, anchor,
+                          parallel_for);
   };
 }
 

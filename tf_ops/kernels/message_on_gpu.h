@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "core/collection/row_messages.h"
-#include "core/gpu/gpu_store.h"
+#include "core/gpu/device.h"
 #include "kernels/pooled_on_gpu.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -33,11 +33,11 @@ class RowsByTable {
   }
 
   // Copy rows from the message, or to all their places in it, after the earlier work on a stream.
-  Status FromMessage(const gpu::GpuStore& store, void* stream) const {
-    return Copy(store, stream, /*to_message=*/false);
+  Status FromMessage(const gpu::Device& device, void* stream) const {
+    return Copy(device, stream, /*to_message=*/false);
   }
-  Status ToMessage(const gpu::GpuStore& store, void* stream) const {
-    return Copy(store, stream, /*to_message=*/true);
+  Status ToMessage(const gpu::Device& device, void* stream) const {
+    return Copy(device, stream, /*to_message=*/true);
   }
 
   gpu::DeviceAddress address(size_t table) const {
@@ -50,14 +50,14 @@ class RowsByTable {
   }
 
  private:
-  Status Copy(const gpu::GpuStore& store, void* stream, bool to_message) const {
+  Status Copy(const gpu::Device& device, void* stream, bool to_message) const {
     if (is_message_) return Status();
     for (const RowSegments::Piece& piece : segments_.Pieces()) {
       const gpu::DeviceAddress in_table = address(piece.table) + piece.in_table * sizeof(float);
       const gpu::DeviceAddress in_message = AddressOf(message_) + piece.in_message * sizeof(float);
       Status status =
-          store.CopyOnGpu(to_message ? in_message : in_table, to_message ? in_table : in_message,
-                          piece.floats * sizeof(float), stream);
+          device.CopyWithin(to_message ? in_message : in_table, to_message ? in_table : in_message,
+                            piece.floats * sizeof(float), stream);
       if (!status.ok()) return status;
     }
     return Status();

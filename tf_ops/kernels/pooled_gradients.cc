@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "core/base/bfloat16.h"
-#include "core/gpu/gpu_store.h"
 #include "kernels/gpu_copies.h"
 #include "kernels/pooled_on_gpu.h"
 #include "kernels/pooled_on_host.h"
@@ -38,7 +37,7 @@ absl::Status OfTable(tf::OpKernelContext* ctx, const PooledCall& call, size_t ta
     keys = {};
     return absl::OkStatus();
   }
-  const gpu::GpuStore& store = *call.trained.tables[table]->table()->on_gpu();
+  const gpu::DeviceRows& rows = call.rows_of(table);
   const int64_t dim = call.plan->tables[table].dim;
   hold->emplace_back();
   TF_RETURN_IF_ERROR(
@@ -54,13 +53,15 @@ absl::Status OfTable(tf::OpKernelContext* ctx, const PooledCall& call, size_t ta
   size_t at = 0;
   for (size_t feature : used) {
     const gpu::RowBags bags = WithUpstream(call, feature, upstream[call.places[feature].output]);
-    TF_RETURN_IF_ERROR(
-        ToAbsl(store.PoolGradient(bags, gradients + at * dim * sizeof(float), call.stream), name));
+    const auto pool = [&](gpu::GpuTable& of_table) {
+      return of_table.PoolGradient(bags, gradients + at * dim * sizeof(float), call.stream);
+    };
+    TF_RETURN_IF_ERROR(ToAbsl(rows.Compute(pool), name));
     if (used_keys != 0) {
-      TF_RETURN_IF_ERROR(
-          ToAbsl(store.CopyOnGpu(used_keys + at * sizeof(Key), all_keys + bags.first * sizeof(Key),
-                                 bags.ids * sizeof(Key), call.stream),
-                 name));
+      TF_RETURN_IF_ERROR(ToAbsl(rows.device().CopyWithin(used_keys + at * sizeof(Key),
+                                                         all_keys + bags.first * sizeof(Key),
+                                                         bags.ids * sizeof(Key), call.stream),
+                                name));
     }
     at += bags.ids;
   }
@@ -114,10 +115,10 @@ Status DepositPlain(const PooledCall& call, const tf::Tensor& gradients, const D
   if (gradients.dtype() != tf::DT_INVALID) keys = call.keys[0];
   keys.order = order;
   const bool is_float = gradients.dtype() == tf::DT_FLOAT;
-  return DepositInTable(call.trained.tables[0]->table().get(), std::move(keys), Hold(gradients),
-                        is_float ? static_cast<const float*>(gradients.data()) : nullptr,
-                        is_float ? nullptr : static_cast<const BFloat16*>(gradients.data()), anchor,
-                        parallel_for);
+  return call.trained.tables[0]->table()->Deposit(
+      std::move(keys), Hold(gradients),
+      is_float ? static_cast<const float*>(gradients.data()) : nullptr,
+      is_float ? nullptr : static_cast<const BFloat16*>(gradients.data()), anchor, parallel_for);
 }
 
 }  // namespace
@@ -202,12 +203,14 @@ class PooledGradientsOp : public tf::OpKernel {
     for (size_t i = 0; i < weighted_.size(); ++i) {
       const auto feature = static_cast<size_t>(weighted_[i]);
       const tf::Tensor& of_output = upstream[call.places[feature].output];
-      const gpu::GpuStore& store = *call.table_of(feature).on_gpu();
+      const gpu::DeviceRows& rows = call.rows_of(call.plan->feature_tables[feature]);
       const gpu::DeviceAddress to = AddressOf(*outputs[i]);
-      const Status status =
-          of_output.dtype() == tf::DT_INVALID
-              ? store.ClearOnGpu(to, outputs[i]->TotalBytes(), call.stream)
-              : store.WeightGradient(WithUpstream(call, feature, of_output), to, call.stream);
+      const auto differentiate = [&](gpu::GpuTable& table) {
+        return table.WeightGradient(WithUpstream(call, feature, of_output), to, call.stream);
+      };
+      const Status status = of_output.dtype() == tf::DT_INVALID
+                                ? rows.device().Fill(to, 0, outputs[i]->TotalBytes(), call.stream)
+                                : rows.Compute(differentiate);
       TF_RETURN_IF_ERROR(ToAbsl(status, call.trained.name));
     }
     return absl::OkStatus();

@@ -6,7 +6,6 @@
 #include <string>
 #include <utility>
 
-#include "core/gpu/gpu_store.h"
 #include "kernels/gpu_copies.h"
 #include "kernels/gpu_rows_elsewhere.h"
 #include "kernels/pooled_inputs.h"
@@ -144,7 +143,7 @@ class LookupPooledOp : public tf::OpKernel {
     call->on_gpu = true;
     for (uint32_t table : plan_.feature_tables) {
       OpenTable* const open = call->trained.tables[table].get();
-      if (open->table()->LooksUpOnGpu(call->stream)) continue;
+      if (open->table()->device_rows(call->stream) != nullptr) continue;
       call->on_gpu = false;
       LogCopies(*ctx->device(), open);
     }
@@ -197,8 +196,9 @@ class LookupPooledOp : public tf::OpKernel {
       }
       if (of_table.empty()) continue;
       Table& table = *call->trained.tables[t]->table();
+      gpu::DeviceRows& rows = call->rows_of(t);
       tf::Tensor joined;
-      TF_RETURN_IF_ERROR(JoinKeys(ctx, inputs, of_table, n, *call, table, &joined));
+      TF_RETURN_IF_ERROR(JoinKeys(ctx, inputs, of_table, n, *call, rows.device(), &joined));
       std::vector<gpu::RowBags> all;
       for (size_t feature : of_table) {
         TF_RETURN_IF_ERROR(DescribeBags(ctx, inputs, feature, call));
@@ -210,18 +210,19 @@ class LookupPooledOp : public tf::OpKernel {
       }
       const bool makes = make_rows_ && trainable_[t];
       LookupKeys batch = BatchOf(&table, call->order, make_rows_);
-      const auto* const keys = static_cast<const Key*>(joined.data());
-      const Status status = call->is_plain
-                                ? table.LookupOnGpu(keys, n, makes, vectors.outputs[0].data(),
-                                                    dtype_ == tf::DT_BFLOAT16, call->stream)
-                                : table.LookupPooledOnGpu(keys, n, all, makes, call->stream);
-      TF_RETURN_IF_ERROR(ToAbsl(status, call->trained.tables[t]->name()));
+      const auto look_up = [&](gpu::GpuTable& found, gpu::Absent absent) {
+        return call->is_plain ? found.Lookup(AddressOf(joined), n, absent, table.now(),
+                                             all[0].vectors, all[0].element, call->stream)
+                              : found.LookupPooled(AddressOf(joined), n, all, absent, table.now(),
+                                                   call->stream);
+      };
+      TF_RETURN_IF_ERROR(
+          ToAbsl(rows.LookUp(makes && n > 0, look_up), call->trained.tables[t]->name()));
       if (!trainable_[t]) continue;
       batch.hold = Hold(joined);
-      batch.keys = keys;
+      batch.keys = static_cast<const Key*>(joined.data());
       batch.n = n;
-      batch.on_gpu = true;
-      batch.stream = call->stream;
+      batch.device = DeviceBatch{&rows.device(), call->stream};
       call->keys[t] = std::move(batch);
     }
     return absl::OkStatus();
@@ -230,7 +231,7 @@ class LookupPooledOp : public tf::OpKernel {
   // Puts the keys of the features of a table one after the other.
   absl::Status JoinKeys(tf::OpKernelContext* ctx, const PooledInputs& inputs,
                         const std::vector<size_t>& of_table, size_t n, const PooledCall& call,
-                        const Table& table, tf::Tensor* joined) const {
+                        const gpu::Device& device, tf::Tensor* joined) const {
     if (n >= size_t{INT32_MAX}) {
       return absl::InvalidArgumentError("expected fewer than 2^31 keys of one table, got " +
                                         std::to_string(n));
@@ -244,8 +245,8 @@ class LookupPooledOp : public tf::OpKernel {
       const size_t to = call.bags[feature].first * sizeof(Key);
       const tf::Tensor& keys = inputs.keys[static_cast<int>(feature)];
       TF_RETURN_IF_ERROR(
-          ToAbsl(table.on_gpu()->CopyOnGpu(AddressOf(*joined) + to, AddressOf(keys),
-                                           inputs.bags[feature].n * sizeof(Key), call.stream)));
+          ToAbsl(device.CopyWithin(AddressOf(*joined) + to, AddressOf(keys),
+                                   inputs.bags[feature].n * sizeof(Key), call.stream)));
     }
     return absl::OkStatus();
   }

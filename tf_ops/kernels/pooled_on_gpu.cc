@@ -98,18 +98,6 @@ absl::Status PlaceVectors(const std::vector<FeatureBags>& bags, bool concat, Poo
   return absl::OkStatus();
 }
 
-Status DepositInTable(Table* table, LookupKeys keys, std::shared_ptr<const void> hold,
-                      const float* gradients, const BFloat16* gradients_bf16,
-                      const AnchorGradient& anchor, const ParallelFor& parallel_for) {
-  // Norms are computed on the host.
-  if (keys.on_gpu && anchor.gradient != nullptr && anchor.measures) {
-    Status status = table->BringToHost(&keys, &hold, &gradients, &gradients_bf16);
-    if (!status.ok()) return status;
-  }
-  table->Deposit(std::move(keys), std::move(hold), gradients, gradients_bf16, anchor, parallel_for);
-  return Status();
-}
-
 Status DepositGradients(const TrainedToken& trained, CollectionKeys deposited,
                         std::shared_ptr<const void> hold, const AnchorGradient& anchor,
                         const ParallelFor& parallel_for) {
@@ -119,9 +107,8 @@ Status DepositGradients(const TrainedToken& trained, CollectionKeys deposited,
   }
   LookupKeys& keys = deposited.tables[0];
   keys.order = deposited.order;
-  const Status status =
-      DepositInTable(trained.tables[0]->table().get(), std::move(keys), std::move(hold),
-                     deposited.gradients[0], nullptr, anchor, parallel_for);
+  const Status status = trained.tables[0]->table()->Deposit(
+      std::move(keys), std::move(hold), deposited.gradients[0], nullptr, anchor, parallel_for);
   return status.ok() ? status : status.Within("table '" + trained.name + "': ");
 }
 

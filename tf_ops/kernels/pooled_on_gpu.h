@@ -8,6 +8,7 @@
 #include "core/collection/pooling.h"
 #include "core/collection/request.h"
 #include "core/collection/table_collection.h"
+#include "core/gpu/device_rows.h"
 #include "core/gpu/row_bags.h"
 #include "kernels/collection_resource.h"
 #include "kernels/table_resource.h"
@@ -61,8 +62,9 @@ struct PooledCall {
   std::vector<float> rows;  // of distinct keys
 
   int64_t dim_of(size_t feature) const { return plan->tables[plan->feature_tables[feature]].dim; }
-  const Table& table_of(size_t feature) const {
-    return *trained.tables[plan->feature_tables[feature]]->table();
+  // Returns the rows of a table of this GPU.
+  gpu::DeviceRows& rows_of(size_t table) const {
+    return *trained.tables[table]->table()->device_rows(stream);
   }
 };
 
@@ -117,11 +119,6 @@ absl::Status RowGradients(tensorflow::OpKernelContext* ctx, const PooledCall& ca
 Status DepositGradients(const TrainedToken& trained, CollectionKeys deposited,
                         std::shared_ptr<const void> hold, const AnchorGradient& anchor,
                         const ParallelFor& parallel_for);
-
-// Passes the gradients of a table's keys to it, one of the pointers as in Table::Deposit.
-Status DepositInTable(Table* table, LookupKeys keys, std::shared_ptr<const void> hold,
-                      const float* gradients, const BFloat16* gradients_bf16,
-                      const AnchorGradient& anchor, const ParallelFor& parallel_for);
 
 // Returns the order of the deposit of a lookup that begins now; `number` is DepositOrder's call.
 inline DepositOrder NextOrder(const TrainedToken& trained, int64_t number) {

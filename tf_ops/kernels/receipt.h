@@ -27,7 +27,7 @@ struct Receipt {
       std::function<Status(int64_t number, std::shared_ptr<const void> hold, const float* gradients,
                            const BFloat16* gradients_bf16, const AnchorGradient& anchor,
                            const ParallelFor& parallel_for)>;
-  Deposit deposit;
+  Deposit deposit = nullptr;
   // The error of a lookup for which other workers wait; such a receipt takes no gradients.
   Status failure = {};
   bool on_gpu = false;  // the gradients lie in the memory of a GPU
@@ -42,17 +42,18 @@ struct Receipt {
 // Makes the receipt of a lookup of n embeddings, which takes the gradients of `keys`.
 inline Receipt ReceiptOf(const std::shared_ptr<Table>& table, const std::string& name, size_t n,
                          LookupKeys keys) {
-  return {name, n, table->dim(),
-          [table, keys = std::move(keys)](int64_t number, std::shared_ptr<const void> hold,
-                                          const float* gradients, const BFloat16* gradients_bf16,
-                                          const AnchorGradient& anchor,
-                                          const ParallelFor& parallel_for) {
-            LookupKeys deposited = keys;
-            deposited.order.gradient = number;
-            table->Deposit(std::move(deposited), std::move(hold), gradients, gradients_bf16, anchor,
-                           parallel_for);
-            return Status();
-          }};
+  Receipt receipt{name, n, table->dim()};
+  receipt.on_gpu = keys.device.has_value();
+  receipt.deposit = [table, keys = std::move(keys)](
+                        int64_t number, std::shared_ptr<const void> hold, const float* gradients,
+                        const BFloat16* gradients_bf16, const AnchorGradient& anchor,
+                        const ParallelFor& parallel_for) {
+    LookupKeys deposited = keys;
+    deposited.order.gradient = number;
+    return table->Deposit(std::move(deposited), std::move(hold), gradients, gradients_bf16, anchor,
+                          parallel_for);
+  };
+  return receipt;
 }
 
 }  // namespace sok

@@ -27,6 +27,10 @@ struct ServedCall {
   std::vector<double> shares;                   // (tables) see CollectionKeys
   DepositOrder order = {};
   void* stream = nullptr;
+
+  gpu::DeviceRows& rows_of(size_t table) const {
+    return *trained.tables[table]->table()->device_rows(stream);
+  }
 };
 
 struct ServedReceipt : ProcessVariant<ServedReceipt> {

@@ -132,8 +132,8 @@ std::array<std::pair<Table*, LookupKeys*>, 2> AdaptiveTable::PartsOf(AdaptiveSpl
 
 Status AdaptiveTable::Route(const Deposits& deposits, const ParallelFor& parallel_for) {
   // An empty deposit makes both tables count the same steps.
-  own_->Deposit({}, nullptr, nullptr, nullptr);
-  statics_->Deposit({}, nullptr, nullptr, nullptr);
+  SOK_RETURN_IF_ERROR(own_->Deposit({}, nullptr, nullptr, nullptr));
+  SOK_RETURN_IF_ERROR(statics_->Deposit({}, nullptr, nullptr, nullptr));
   for (const auto& deposit : deposits) {
     std::shared_ptr<AdaptiveSplit> split = deposit.keys.split;
     if (split == nullptr || split->changes != changes_) {
@@ -141,7 +141,8 @@ Status AdaptiveTable::Route(const Deposits& deposits, const ParallelFor& paralle
     }
     for (const auto& [table, part] : PartsOf(split.get())) {
       part->factor = deposit.factor;
-      table->Deposit(*part, deposit.hold, deposit.gradients, deposit.gradients_bf16);
+      SOK_RETURN_IF_ERROR(
+          table->Deposit(*part, deposit.hold, deposit.gradients, deposit.gradients_bf16));
     }
   }
   return Status();

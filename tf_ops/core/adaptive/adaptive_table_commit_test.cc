@@ -244,7 +244,7 @@ TEST_CASE("gradients that were deposited in the static table alone are committed
   LookupKeys keys;
   keys.keys = &bucket;
   keys.n = 1;
-  table->statics()->Deposit(keys, ones, ones->data(), nullptr);
+  REQUIRE(table->statics()->Deposit(keys, ones, ones->data(), nullptr).ok());
   CHECK(CommitOn(*table, Options("sgd")).rows == 1);
   CHECK(SeeStatic(*table, KeysOfBucket(bucket, kBuckets, 1)[0]) == Moved(start, -0.5f));
   CHECK(table->own()->steps() == 1);

@@ -158,8 +158,10 @@ class Reference {
 
 void Train(Table& table, const Batch& batch, std::vector<float> gradients) {
   const auto hold = std::make_shared<const std::vector<float>>(std::move(gradients));
-  table.Deposit(KeysOfOwnRows(batch.keys.data(), batch.own.get(), batch.keys.size()), hold,
-                hold->data(), nullptr);
+  REQUIRE(table
+              .Deposit(KeysOfOwnRows(batch.keys.data(), batch.own.get(), batch.keys.size()), hold,
+                       hold->data(), nullptr)
+              .ok());
   REQUIRE(table.Commit({"sgd", {{"learning_rate", 1.0}}, 0, 1.0f}, ThreadedFor).ok());
 }
 
@@ -271,7 +273,7 @@ TEST_CASE("new rows take copies of slots that add up to those of the rule, and n
     LookupKeys lookup;
     lookup.keys = &other;
     lookup.n = 1;
-    table->Deposit(lookup, ones, ones->data(), nullptr);
+    REQUIRE(table->Deposit(lookup, ones, ones->data(), nullptr).ok());
     REQUIRE(table->Commit({"ftrl", {}, 0, 1.0f}, SerialFor).ok());
     REQUIRE(MakeTwo(*table, rows, given[g]).ok());
     const auto snapshot = Value(table->Freeze());

@@ -71,7 +71,7 @@ class TablesApart {
       deposited.hold = keys;
       Table& part = *parts_[owner][table];
       if (deposited.n > 0)
-        part.Deposit(std::move(deposited), gradients, gradients->data(), nullptr);
+        REQUIRE(part.Deposit(std::move(deposited), gradients, gradients->data(), nullptr).ok());
       REQUIRE(part.Commit(options_[table], SerialFor).ok());
     }
   }

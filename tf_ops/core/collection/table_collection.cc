@@ -212,7 +212,7 @@ void TableCollection::Deposit(CollectionKeys keys, std::shared_ptr<const void> h
                    of_rows = kept->of_pooled[t].data();
                  }
                  keys.gradients[t] = of_rows;
-                 of_table = WithoutResting(of_table, of_rows, served_.dims[t]);
+                 of_table = WithoutUnused(of_table, of_rows, served_.dims[t]);
                  of_table.order = keys.order;
                  if (!measures) return;
                  of_table.summed = members_[t].table->SumByKey(of_table, of_rows, nullptr, inner);
@@ -241,13 +241,10 @@ Status TableCollection::DepositByTable(CollectionKeys keys, std::shared_ptr<cons
     keys.n += of_table.n;
     if (!measures) continue;
     const Table& table = *members_[t].table;
-    if (of_table.on_gpu) {
-      std::shared_ptr<const void> copies;
-      const BFloat16* none = nullptr;
-      Status status = table.BringToHost(&of_table, &copies, &keys.gradients[t], &none);
-      if (!status.ok()) return status.Within("table '" + members_[t].name + "': ");
-      kept->push_back(std::move(copies));
-    }
+    const BFloat16* none = nullptr;
+    kept->emplace_back();
+    Status status = ToHost(table.dim(), &of_table, &kept->back(), &keys.gradients[t], &none);
+    if (!status.ok()) return status.Within("table '" + members_[t].name + "': ");
     of_table.summed = table.SumByKey(of_table, keys.gradients[t], nullptr, parallel_for);
   }
   if (anchor.gradient == nullptr) {

@@ -13,7 +13,7 @@
 #include "core/collection/key_messages.h"
 #include "core/collection/pooling.h"
 #include "core/tables/deposit_queue.h"
-#include "core/tables/resting_keys.h"
+#include "core/tables/lookup_keys.h"
 #include "core/tables/table.h"
 
 namespace sok {
@@ -83,8 +83,8 @@ class TableCollection {
 
   // Returns the place in the order of deposits for a lookup that begins now.
   DepositOrder NextOrder() { return {0, queue_->deposits.NextLookup(), 0}; }
-  // Keeps gradients (n, dim) of the keys of each table, some of which may lie on GPUs; `hold` keeps
-  // them alive. Error: where norms are asked for, a copy from a GPU that fails.
+  // Keeps gradients (n, dim) of the keys of each table, some of which may lie on devices; `hold`
+  // keeps them alive. Error: a failed copy from a device, if norms are computed.
   Status DepositByTable(CollectionKeys keys, std::shared_ptr<const void> hold,
                         const AnchorGradient& anchor, const ParallelFor& parallel_for);
 

@@ -69,6 +69,11 @@ Status Device::CopyToHost(void* to, DeviceAddress from, size_t bytes, Stream str
               [&] { return driver_.MemcpyDtoHAsync(to, from, bytes, stream); });
 }
 
+Status Device::Read(void* to, const void* from, size_t bytes, void* stream) const {
+  SOK_RETURN_IF_ERROR(CopyToHost(to, reinterpret_cast<DeviceAddress>(from), bytes, stream));
+  return Synchronize(stream);
+}
+
 Status Device::CopyWithin(DeviceAddress to, DeviceAddress from, size_t bytes, Stream stream) const {
   if (bytes == 0) return Status();
   return Call("cuMemcpyDtoDAsync",

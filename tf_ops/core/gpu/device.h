@@ -9,6 +9,7 @@
 
 #include "core/base/status.h"
 #include "core/gpu/driver.h"
+#include "core/rows/device_batch.h"
 
 namespace sok::gpu {
 
@@ -23,12 +24,12 @@ class Module;
 
 // A GPU, by its primary context, which TensorFlow and torch use too. Thread-safe. Objects of a
 // device keep the device alive.
-class Device : public std::enable_shared_from_this<Device> {
+class Device final : public DeviceMemory, public std::enable_shared_from_this<Device> {
  public:
   // Opens the GPU of this number among those that the process sees. Errors: kUnavailable without
   // a driver or a GPU, kInvalidArgument for a number without a GPU.
   static Result<std::shared_ptr<Device>> Open(int ordinal);
-  ~Device();
+  ~Device() override;
 
   const std::string& name() const { return name_; }
   int architecture() const { return architecture_; }  // 90 is compute capability 9.0
@@ -50,6 +51,7 @@ class Device : public std::enable_shared_from_this<Device> {
   Status CopyToDevice(DeviceAddress to, const void* from, size_t bytes, Stream stream) const;
   // The host's memory has the content once the stream is synchronized.
   Status CopyToHost(void* to, DeviceAddress from, size_t bytes, Stream stream) const;
+  Status Read(void* to, const void* from, size_t bytes, void* stream) const override;
   Status CopyWithin(DeviceAddress to, DeviceAddress from, size_t bytes, Stream stream) const;
   Status Fill(DeviceAddress to, unsigned char value, size_t bytes, Stream stream) const;
   Status Synchronize(Stream stream) const;

@@ -108,16 +108,16 @@ Result<uint64_t> GpuStore::Apply(const std::vector<GradientBatch>& batches,
   Stream stream = nullptr;
   bool is_copied = false, is_behind = false;
   for (const GradientBatch& batch : batches) {
-    if (!batch.on_gpu) {
+    if (batch.device == nullptr) {
       is_copied = true;
       most += batch.n;
       continue;
     }
     // The step runs after the work on one stream, so this waits for the other streams.
-    if (is_behind && batch.stream != stream) {
-      SOK_RETURN_IF_ERROR(device_->Synchronize(batch.stream));
+    if (is_behind && batch.device->stream != stream) {
+      SOK_RETURN_IF_ERROR(device_->Synchronize(batch.device->stream));
     } else {
-      stream = batch.stream;
+      stream = batch.device->stream;
     }
     is_behind = true;
   }
@@ -126,14 +126,14 @@ Result<uint64_t> GpuStore::Apply(const std::vector<GradientBatch>& batches,
   std::vector<GpuGradients> uploaded;
   uint64_t at = 0;
   for (const GradientBatch& batch : batches) {
-    if (batch.on_gpu) {
+    if (batch.device != nullptr) {
       const bool is_float = batch.gradients != nullptr;
       const void* const gradients =
           is_float ? static_cast<const void*>(batch.gradients) : batch.gradients_bf16;
-      uploaded.push_back({reinterpret_cast<DeviceAddress>(batch.keys),
-                          reinterpret_cast<DeviceAddress>(gradients),
-                          is_float ? Element::kFloat32 : Element::kBFloat16, batch.n, batch.factor,
-                          reinterpret_cast<DeviceAddress>(batch.positions), batch.may_rest});
+      uploaded.push_back(
+          {reinterpret_cast<DeviceAddress>(batch.keys), reinterpret_cast<DeviceAddress>(gradients),
+           is_float ? Element::kFloat32 : Element::kBFloat16, batch.n, batch.factor,
+           reinterpret_cast<DeviceAddress>(batch.positions), batch.device->skips_marked});
       continue;
     }
     SOK_ASSIGN_OR_RETURN(const GpuGradients each, Upload(batch, at, stream));
@@ -203,85 +203,6 @@ uint64_t GpuStore::size() const {
   size_ = size.value();
   seen_calls_ = calls;
   return size_;
-}
-
-Status GpuStore::LookupOnGpu(DeviceAddress keys, uint64_t n, bool make_rows, uint32_t now,
-                             DeviceAddress out, Element element, Stream stream) {
-  if (n == 0) return Status();
-  if (!make_rows) {
-    std::shared_lock<SharedMutex> lock(mu_);
-    return table_->Lookup(keys, n, Absent::kStart, now, out, element, stream);
-  }
-  std::lock_guard<SharedMutex> lock(mu_);
-  const Status status = table_->Lookup(keys, n, Absent::kMake, now, out, element, stream);
-  ++unseen_calls_;
-  return status;
-}
-
-Status GpuStore::LookupPooledOnGpu(DeviceAddress keys, uint64_t n, const std::vector<RowBags>& bags,
-                                   bool make_rows, uint32_t now, Stream stream) {
-  if (!make_rows || n == 0) {
-    std::shared_lock<SharedMutex> lock(mu_);
-    return table_->LookupPooled(keys, n, bags, Absent::kStart, now, stream);
-  }
-  std::lock_guard<SharedMutex> lock(mu_);
-  const Status status = table_->LookupPooled(keys, n, bags, Absent::kMake, now, stream);
-  ++unseen_calls_;
-  return status;
-}
-
-Status GpuStore::LookupMaskedOnGpu(const MaskedKeys& keys, bool make_rows, uint32_t now,
-                                   DeviceAddress asking, DeviceAddress out, Element element,
-                                   DeviceAddress own, Stream stream) {
-  if (!make_rows || keys.asking == 0) {
-    std::shared_lock<SharedMutex> lock(mu_);
-    return table_->LookupMasked(keys, /*make_rows=*/false, now, asking, out, element, own, stream);
-  }
-  std::lock_guard<SharedMutex> lock(mu_);
-  const Status status =
-      table_->LookupMasked(keys, make_rows, now, asking, out, element, own, stream);
-  ++unseen_calls_;
-  return status;
-}
-
-Status GpuStore::StaticGradient(DeviceAddress own, DeviceAddress buckets, DeviceAddress gradients,
-                                Element element, uint64_t n, uint64_t count,
-                                const GpuTable::MakeSums& make, Stream stream) const {
-  std::shared_lock<SharedMutex> lock(mu_);
-  return table_->StaticGradient(own, buckets, gradients, element, n, count, make, stream);
-}
-
-Status GpuStore::PoolGradient(const RowBags& bags, DeviceAddress gradients, Stream stream) const {
-  std::shared_lock<SharedMutex> lock(mu_);
-  return table_->PoolGradient(bags, gradients, stream);
-}
-
-Status GpuStore::WeightGradient(const RowBags& bags, DeviceAddress gradients, Stream stream) const {
-  std::shared_lock<SharedMutex> lock(mu_);
-  return table_->WeightGradient(bags, gradients, stream);
-}
-
-Status GpuStore::PoolRows(DeviceAddress rows, DeviceAddress numbers,
-                          const std::vector<RowBags>& bags, Stream stream) const {
-  std::shared_lock<SharedMutex> lock(mu_);
-  return table_->PoolRows(rows, numbers, bags, stream);
-}
-
-Status GpuStore::SumByNumber(DeviceAddress gradients, DeviceAddress numbers, uint64_t n,
-                             uint64_t count, bool marks_unused, DeviceAddress sums,
-                             Stream stream) const {
-  std::shared_lock<SharedMutex> lock(mu_);
-  return table_->SumByNumber(gradients, numbers, n, count, marks_unused, sums, stream);
-}
-
-Status GpuStore::CopyToHost(void* to, DeviceAddress from, size_t bytes, Stream stream) const {
-  SOK_RETURN_IF_ERROR(device_->CopyToHost(to, from, bytes, stream));
-  return device_->Synchronize(stream);
-}
-
-Status GpuStore::CopyToGpu(DeviceAddress to, const void* from, size_t bytes, Stream stream) const {
-  SOK_RETURN_IF_ERROR(device_->CopyToDevice(to, from, bytes, stream));
-  return device_->Synchronize(stream);
 }
 
 uint64_t GpuStore::index_bytes() const {

@@ -8,9 +8,8 @@
 #include <vector>
 
 #include "core/base/initializer.h"
-#include "core/base/shared_mutex.h"
 #include "core/base/status.h"
-#include "core/gpu/gpu_table.h"
+#include "core/gpu/device_rows.h"
 #include "core/rows/row_store.h"
 
 namespace sok::gpu {
@@ -27,8 +26,9 @@ struct GpuStoreConfig {
 // to the GPU and back: each call waits for the GPU. Sequential steps, and steps in which each row
 // counts its own updates, are computed on the host.
 //
-// LookupOnGpu, and batches of gradients that are on the GPU, neither wait nor copy anything.
-class GpuStore final : public RowStore {
+// Calls of DeviceRows, and batches of gradients that are on the GPU, neither wait nor copy
+// anything.
+class GpuStore final : public RowStore, public DeviceRows {
  public:
   // Errors: as Device::Open and GpuTable::Make return; kInvalidArgument if rows or slots are not
   // float32.
@@ -60,53 +60,20 @@ class GpuStore final : public RowStore {
                         const ParallelFor& parallel_for) override;
   bool IsLaidOut(const std::vector<Slot>& slots) const override;
   std::shared_ptr<const RowLayout> layout() const override;
-  // Waits for the GPU after a LookupOnGpu that may have made rows.
+  // Waits for the GPU after a LookUp that may have made rows.
   uint64_t size() const override;
   uint64_t made() const override { return size() + gone_; }
   uint64_t index_bytes() const override;
   uint64_t row_bytes() const override;
   Result<std::unique_ptr<Frozen>> Freeze() override;
-  gpu::GpuStore* on_gpu() override { return this; }
+  DeviceRows* device_rows(void* stream) override {
+    return device_->HasStream(stream) ? this : nullptr;
+  }
   uint32_t parts() const override;
   Status ListKeys(uint32_t part, std::vector<Key>* keys) const override;
   // Copies all rows to the host at once. Changes are not recorded: kFailedPrecondition if only the
   // changes since an earlier state are requested.
   Result<std::unique_ptr<RowCapture>> BeginCapture(const CaptureOptions& options) override;
-
-  // Returns whether a stream belongs to the GPU that has the rows.
-  bool HasStream(Stream stream) const { return device_->HasStream(stream); }
-  // Copies the embeddings of keys (n) to out (n, dim), all at addresses of the GPU, after the work
-  // on a stream. With make_rows, keys without a row get one at `now`; otherwise the start vector of
-  // their row is returned. Errors: see GpuTable::FindOrMake.
-  Status LookupOnGpu(DeviceAddress keys, uint64_t n, bool make_rows, uint32_t now,
-                     DeviceAddress out, Element element, Stream stream);
-  // Pools the embeddings of keys (n) in the same way: see GpuTable::LookupPooled.
-  Status LookupPooledOnGpu(DeviceAddress keys, uint64_t n, const std::vector<RowBags>& bags,
-                           bool make_rows, uint32_t now, Stream stream);
-  // Reads own and static rows in the same way: see GpuTable::LookupMasked.
-  Status LookupMaskedOnGpu(const MaskedKeys& keys, bool make_rows, uint32_t now,
-                           DeviceAddress asking, DeviceAddress out, Element element,
-                           DeviceAddress own, Stream stream);
-  // See GpuTable.
-  Status StaticGradient(DeviceAddress own, DeviceAddress buckets, DeviceAddress gradients,
-                        Element element, uint64_t n, uint64_t count, const GpuTable::MakeSums& make,
-                        Stream stream) const;
-  Status PoolGradient(const RowBags& bags, DeviceAddress gradients, Stream stream) const;
-  Status WeightGradient(const RowBags& bags, DeviceAddress gradients, Stream stream) const;
-  Status PoolRows(DeviceAddress rows, DeviceAddress numbers, const std::vector<RowBags>& bags,
-                  Stream stream) const;
-  Status SumByNumber(DeviceAddress gradients, DeviceAddress numbers, uint64_t n, uint64_t count,
-                     bool marks_unused, DeviceAddress sums, Stream stream) const;
-  // Copies after the work on a stream, and does not wait.
-  Status CopyOnGpu(DeviceAddress to, DeviceAddress from, size_t bytes, Stream stream) const {
-    return device_->CopyWithin(to, from, bytes, stream);
-  }
-  Status ClearOnGpu(DeviceAddress to, size_t bytes, Stream stream) const {
-    return bytes == 0 ? Status() : device_->Fill(to, 0, bytes, stream);
-  }
-  // These wait for the copy, and for earlier work on the stream.
-  Status CopyToHost(void* to, DeviceAddress from, size_t bytes, Stream stream) const;
-  Status CopyToGpu(DeviceAddress to, const void* from, size_t bytes, Stream stream) const;
 
  private:
   class FrozenStore;
@@ -115,7 +82,7 @@ class GpuStore final : public RowStore {
 
   GpuStore(std::shared_ptr<Device> device, const GpuTableConfig& config,
            std::shared_ptr<const RowLayout> layout)
-      : device_(std::move(device)), config_(config), layout_(std::move(layout)) {}
+      : DeviceRows(std::move(device)), config_(config), layout_(std::move(layout)) {}
 
   uint32_t floats() const;  // of a whole row
 
@@ -135,21 +102,14 @@ class GpuStore final : public RowStore {
   // Copies a batch to the GPU, after `at` gradients of other batches.
   Result<GpuGradients> Upload(const GradientBatch& batch, uint64_t at, Stream stream) const;
 
-  const std::shared_ptr<Device> device_;
   const GpuTableConfig config_;
 
-  // A call that changes rows holds it alone.
-  mutable SharedMutex mu_;
   // The number of rows that the GPU last returned, plus the changes by later calls that waited.
   mutable std::atomic<uint64_t> size_{0};
-  std::atomic<uint64_t> gone_{0};  // rows that were erased or replaced
-  // The number of calls that may have made rows without waiting, and how many of them are included
-  // in size_.
-  std::atomic<uint64_t> unseen_calls_{0};
-  mutable std::atomic<uint64_t> seen_calls_{0};
+  std::atomic<uint64_t> gone_{0};                // rows that were erased or replaced
+  mutable std::atomic<uint64_t> seen_calls_{0};  // unseen_calls_ that size_ includes
 
-  mutable std::mutex layout_mu_;  // guards changes of the two below
-  std::shared_ptr<GpuTable> table_;
+  mutable std::mutex layout_mu_;  // guards changes of layout_ and table_
   std::shared_ptr<const RowLayout> layout_;
 
   std::atomic<bool> capturing_{false};

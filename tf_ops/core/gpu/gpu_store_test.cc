@@ -164,7 +164,8 @@ class Program {
       all_there &= Value(host_->Missing(keys->data(), keys->size(), SerialFor)).empty();
     }
     if (on_gpu && all_there && step.number > 0) {
-      for (GradientBatch& batch : batches) batch.on_gpu = true;
+      const DeviceBatch device{&gpu_->device(), nullptr};
+      for (GradientBatch& batch : batches) batch.device = &device;
       Value(gpu_->Apply(batches, *optimizer_, step, SerialFor));
     } else {
       REQUIRE(Value(gpu_->Apply(batches, *optimizer_, step, SerialFor)) == touched);
@@ -185,8 +186,11 @@ class Program {
       };
       REQUIRE(host_->Upsert(keys.data(), keys.size(), 0, now_, write, SerialFor).ok());
     }
-    const Status status = gpu_->LookupOnGpu(At(keys.data()), keys.size(), makes, now_,
-                                            At(found.data()), Element::kFloat32, nullptr);
+    const auto look_up = [&](GpuTable& table, Absent absent) {
+      return table.Lookup(At(keys.data()), keys.size(), absent, now_, At(found.data()),
+                          Element::kFloat32, nullptr);
+    };
+    const Status status = gpu_->LookUp(makes, look_up);
     REQUIRE_MESSAGE(status.ok(), status.message());
     for (size_t i = 0; i < found.size(); ++i) REQUIRE(IsNear(found[i], expected[i]));
   }
@@ -346,10 +350,11 @@ TEST_CASE("threads that look up, list and count do not disturb the steps of a st
       while (!ends) {
         // Meanwhile this thread makes and erases keys of its own.
         const std::vector<Key> own{1000000 + number, 2000000 + random() % 100};
-        CHECK(store
-                  ->LookupOnGpu(At(own.data()), own.size(), true, 1, At(out.data()),
-                                Element::kFloat32, nullptr)
-                  .ok());
+        const auto look_up = [&](GpuTable& table, Absent absent) {
+          return table.Lookup(At(own.data()), own.size(), absent, 1, At(out.data()),
+                              Element::kFloat32, nullptr);
+        };
+        CHECK(store->LookUp(true, look_up).ok());
         CHECK(store->Gather(keys.data(), keys.size(), out.data(), {}, nullptr, nullptr, SerialFor)
                   .ok());
         // All elements of a row come from the same step.
@@ -368,7 +373,8 @@ TEST_CASE("threads that look up, list and count do not disturb the steps of a st
   constexpr int kSteps = 40;
   for (step.number = 1; step.number <= kSteps; ++step.number) {
     GradientBatch batch{keys.data(), ones.data(), nullptr, keys.size()};
-    batch.on_gpu = step.number % 2 == 0;
+    const DeviceBatch device{&store->device(), nullptr};
+    if (step.number % 2 == 0) batch.device = &device;
     CHECK(store->Apply({batch}, *sgd, step, SerialFor).ok());
   }
   ends = true;

@@ -445,6 +445,7 @@ Result<DeviceAddress> GpuTable::NumbersOf(DeviceAddress keys, uint64_t n, Absent
 
 Status GpuTable::Lookup(DeviceAddress keys, uint64_t n, Absent absent, uint32_t now,
                         DeviceAddress out, Element element, Stream stream, DeviceAddress rows) {
+  if (n == 0) return Status();
   SOK_ENTER(stream);
   SOK_ASSIGN_OR_RETURN(const DeviceAddress numbers, NumbersOf(keys, n, absent, now, rows));
   const GatherArguments arguments{

@@ -48,7 +48,7 @@ struct GpuGradients {
   // (n) uint32, the number of each key's gradient; 0: gradients are in the order of the keys.
   DeviceAddress positions = 0;
   // Without positions: gradients that begin with kUnusedBits are ignored.
-  bool may_rest = false;
+  bool skips_marked = false;
 };
 
 // Thread-safe. Addresses are of the GPU. Calls are put on a stream and return before the GPU is

@@ -116,7 +116,7 @@ Status GpuTable::Commit(const std::vector<GpuGradients>& batches, const std::str
   uint32_t* numbers = Pointer<uint32_t>(s.numbers.address());
   for (const GpuGradients& batch : batches) {
     const RestArguments rest{Pointer<float>(batch.gradients), batch.n, dim_, numbers};
-    if (batch.may_rest) SOK_RETURN_IF_ERROR(Launch(kernels_->rest_rows, batch.n, &rest));
+    if (batch.skips_marked) SOK_RETURN_IF_ERROR(Launch(kernels_->rest_rows, batch.n, &rest));
     numbers += batch.n;
   }
   SOK_RETURN_IF_ERROR(Segment(s.numbers.address(), n));

@@ -65,8 +65,8 @@ Status GpuTable::PoolEach(const Rows& rows, DeviceAddress numbers, DeviceAddress
 Status GpuTable::PoolGradient(const RowBags& bags, DeviceAddress gradients, Stream stream) {
   SOK_ENTER(stream);
   const PoolGradientArguments arguments{
-      BagsOf(bags), dim_, FloatsOf(bags), Pointer<float>(bags.rows), Pointer<float>(gradients),
-      bags.may_rest};
+      BagsOf(bags),     dim_, FloatsOf(bags), Pointer<float>(bags.rows), Pointer<float>(gradients),
+      bags.skips_marked};
   return Launch(kernels_->pool_gradient, bags.bags * dim_, &arguments);
 }
 

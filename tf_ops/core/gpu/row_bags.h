@@ -25,7 +25,7 @@ struct RowBags {
   // does not write them.
   DeviceAddress rows = 0;
   // True if a vector whose gradient begins with kUnusedBits has no gradient, nor do its ids.
-  bool may_rest = false;
+  bool skips_marked = false;
 };
 
 }  // namespace sok::gpu

@@ -13,6 +13,7 @@
 #include "core/base/bfloat16.h"
 #include "core/base/status.h"
 #include "core/base/types.h"
+#include "core/rows/device_batch.h"
 #include "core/rows/index_config.h"
 #include "core/rows/row_capture.h"
 #include "core/rows/row_slabs.h"
@@ -24,7 +25,7 @@ namespace sok {
 class SummedGradients;
 
 namespace gpu {
-class GpuStore;
+class DeviceRows;
 }
 
 // The places where a lookup has found the rows of its keys, so that the commit of their gradients
@@ -44,14 +45,10 @@ struct GradientBatch {
   const uint32_t* positions = nullptr;
   // The same gradients, summed by key, by the shards of the store. Null: they are not summed yet.
   const SummedGradients* summed = nullptr;
-  float factor = 1.0f;                // multiplies the gradients
-  bool distinct = false;              // true if no key is there twice
-  const RowNumbers* found = nullptr;  // of the keys; null: they are not known
-  // True if keys, positions and gradients are addresses of the memory of the store's GPU, written
-  // by work on a stream of the GPU.
-  bool on_gpu = false;
-  void* stream = nullptr;
-  bool may_rest = false;  // on a GPU: keys whose gradients begin with kUnusedBits get none
+  float factor = 1.0f;                  // multiplies the gradients
+  bool distinct = false;                // true if no key is there twice
+  const RowNumbers* found = nullptr;    // of the keys; null: they are not known
+  const DeviceBatch* device = nullptr;  // null: they lie in the host's memory
 };
 
 // A row as an exporter or an importer sees it.
@@ -221,8 +218,8 @@ class RowStore {
   virtual uint64_t size() const = 0;
   // Counts size() anew without expired rows, if there may be any and the last count is old enough.
   virtual Status LeaveOutExpired(uint32_t /*now*/) { return Status(); }
-  // Returns this store if its rows lie in the memory of a GPU, else null.
-  virtual gpu::GpuStore* on_gpu() { return nullptr; }
+  // Returns the rows if they lie in the memory of the device that a stream belongs to, else null.
+  virtual gpu::DeviceRows* device_rows(void* /*stream*/) { return nullptr; }
   // Returns the number of rows that were made since the store was made.
   virtual uint64_t made() const = 0;
   // Returns the number of keys of Gather whose row was in the cache of a storage.

@@ -125,7 +125,7 @@ TEST_CASE("a call that has no room on the disk makes no rows, and succeeds once 
     LookupKeys looked_up;
     looked_up.keys = keys.data();
     looked_up.n = kMore;
-    disk.table->Deposit(looked_up, nullptr, floats.data(), nullptr);
+    REQUIRE(disk.table->Deposit(looked_up, nullptr, floats.data(), nullptr).ok());
     return disk.table->Commit({"sgd", {}, 0, 1.0f}, ProcessPool()).status();
   };
   const auto look_up = [&](Disk& disk) {

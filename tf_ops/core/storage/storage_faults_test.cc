@@ -192,7 +192,7 @@ class Run {
     LookupKeys looked_up;
     looked_up.keys = keys.data();
     looked_up.n = n;
-    table.Deposit(looked_up, nullptr, gradients.data(), nullptr);
+    REQUIRE(table.Deposit(looked_up, nullptr, gradients.data(), nullptr).ok());
     CommitOptions step;
     step.rule = "momentum";
     step.hypers = {{"learning_rate", 1.0}, {"momentum", 0.0}};

@@ -371,7 +371,7 @@ TEST_CASE("a commit does not wait for a flush that is written beside it") {
     LookupKeys looked_up;
     looked_up.keys = keys;
     looked_up.n = 3;
-    table->Deposit(looked_up, nullptr, ones, nullptr);
+    REQUIRE(table->Deposit(looked_up, nullptr, ones, nullptr).ok());
     return table->Commit({"adagrad", {{"learning_rate", 1.0}}}, SerialFor).status();
   };
   REQUIRE(train().ok());

@@ -237,7 +237,7 @@ class FullTable {
     lookup.hold = hold;
     lookup.keys = hold->data();
     lookup.n = keys.size();
-    table->Deposit(lookup, ones, ones->data(), nullptr);
+    REQUIRE(table->Deposit(lookup, ones, ones->data(), nullptr).ok());
     REQUIRE(table->Commit({"sgd", {{"learning_rate", 1}}, 0, 1.0f}, SerialFor).ok());
   }
 

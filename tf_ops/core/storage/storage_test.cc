@@ -96,7 +96,7 @@ class Twins {
     for (float& x : *gradients) x = std::normal_distribution<float>()(rng_);
     for (Table* table : {memory_.get(), disk_.get()}) {
       LookupKeys looked{keys, keys->data(), keys->size(), false, 0};
-      table->Deposit(looked, gradients, gradients->data(), nullptr);
+      REQUIRE(table->Deposit(looked, gradients, gradients->data(), nullptr).ok());
       CommitOptions options;
       options.rule = rule;
       auto outcome = table->Commit(options, ThreadedFor);

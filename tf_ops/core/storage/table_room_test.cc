@@ -91,7 +91,7 @@ TEST_CASE("assignments, updates and rows that commits make evict as lookups do")
     place.Tick();
     LookupKeys lookup = Place::Held({9});
     const auto ones = std::make_shared<const std::vector<float>>(kDim, 1.0f);
-    place.table->Deposit(lookup, ones, ones->data(), nullptr);
+    REQUIRE(place.table->Deposit(lookup, ones, ones->data(), nullptr).ok());
     CHECK(place.Commit().rows == 1);
     CHECK(place.Rows() == Keys{3, 4, 9});
     const auto sgd = Value(MakeRowOptimizer("sgd", {}));
@@ -308,7 +308,7 @@ TEST_CASE("lookups and commits beside each other keep the table within its limit
           }
           if (place.table->size() > 200) beyond = true;
           const auto ones = std::make_shared<const std::vector<float>>(keys.size() * kDim, 1.0f);
-          place.table->Deposit(batch, ones, ones->data(), nullptr);
+          REQUIRE(place.table->Deposit(batch, ones, ones->data(), nullptr).ok());
           batch.claim.reset();
           if (!place.table->Commit({"sgd", {}, 0, 1.0f}, SerialFor).ok()) failed = true;
         }

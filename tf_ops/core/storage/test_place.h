@@ -77,7 +77,7 @@ class Place {
     lookup.rows_made = true;
     lookup.removals = table->removals();
     lookup.claim = std::move(claim);
-    table->Deposit(lookup, ones, ones->data(), nullptr);
+    REQUIRE(table->Deposit(lookup, ones, ones->data(), nullptr).ok());
   }
   CommitOutcome Commit() {
     return Value(table->Commit({"sgd", {{"learning_rate", 1}}, 0, 1.0f}, ThreadedFor));

@@ -75,7 +75,7 @@ void Deposit(Table& table, std::mt19937_64& rng) {
     std::fill_n(&values[i * kDim], kDim, static_cast<float>(rng() % 9) - 4);
   }
   auto hold = std::make_shared<const std::vector<float>>(std::move(values));
-  table.Deposit({keys, keys->data(), kBatch, false}, hold, hold->data(), nullptr);
+  REQUIRE(table.Deposit({keys, keys->data(), kBatch, false}, hold, hold->data(), nullptr).ok());
 }
 
 void Commit(Table& table, const char* rule, Faults& faults) {
@@ -194,7 +194,8 @@ TEST_CASE("every deposit is applied once, whoever commits it") {
   const std::vector<float> ones(kKeys * kDim, 1.0f);
   Faults faults;
   const auto deposit = [&](auto&) {
-    table->Deposit({nullptr, keys.data(), kKeys, false}, nullptr, ones.data(), nullptr);
+    REQUIRE(
+        table->Deposit({nullptr, keys.data(), kKeys, false}, nullptr, ones.data(), nullptr).ok());
   };
   const auto commit = [&](auto&) { Commit(*table, "sgd", faults); };
   RunAtOnce(kTimes, {deposit, deposit, deposit, commit, commit});

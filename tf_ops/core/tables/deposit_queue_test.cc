@@ -503,7 +503,7 @@ TEST_CASE("equal keys of several lookups are summed in the order of the lookups"
       keys.keys = &key;
       keys.n = 1;
       keys.order.lookup = i;
-      table->Deposit(keys, nullptr, &gradients[i], nullptr);
+      REQUIRE(table->Deposit(keys, nullptr, &gradients[i], nullptr).ok());
     }
     CommitOptions options;
     options.rule = "sgd";

@@ -288,42 +288,9 @@ template Status Table::Lookup(const Key*, size_t, bool, float*, const ParallelFo
 template Status Table::Lookup(const Key*, size_t, bool, BFloat16*, const ParallelFor&, uint8_t*,
                               const int64_t*, RowNumbers*);
 
-bool Table::LooksUpOnGpu(void* stream) const {
-  const gpu::GpuStore* const store = store_->on_gpu();
-  return store != nullptr && admission_ == nullptr && eviction_ == nullptr && !spec_.direct &&
-         store->HasStream(stream);
-}
-
-Status Table::LookupOnGpu(const Key* keys, size_t n, bool make_rows, void* out, bool is_bfloat16,
-                          void* stream) {
-  return store_->on_gpu()->LookupOnGpu(
-      reinterpret_cast<gpu::DeviceAddress>(keys), n, make_rows, now(),
-      reinterpret_cast<gpu::DeviceAddress>(out),
-      is_bfloat16 ? gpu::Element::kBFloat16 : gpu::Element::kFloat32, stream);
-}
-
-Status Table::LookupPooledOnGpu(const Key* keys, size_t n, const std::vector<gpu::RowBags>& bags,
-                                bool make_rows, void* stream) {
-  return store_->on_gpu()->LookupPooledOnGpu(reinterpret_cast<gpu::DeviceAddress>(keys), n, bags,
-                                             make_rows, now(), stream);
-}
-
-Status Table::LookupMaskedOnGpu(const gpu::MaskedKeys& keys, bool make_rows, void* asking,
-                                void* out, bool is_bfloat16, bool* own, void* stream) {
-  return store_->on_gpu()->LookupMaskedOnGpu(
-      keys, make_rows, now(), reinterpret_cast<gpu::DeviceAddress>(asking),
-      reinterpret_cast<gpu::DeviceAddress>(out),
-      is_bfloat16 ? gpu::Element::kBFloat16 : gpu::Element::kFloat32,
-      reinterpret_cast<gpu::DeviceAddress>(own), stream);
-}
-
-Status Table::CopyToHost(void* to, const void* from, size_t bytes, void* stream) const {
-  return store_->on_gpu()->CopyToHost(to, reinterpret_cast<gpu::DeviceAddress>(from), bytes,
-                                      stream);
-}
-
-Status Table::CopyToGpu(void* to, const void* from, size_t bytes, void* stream) const {
-  return store_->on_gpu()->CopyToGpu(reinterpret_cast<gpu::DeviceAddress>(to), from, bytes, stream);
+gpu::DeviceRows* Table::device_rows(void* stream) const {
+  if (admission_ != nullptr || eviction_ != nullptr || spec_.direct) return nullptr;
+  return store_->device_rows(stream);
 }
 
 std::shared_ptr<RowNumbers> Table::NumberRows(size_t n) const {

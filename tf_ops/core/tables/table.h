@@ -20,6 +20,7 @@
 #include "core/rows/summed_gradients.h"
 #include "core/rules/row_optimizer.h"
 #include "core/tables/deposit_queue.h"
+#include "core/tables/lookup_keys.h"
 #include "core/tables/optimizer_history.h"
 #include "core/tables/removed_keys.h"
 #include "core/tables/row_evictor.h"
@@ -30,11 +31,6 @@
 
 namespace sok {
 
-namespace gpu {
-struct MaskedKeys;
-struct RowBags;
-}  // namespace gpu
-
 // Returns kOutOfRange, with the key, if a key is not below `limit`. A limit of 0 lets every key
 // pass.
 Status CheckKeysBelow(const Key* keys, size_t n, uint64_t limit);
@@ -43,39 +39,6 @@ Status CheckKeysBelow(const Key* keys, size_t n, uint64_t limit);
 struct AnchorGradient {
   float* gradient = nullptr;  // (kAnchorSize); null: the deposit is not named
   bool measures = true;       // whether it gets the norm of what is deposited
-};
-
-// The keys of one lookup, kept for the deposit that follows it.
-struct LookupKeys {
-  std::shared_ptr<const void> hold;  // keeps `keys` alive
-  const Key* keys = nullptr;         // (n)
-  size_t n = 0;
-  bool rows_made = false;  // the lookup made rows for the keys that had none
-  uint64_t removals = 0;   // Table::removals() before the lookup
-  // (n) The row of the deposited gradients that belongs to keys[i]; null: row i. `hold` keeps it
-  // too.
-  const uint32_t* positions = nullptr;
-  // (n) How many keys of the batch each key stands for; null: 1. `hold` keeps them too.
-  const int64_t* counts = nullptr;
-  // From Table::CountOnce, if the lookup did not count the keys for an admission.
-  std::shared_ptr<std::atomic<bool>> counted = nullptr;
-  bool distinct = false;                        // true if no key is there twice
-  std::shared_ptr<RowNumbers> found = nullptr;  // from Table::NumberRows; null: none
-  // True if the commit leaves out keys that have no row by then. Otherwise they get one.
-  bool leave_absent = false;
-  double factor = 1.0;  // the factor that their gradients are multiplied by
-  DepositOrder order = {};
-  std::shared_ptr<SummedGradients> summed = nullptr;  // in a deposit: its gradients by key
-  std::shared_ptr<RowClaim> claim = nullptr;          // Table::Claim; null: none
-  // True if `keys`, `positions` and the deposited gradients lie in the memory of the table's GPU,
-  // and work on this stream writes them.
-  bool on_gpu = false;
-  void* stream = nullptr;
-  size_t gradients = 0;   // there with positions: how many gradients are deposited
-  bool may_rest = false;  // on a GPU: keys whose gradients begin with kUnusedBits get none
-
-  double square() const { return summed->square(); }
-  double Dot(const LookupKeys& other) { return summed->Dot(*other.summed); }
 };
 
 struct CommitOptions {
@@ -201,30 +164,10 @@ class Table {
                 RowNumbers* found = nullptr);
   // Returns the number of the GPU whose memory the rows lie in; -1: the host's.
   int gpu() const { return spec_.gpu; }
-  // Returns true if LookupOnGpu works for this table and a stream: its rows lie in the memory of
-  // the GPU of that stream, and there is no admission, eviction or range of keys, for which the
-  // host must see each key.
-  bool LooksUpOnGpu(void* stream) const;
-  // Does what Lookup does, with keys (n) and vectors (n, dim) in the memory of the table's GPU. It
-  // is queued after earlier work on a stream, and does not wait for the GPU. Stats does not count
-  // it among lookups. Errors: those of Lookup, and those of the GPU.
-  Status LookupOnGpu(const Key* keys, size_t n, bool make_rows, void* out, bool is_bfloat16,
-                     void* stream);
-  // Does the same with bags of keys, and pools their vectors: see gpu::GpuTable::LookupPooled.
-  Status LookupPooledOnGpu(const Key* keys, size_t n, const std::vector<gpu::RowBags>& bags,
-                           bool make_rows, void* stream);
-  // Reads own and static rows: see gpu::GpuTable::LookupMasked.
-  Status LookupMaskedOnGpu(const gpu::MaskedKeys& keys, bool make_rows, void* asking, void* out,
-                           bool is_bfloat16, bool* own, void* stream);
-  // Returns the store on a GPU; null where the rows lie in the memory of the host.
-  const gpu::GpuStore* on_gpu() const { return store_->on_gpu(); }
-  // Copies bytes, such as the keys of a lookup, from the memory of the GPU, and waits for the copy.
-  Status CopyToHost(void* to, const void* from, size_t bytes, void* stream) const;
-  Status CopyToGpu(void* to, const void* from, size_t bytes, void* stream) const;
-  // Copies keys and gradients that lie on the GPU to the host, for a deposit whose norm is asked
-  // for. `hold` becomes the owner of the copies.
-  Status BringToHost(LookupKeys* keys, std::shared_ptr<const void>* hold, const float** gradients,
-                     const BFloat16** gradients_bf16) const;
+  // Returns the rows for calls whose keys and vectors lie in the memory of the device that a stream
+  // belongs to; null if the rows lie elsewhere, and if the host must see each key, for an
+  // admission, an eviction or a range of keys. Stats does not count the keys of such calls.
+  gpu::DeviceRows* device_rows(void* stream) const;
 
   // Returns room for the numbers of the rows of n keys, for a Lookup that is to be trained; null in
   // a store that does not number rows.
@@ -290,9 +233,10 @@ class Table {
 
   // Keeps the gradients (keys.n, dim) until a Commit redeems them. `hold` keeps them alive. Exactly
   // one of the two pointers is set. Adds the mark of the deposit to the gradient of the anchor.
-  void Deposit(LookupKeys keys, std::shared_ptr<const void> hold, const float* gradients,
-               const BFloat16* gradients_bf16, const AnchorGradient& anchor = {},
-               const ParallelFor& parallel_for = SerialFor);
+  // Error: a failed copy from a device, if the norm is computed.
+  Status Deposit(LookupKeys keys, std::shared_ptr<const void> hold, const float* gradients,
+                 const BFloat16* gradients_bf16, const AnchorGradient& anchor = {},
+                 const ParallelFor& parallel_for = SerialFor);
   // Sums gradients by key, for deposits.
   std::shared_ptr<SummedGradients> SumByKey(const LookupKeys& keys, const float* gradients,
                                             const BFloat16* gradients_bf16,
@@ -472,7 +416,7 @@ class Table {
   // evicted_for_room() was before the call.
   Status WithEvictions(const Status& failed, uint64_t evicted) const;
   uint64_t evicted_for_room() const { return evictor_ == nullptr ? 0 : evictor_->evicted(); }
-  // Calls BringToHost for deposits, unless they can be applied on the GPU. `removals`, here and
+  // Copies deposits to the host, unless all can be applied on their device. `removals`, here and
   // below, is what removals() was when the step began.
   Status BringToHost(Deposits* deposits, uint64_t removals, bool lists_keys) const;
 

@@ -91,7 +91,9 @@ TableCapture Begin(Table& table, uint64_t mark = 0, uint64_t since = 0) {
 
 void Train(Table& table, const std::vector<Key>& keys, const std::string& rule, float gradient) {
   const std::vector<float> gradients(keys.size() * kDim, gradient);
-  table.Deposit({nullptr, keys.data(), keys.size(), false}, nullptr, gradients.data(), nullptr);
+  REQUIRE(
+      table.Deposit({nullptr, keys.data(), keys.size(), false}, nullptr, gradients.data(), nullptr)
+          .ok());
   REQUIRE(table.Commit({rule, {}, 0, 1.0f}, ThreadedFor).ok());
 }
 

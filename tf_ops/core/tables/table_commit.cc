@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "core/base/status_macros.h"
-#include "core/tables/resting_keys.h"
 #include "core/tables/table.h"
 
 namespace sok {
@@ -77,62 +76,26 @@ std::shared_ptr<SummedGradients> Table::SumByKey(const LookupKeys& keys, const f
   return summed;
 }
 
-void Table::Deposit(LookupKeys keys, std::shared_ptr<const void> hold, const float* gradients,
-                    const BFloat16* gradients_bf16, const AnchorGradient& anchor,
-                    const ParallelFor& parallel_for) {
+Status Table::Deposit(LookupKeys keys, std::shared_ptr<const void> hold, const float* gradients,
+                      const BFloat16* gradients_bf16, const AnchorGradient& anchor,
+                      const ParallelFor& parallel_for) {
   HandOnClaim(&keys);
   if (anchor.gradient == nullptr) {
     deposits_.Add(std::move(keys), std::move(hold), gradients, gradients_bf16);
-    return;
+    return Status();
   }
-  if (anchor.measures) keys.summed = SumByKey(keys, gradients, gradients_bf16, parallel_for);
+  if (anchor.measures) {
+    SOK_RETURN_IF_ERROR(ToHost(spec_.dim, &keys, &hold, &gradients, &gradients_bf16));
+    keys.summed = SumByKey(keys, gradients, gradients_bf16, parallel_for);
+  }
   deposits_.Add(std::move(keys), std::move(hold), gradients, gradients_bf16, anchor.gradient,
                 anchor.measures);
+  return Status();
 }
 
 void Table::HandOnClaim(LookupKeys* keys) const {
   if (in_use_ == nullptr) return;
   keys->claim = in_use_->HandOn(keys->claim, keys->keys, keys->n, keys->hold);
-}
-
-Status Table::BringToHost(LookupKeys* keys, std::shared_ptr<const void>* hold,
-                          const float** gradients, const BFloat16** gradients_bf16) const {
-  struct Copies {
-    std::vector<Key> keys;
-    std::vector<uint32_t> positions;
-    std::vector<float> floats;
-    std::vector<BFloat16> halves;
-  };
-  auto copies = std::make_shared<Copies>();
-  const size_t rows = keys->positions == nullptr ? keys->n : keys->gradients;
-  const size_t elements = rows * spec_.dim;
-  copies->keys.resize(keys->n);
-  SOK_RETURN_IF_ERROR(
-      CopyToHost(copies->keys.data(), keys->keys, keys->n * sizeof(Key), keys->stream));
-  if (keys->positions != nullptr) {
-    copies->positions.resize(keys->n);
-    SOK_RETURN_IF_ERROR(CopyToHost(copies->positions.data(), keys->positions,
-                                   keys->n * sizeof(uint32_t), keys->stream));
-    keys->positions = copies->positions.data();
-  }
-  if (*gradients != nullptr) {
-    copies->floats.resize(elements);
-    SOK_RETURN_IF_ERROR(
-        CopyToHost(copies->floats.data(), *gradients, elements * sizeof(float), keys->stream));
-    *gradients = copies->floats.data();
-  } else {
-    copies->halves.resize(elements);
-    SOK_RETURN_IF_ERROR(CopyToHost(copies->halves.data(), *gradients_bf16,
-                                   elements * sizeof(BFloat16), keys->stream));
-    *gradients_bf16 = copies->halves.data();
-  }
-  keys->keys = copies->keys.data();
-  keys->on_gpu = false;
-  keys->hold = copies;
-  if (keys->may_rest) *keys = WithoutResting(*keys, *gradients, spec_.dim);
-  keys->may_rest = false;
-  *hold = std::move(copies);
-  return Status();
 }
 
 Status Table::BringToHost(Deposits* deposits, uint64_t removals, bool lists_keys) const {
@@ -142,14 +105,13 @@ Status Table::BringToHost(Deposits* deposits, uint64_t removals, bool lists_keys
     // The host must make rows that have gone since the lookup, unless they are left out, and must
     // multiply gradients by very small factors.
     const bool makes_none = keys.leave_absent || keys.removals == removals;
-    return keys.on_gpu && keys.rows_made && makes_none &&
+    return keys.device.has_value() && keys.rows_made && makes_none &&
            (factor == 0.0 || !(factor < kLeastFactor));
   };
   if (!lists_keys && std::all_of(deposits->begin(), deposits->end(), stays)) return Status();
   for (auto& deposit : *deposits) {
-    if (!deposit.keys.on_gpu) continue;
-    SOK_RETURN_IF_ERROR(
-        BringToHost(&deposit.keys, &deposit.hold, &deposit.gradients, &deposit.gradients_bf16));
+    SOK_RETURN_IF_ERROR(ToHost(spec_.dim, &deposit.keys, &deposit.hold, &deposit.gradients,
+                               &deposit.gradients_bf16));
   }
   return Status();
 }
@@ -203,7 +165,8 @@ std::vector<GradientBatch> Table::BatchesOf(Deposits& deposits, const ParallelFo
     }
     batches.push_back({keys.keys, deposit.gradients, deposit.gradients_bf16, keys.n, keys.positions,
                        keys.summed.get(), static_cast<float>(deposit.factor * keys.factor),
-                       keys.distinct, keys.found.get(), keys.on_gpu, keys.stream, keys.may_rest});
+                       keys.distinct, keys.found.get(),
+                       keys.device.has_value() ? &*keys.device : nullptr});
   }
   return batches;
 }

@@ -49,10 +49,10 @@ void Deposit(Table& table, std::vector<Key> keys, const std::vector<float>& grad
     std::vector<BFloat16> halves;
     for (float x : gradients) halves.push_back(FromFloat<BFloat16>(x));
     auto hold = std::make_shared<const std::vector<BFloat16>>(std::move(halves));
-    table.Deposit(std::move(lookup), hold, nullptr, hold->data());
+    REQUIRE(table.Deposit(std::move(lookup), hold, nullptr, hold->data()).ok());
   } else {
     auto hold = std::make_shared<const std::vector<float>>(gradients);
-    table.Deposit(std::move(lookup), hold, hold->data(), nullptr);
+    REQUIRE(table.Deposit(std::move(lookup), hold, hold->data(), nullptr).ok());
   }
 }
 
@@ -298,7 +298,7 @@ TEST_CASE("a commit counts the keys of lookups that made no rows, once for all t
     LookupKeys lookup{nullptr, keys.data(), keys.size(), rows_made};
     lookup.counts = counts.data();
     lookup.counted = counted;
-    table->Deposit(std::move(lookup), ones, ones->data(), nullptr);
+    REQUIRE(table->Deposit(std::move(lookup), ones, ones->data(), nullptr).ok());
   };
   const auto rows = [&] {
     std::vector<Key> held;
@@ -339,7 +339,7 @@ TEST_CASE("dropped deposits are counted, let go of, and train nothing") {
   const auto table = MakeTable();
   auto hold = std::make_shared<const std::vector<float>>(2 * kDim, 1.0f);
   const std::vector<Key> keys = {1, 2};
-  table->Deposit({hold, keys.data(), 2, false}, hold, hold->data(), nullptr);
+  REQUIRE(table->Deposit({hold, keys.data(), 2, false}, hold, hold->data(), nullptr).ok());
   DepositOnes(*table, {3, 3, 3});
   CHECK(hold.use_count() == 3);
   CHECK(table->DropDeposits() == 5);
@@ -353,7 +353,7 @@ TEST_CASE("a commit lets go of what was deposited") {
   const auto table = MakeTable();
   auto hold = std::make_shared<const std::vector<float>>(kDim, 1.0f);
   const Key key = 1;
-  table->Deposit({hold, &key, 1, false}, hold, hold->data(), nullptr);
+  REQUIRE(table->Deposit({hold, &key, 1, false}, hold, hold->data(), nullptr).ok());
   Commit(*table, "sgd");
   CHECK(hold.use_count() == 1);
 }
@@ -369,7 +369,9 @@ TEST_CASE("gradients that an optimizer was not given are left to others") {
   first.redeemed = given_first.data();
   second.redeemed = given_second.data();
   const auto deposit = [&](const Key& key, std::vector<float>* given) {
-    table->Deposit({nullptr, &key, 1, false}, nullptr, ones.data(), nullptr, {given->data()});
+    REQUIRE(
+        table->Deposit({nullptr, &key, 1, false}, nullptr, ones.data(), nullptr, {given->data()})
+            .ok());
   };
   const Key one = 1, two = 2;
   deposit(one, &given_first);
@@ -401,8 +403,11 @@ TEST_CASE(
       const Key keys[] = {1, 2};
       for (int i = 0; i < 6; ++i) {
         std::vector<float> own(kAnchorSize);
-        table->Deposit({nullptr, keys, 2, false}, nullptr, bfloat16 ? nullptr : gradients.data(),
-                       bfloat16 ? halves.data() : nullptr, {own.data()});
+        REQUIRE(table
+                    ->Deposit({nullptr, keys, 2, false}, nullptr,
+                              bfloat16 ? nullptr : gradients.data(),
+                              bfloat16 ? halves.data() : nullptr, {own.data()})
+                    .ok());
         for (int j = 0; j < kAnchorSize; ++j) {
           arrived[j] += static_cast<float>(std::ldexp(double{own[j]}, -scale));
         }

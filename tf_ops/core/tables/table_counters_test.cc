@@ -70,7 +70,7 @@ void Deposit(Table& table, const std::vector<Key>& keys) {
   LookupKeys lookup;
   lookup.keys = keys.data();
   lookup.n = keys.size();
-  table.Deposit(lookup, ones, ones->data(), nullptr);
+  REQUIRE(table.Deposit(lookup, ones, ones->data(), nullptr).ok());
   REQUIRE(table.Commit({"sgd", {}, 0, 1.0f}, ThreadedFor).ok());
 }
 

@@ -48,7 +48,7 @@ void StepOn(Table& table, const std::vector<Key>& keys) {
   LookupKeys lookup;
   lookup.keys = keys.data();
   lookup.n = keys.size();
-  table.Deposit(lookup, zeros, zeros->data(), nullptr);
+  REQUIRE(table.Deposit(lookup, zeros, zeros->data(), nullptr).ok());
   REQUIRE(table.Commit({"sgd", {}, 0, 1.0f}, ThreadedFor).ok());
 }
 
@@ -153,7 +153,7 @@ TEST_CASE("rows that are evicted start anew, and their slots too") {
   LookupKeys lookup;
   lookup.keys = &key;
   lookup.n = 1;
-  table->Deposit(lookup, ones, ones->data(), nullptr);
+  REQUIRE(table->Deposit(lookup, ones, ones->data(), nullptr).ok());
   REQUIRE(table->Commit({"adagrad", {}, 0, 1.0f}, SerialFor).ok());
   const uint64_t removals = table->removals();
   CHECK(RowsOf(Value(table->Evict(&key, 1, SerialFor))).size() == 1);

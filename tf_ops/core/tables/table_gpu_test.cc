@@ -13,6 +13,7 @@
 #include "core/base/bfloat16.h"
 #include "core/base/test_result.h"
 #include "core/base/test_threads.h"
+#include "core/gpu/device_rows.h"
 #include "core/gpu/test_standin.h"
 #include "core/tables/table.h"
 #include "core/tables/test_contents.h"
@@ -97,7 +98,7 @@ void Train(const Pair& tables, const std::vector<Key>& keys, const std::string& 
         table->Lookup(keys.data(), keys.size(), true, found.back().data(), ThreadedFor);
     REQUIRE_MESSAGE(status.ok(), status.message());
     looked_up.rows_made = true;
-    table->Deposit(looked_up, nullptr, gradients.data(), nullptr);
+    REQUIRE(table->Deposit(looked_up, nullptr, gradients.data(), nullptr).ok());
     CommitOptions options;
     options.rule = rule;
     const CommitOutcome outcome = Value(table->Commit(options, ThreadedFor));
@@ -106,6 +107,17 @@ void Train(const Pair& tables, const std::vector<Key>& keys, const std::string& 
   for (size_t i = 0; i < found[0].size(); ++i) {
     REQUIRE(std::abs(found[0][i] - found[1][i]) <= 1e-6f);
   }
+}
+
+// Looks keys up in the memory of the stand-in, which is the host's.
+Status LookUpOnGpu(Table& table, const std::vector<Key>& keys, bool make_rows, void* out,
+                   gpu::Element element = gpu::Element::kFloat32) {
+  const auto at = [](const void* memory) { return reinterpret_cast<gpu::DeviceAddress>(memory); };
+  return table.device_rows(nullptr)->LookUp(
+      make_rows, [&](gpu::GpuTable& rows, gpu::Absent absent) {
+        return rows.Lookup(at(keys.data()), keys.size(), absent, table.now(), at(out), element,
+                           nullptr);
+      });
 }
 
 std::vector<Key> RandomKeys(size_t n, Key below, std::mt19937* random) {
@@ -151,8 +163,7 @@ TEST_CASE(
   for (size_t i = 0; i < kKeys; ++i) keys[i] = static_cast<Key>(i * i);
   std::vector<float> vectors(kKeys * kDim);
   const auto make = [&](const std::vector<Key>& made) {
-    const Status status =
-        table.LookupOnGpu(made.data(), made.size(), true, vectors.data(), false, nullptr);
+    const Status status = LookUpOnGpu(table, made, true, vectors.data());
     REQUIRE_MESSAGE(status.ok(), status.message());
   };
   make(keys);
@@ -168,13 +179,12 @@ TEST_CASE(
 }
 
 TEST_CASE("keys and gradients that stay on a GPU train the rows that those of the host do") {
-  // The memory of the stand-in is the host's.
   for (const bool halves : {false, true}) {
     CAPTURE(halves);
     std::mt19937 random(23);
     const Pair tables = MakePair();
-    REQUIRE(tables.gpu->LooksUpOnGpu(nullptr));
-    CHECK_FALSE(tables.host->LooksUpOnGpu(nullptr));
+    REQUIRE(tables.gpu->device_rows(nullptr) != nullptr);
+    CHECK(tables.host->device_rows(nullptr) == nullptr);
     for (int step = 0; step < 6; ++step) {
       CAPTURE(step);
       const std::vector<std::vector<Key>> calls{RandomKeys(200, 100, &random),
@@ -205,20 +215,22 @@ TEST_CASE("keys and gradients that stay on a GPU train the rows that those of th
           looked_up.n = keys.size();
           looked_up.removals = table.removals();
           looked_up.rows_made = true;
-          looked_up.on_gpu = on_gpu;
+          if (on_gpu) {
+            looked_up.device = DeviceBatch{&table.device_rows(nullptr)->device(), nullptr};
+            looked_up.device->gradients = keys.size();
+          }
           if (call == 1) {
             looked_up.positions = positions.data();
-            looked_up.gradients = keys.size();
             looked_up.leave_absent = step % 2 == 0;
           }
           const Status status =
-              on_gpu ? table.LookupOnGpu(keys.data(), keys.size(), true, out.data(), false, nullptr)
+              on_gpu ? LookUpOnGpu(table, keys, true, out.data())
                      : table.Lookup(keys.data(), keys.size(), true, out.data(), SerialFor);
           REQUIRE_MESSAGE(status.ok(), status.message());
           if (halves) {
-            table.Deposit(looked_up, nullptr, nullptr, rounded[call].data());
+            REQUIRE(table.Deposit(looked_up, nullptr, nullptr, rounded[call].data()).ok());
           } else {
-            table.Deposit(looked_up, nullptr, gradients[call].data(), nullptr);
+            REQUIRE(table.Deposit(looked_up, nullptr, gradients[call].data(), nullptr).ok());
           }
         }
         // In some steps rows go between the lookup and the step, which makes them anew.
@@ -244,15 +256,15 @@ TEST_CASE("lookups on a GPU without new rows show start vectors") {
   const Pair tables = MakePair();
   const std::vector<Key> keys{1, 2, ~Key{0}, 2};
   std::vector<float> shown(keys.size() * kDim), made(keys.size() * kDim), host(made);
-  REQUIRE(tables.gpu->LookupOnGpu(keys.data(), 4, false, shown.data(), false, nullptr).ok());
+  REQUIRE(LookUpOnGpu(*tables.gpu, keys, false, shown.data()).ok());
   CHECK(tables.gpu->size() == 0);
-  REQUIRE(tables.gpu->LookupOnGpu(keys.data(), 4, true, made.data(), false, nullptr).ok());
+  REQUIRE(LookUpOnGpu(*tables.gpu, keys, true, made.data()).ok());
   CHECK(tables.gpu->size() == 3);
   CHECK(shown == made);
   REQUIRE(tables.host->Lookup(keys.data(), 4, true, host.data(), SerialFor).ok());
   CHECK(host == made);
   std::vector<BFloat16> halves(made.size());
-  REQUIRE(tables.gpu->LookupOnGpu(keys.data(), 4, false, halves.data(), true, nullptr).ok());
+  REQUIRE(LookUpOnGpu(*tables.gpu, keys, false, halves.data(), gpu::Element::kBFloat16).ok());
   for (size_t i = 0; i < made.size(); ++i) {
     CHECK(halves[i].bits == FromFloat<BFloat16>(made[i]).bits);
   }
@@ -334,7 +346,7 @@ TEST_CASE("a direct table on a GPU keeps to its range of keys, which the host ch
     return Value(Table::Make(config));
   };
   const Pair tables{make(-1), make(0)};
-  CHECK_FALSE(tables.gpu->LooksUpOnGpu(nullptr));
+  CHECK(tables.gpu->device_rows(nullptr) == nullptr);
   const std::vector<Key> keys{9, 3}, beyond{10};
   std::vector<float> host(2 * kDim), gpu(2 * kDim);
   REQUIRE(tables.host->Lookup(keys.data(), 2, true, host.data(), SerialFor).ok());

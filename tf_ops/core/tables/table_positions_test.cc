@@ -60,9 +60,9 @@ void CheckSums(Table& table) {
         std::vector<BFloat16> narrow;
         for (float g : made->gradients) narrow.push_back(FromFloat<BFloat16>(g));
         const auto hold = std::make_shared<const std::vector<BFloat16>>(std::move(narrow));
-        table.Deposit(keys, hold, nullptr, hold->data());
+        REQUIRE(table.Deposit(keys, hold, nullptr, hold->data()).ok());
       } else {
-        table.Deposit(keys, made, made->gradients.data(), nullptr);
+        REQUIRE(table.Deposit(keys, made, made->gradients.data(), nullptr).ok());
       }
       for (size_t i = 0; i < made->keys.size(); ++i) {
         std::vector<double>& row = expected[made->keys[i]];

@@ -85,7 +85,7 @@ void Train(Table& table, const std::vector<Key>& keys, const std::string& rule) 
   LookupKeys lookup;
   lookup.keys = keys.data();
   lookup.n = keys.size();
-  table.Deposit(lookup, ones, ones->data(), nullptr);
+  REQUIRE(table.Deposit(lookup, ones, ones->data(), nullptr).ok());
   REQUIRE(table.Commit({rule, {}, 0, 1.0f}, ThreadedFor).ok());
 }
 

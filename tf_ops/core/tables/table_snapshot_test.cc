@@ -29,7 +29,9 @@ std::unique_ptr<Table> MakeTable(uint64_t max_rows = 0, bool direct = false) {
 
 void Train(Table& table, const std::string& rule, const std::vector<Key>& keys) {
   const std::vector<float> gradients(keys.size() * kDim, 0.5f);
-  table.Deposit({nullptr, keys.data(), keys.size(), false}, nullptr, gradients.data(), nullptr);
+  REQUIRE(
+      table.Deposit({nullptr, keys.data(), keys.size(), false}, nullptr, gradients.data(), nullptr)
+          .ok());
   REQUIRE(table.Commit({rule, {}, 0, 1.0f}, ThreadedFor).ok());
 }
 
@@ -148,7 +150,7 @@ TEST_CASE("a restore drops the deposits and every row that was there") {
   Train(*table, "adam", {50, 51});
   const Key key = 60;
   const std::vector<float> gradients(kDim, 1.0f);
-  table->Deposit({nullptr, &key, 1, false}, nullptr, gradients.data(), nullptr);
+  REQUIRE(table->Deposit({nullptr, &key, 1, false}, nullptr, gradients.data(), nullptr).ok());
   Export nothing = MadeUp("", 0);
   nothing.state.steps = 0;
   nothing.keys.clear();
@@ -166,7 +168,7 @@ void CheckRefused(const std::unique_ptr<Table>& table, const Export& e, Code cod
   const auto before = RowsOf(ExportOf(*table));
   const Key key = 0;
   const std::vector<float> gradients(kDim, 1.0f);
-  table->Deposit({nullptr, &key, 1, false}, nullptr, gradients.data(), nullptr);
+  REQUIRE(table->Deposit({nullptr, &key, 1, false}, nullptr, gradients.data(), nullptr).ok());
   const Status status = Restore(*table, e);
   CHECK(status.code() == code);
   INFO("message: ", status.message());
@@ -195,8 +197,10 @@ TEST_CASE("rows that come after a restore start from the slots that the saved ru
   const std::vector<float> gradients(kDim, 0.5f);
   const CommitOptions options{"adagrad", {{"initial_accumulator_value", 3.0}}, 0, 1.0f};
   const auto train = [&](Table& table, const std::vector<Key>& keys) {
-    table.Deposit({nullptr, keys.data(), keys.size(), false, 0}, nullptr, gradients.data(),
-                  nullptr);
+    REQUIRE(table
+                .Deposit({nullptr, keys.data(), keys.size(), false, 0}, nullptr, gradients.data(),
+                         nullptr)
+                .ok());
     REQUIRE(table.Commit(options, SerialFor).ok());
   };
   train(*original, first);

@@ -221,8 +221,10 @@ TEST_CASE("stats tell rows, their limit, memory, steps and what waits for a comm
   const auto keys = Range(0, 300);
   REQUIRE(Look(*table, keys, true).ok());
   const std::vector<float> gradients(300 * kDim, 1.0f);
-  table->Deposit({nullptr, keys.data(), 300, true}, nullptr, gradients.data(), nullptr);
-  table->Deposit({nullptr, keys.data(), 20, true}, nullptr, gradients.data(), nullptr);
+  REQUIRE(
+      table->Deposit({nullptr, keys.data(), 300, true}, nullptr, gradients.data(), nullptr).ok());
+  REQUIRE(
+      table->Deposit({nullptr, keys.data(), 20, true}, nullptr, gradients.data(), nullptr).ok());
   TableStats stats = table->Stats();
   CHECK(stats.rows == 300);
   CHECK(stats.max_rows == 1000);

@@ -57,7 +57,9 @@ AdmissionConfig SeenTwice() {
 
 void Train(Table& table, const std::vector<Key>& keys) {
   const std::vector<float> gradients(keys.size() * kDim, 0.5f);
-  table.Deposit({nullptr, keys.data(), keys.size(), false}, nullptr, gradients.data(), nullptr);
+  REQUIRE(
+      table.Deposit({nullptr, keys.data(), keys.size(), false}, nullptr, gradients.data(), nullptr)
+          .ok());
   REQUIRE(table.Commit({"adam", {}, 0, 1.0f}, SerialFor).ok());
 }
 
@@ -135,7 +137,8 @@ TEST_CASE("a step clock goes on where another optimizer has had steps count from
   for (int step = 0; step < 3; ++step) Train(*table, {1});
   const std::vector<Key> keys = {2};
   const std::vector<float> gradients(kDim, 1.0f);
-  table->Deposit({nullptr, keys.data(), 1, false}, nullptr, gradients.data(), nullptr);
+  REQUIRE(
+      table->Deposit({nullptr, keys.data(), 1, false}, nullptr, gradients.data(), nullptr).ok());
   REQUIRE(table->Commit({"sgd", {}, 0, 1.0f}, SerialFor).ok());
   REQUIRE(table->steps() == 1);
   REQUIRE(Restore(*copy, ContentsOf(*table), SerialFor).ok());

@@ -268,9 +268,9 @@ class Pooling {
     std::vector<float> upstream(vectors_.size());
     for (float& value : upstream) value = (static_cast<float>(Random(129)) - 64.0f) / 64.0f;
     // The vector of one bag may not have been used.
-    bags.may_rest = element_ == Element::kFloat32 && feature.weights.empty() && number % 2 == 0;
-    const uint64_t resting = bags.may_rest ? feature.bags() / 2 : feature.bags();
-    if (bags.may_rest) {
+    bags.skips_marked = element_ == Element::kFloat32 && feature.weights.empty() && number % 2 == 0;
+    const uint64_t resting = bags.skips_marked ? feature.bags() / 2 : feature.bags();
+    if (bags.skips_marked) {
       std::memcpy(&upstream[feature.offset + resting * stride_], &kUnusedBits, sizeof(kUnusedBits));
     }
     SOK_ASSIGN_OR_RETURN(const DeviceAddress upstream_at, PutFloats(upstream));

@@ -195,7 +195,7 @@ struct PoolGradientArguments {
   BagFloats upstream;
   const float* rows;  // (ids, dim) for kMax; else it may be null
   float* gradients;   // (ids, dim) out
-  bool may_rest;      // see RowBags
+  bool skips_marked;  // see RowBags
 };
 
 // Computes gradients of weights from gradients of vectors.

@@ -125,7 +125,7 @@ SOK_KERNEL(PoolGradient, sok::gpu::PoolGradientArguments) {
     const uint64_t bag = i / pieces;
     const int piece = static_cast<int>(i % pieces);
     const uint64_t begin = BeginOfBag(a.bags, bag), end = BeginOfBag(a.bags, bag + 1);
-    if (a.may_rest && IsUnused(ReadVector(a.upstream, bag, 0))) {
+    if (a.skips_marked && IsUnused(ReadVector(a.upstream, bag, 0))) {
       const Piece marked = UnusedPiece(piece);
       for (uint64_t id = begin; id < end; ++id) gradients[id * pieces + piece] = marked;
       continue;
