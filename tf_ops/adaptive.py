@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_embed.tf_ops.native import number_in_graph, on_cpu, ops
+from sok_embed.tf_ops.pooled import trained_token
 from sok_embed.tf_ops.served import ServedRows, as_int64, checked, is_serving
 from sok_embed.tf_ops.tables import Lookup, deposit, has_marks
 
@@ -148,8 +149,8 @@ def _gather_on_gpu(
     dtype: tf.DType,
     copy_slots: bool,
 ) -> Lookup:
+    token = trained_token(table)
     with on_cpu():
-        token = ops.sok_embed_table_token(table=table)
         places = ops.sok_embed_own_places(
             token=token, buckets=asked.buckets, mask=asked.mask, static_rows=asked.static_rows
         )
@@ -172,8 +173,8 @@ def _gather_on_gpu(
     if not tf.executing_eagerly():
         # A later commit waits for this op, since it takes the handle, as it waits for a lookup of a
         # table.
-        with on_cpu(), tf.control_dependencies([embeddings.op]):
-            ops.sok_embed_table_token(table=table)
+        with tf.control_dependencies([embeddings.op]):
+            trained_token(table)
     return Lookup(embeddings, receipt)
 
 

@@ -186,7 +186,7 @@ def adaptive_restore(table: tf.Tensor, contents: AdaptiveExport) -> tf.Operation
 
 def adaptive_check_restore(table: tf.Tensor, contents: AdaptiveExport) -> tf.Operation | None:
     """Raises what `adaptive_restore` would raise, and changes nothing."""
-    return ops.sok_embed_adaptive_check_restore(table=table, **checked(contents))
+    return ops.sok_embed_adaptive_restore(table=table, mode="check", **checked(contents))
 
 
 def adaptive_demote(table: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:

@@ -317,13 +317,15 @@ def collection_asked(
     tables = len(plan.dims)
     counts = list(plan.counts) or [False] * tables
     says = list(plan.says) or [False] * tables
-    keys, counted, said, sizes = ops.sok_embed_collection_asked(
+    keys, counted, said, sizes, _, _ = ops.sok_embed_collection_asked(
         message=message,
         message_splits=splits,
         num_tables=tables,
         dims=list(plan.dims),
         counts_keys=counts,
         says=says,
+        num_splits=0,
+        num_asked=0,
     )
     asked = [
         TableKeys(

@@ -60,12 +60,17 @@ def collection_serve_on_gpu(
             `collection_pool_on_gpu` raises it, on the workers that asked.
         tf.errors.FailedPreconditionError: If workers have different plans.
     """
+    tables_of_plan = len(plan.dims)
     with on_cpu():
-        keys, of_bags, asked = ops.sok_embed_collection_asked_keys(
+        keys, _, _, _, of_bags, (asked,) = ops.sok_embed_collection_asked(
             message=message,
             message_splits=splits,
-            num_tables=len(plan.dims),
+            num_tables=tables_of_plan,
             dims=list(plan.dims),
+            counts_keys=[False] * tables_of_plan,
+            says=[False] * tables_of_plan,
+            num_splits=tables_of_plan,
+            num_asked=1,
             placements=list(plan.placements),
             pools=list(pools),
             rank=plan.rank,

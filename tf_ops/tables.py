@@ -348,7 +348,7 @@ def restore(table: tf.Tensor, contents: Export) -> tf.Operation | None:
 
 def check_restore(table: tf.Tensor, contents: Export) -> tf.Operation | None:
     """Raises the errors that `restore` would raise, and changes nothing."""
-    return ops.sok_embed_check_restore(table=table, **checked(contents))
+    return ops.sok_embed_restore(table=table, mode="check", **checked(contents))
 
 
 def add_rows(table: tf.Tensor, contents: Export) -> tf.Operation | None:
@@ -363,7 +363,7 @@ def add_rows(table: tf.Tensor, contents: Export) -> tf.Operation | None:
             the piece is added.
         tf.errors.ResourceExhaustedError: If the table would have too many rows, likewise.
     """
-    return ops.sok_embed_add_rows(table=table, **checked(contents))
+    return ops.sok_embed_restore(table=table, mode="add", **checked(contents))
 
 
 def assign(table: tf.Tensor, keys: tf.Tensor, embeddings: tf.Tensor) -> tf.Operation | None:
@@ -411,7 +411,7 @@ def assign_rows(table: tf.Tensor, keys: tf.Tensor, rows: tf.Tensor) -> tf.Operat
     Raises:
         tf.errors.FailedPreconditionError: If rows of the table have other slots.
     """
-    return ops.sok_embed_assign_rows(table=table, keys=keys, rows=rows)
+    return ops.sok_embed_assign(table=table, keys=keys, embeddings=rows, with_slots=True)
 
 
 def remove(table: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:

@@ -126,7 +126,6 @@ def _buckets(turns: Any) -> list[Any]:
     return _each_key_alone(turns, None, [0], [0])
 
 
-@pfor.RegisterPFor("SokEmbed>TableToken")
 @pfor.RegisterPFor("SokEmbed>TrainedToken")
 @pfor.RegisterPFor("SokEmbed>OwnOrder")
 @pfor.RegisterPFor("SokEmbed>AllToAll")

@@ -8,6 +8,7 @@
 #include "kernels/outputs.h"
 #include "kernels/register_kernel.h"
 #include "kernels/snapshot.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
@@ -88,26 +89,23 @@ class AdaptiveExportOp : public AdaptiveOp {
 };
 SOK_REGISTER_KERNEL("AdaptiveExport", AdaptiveExportOp);
 
-#define SOK_ADAPTIVE_CONTENTS         \
-  Input("table: resource")            \
-      .SOK_CONTENTS(Input, "own_")    \
-      .SOK_CONTENTS(Input, "static_") \
-      .Input("cells: uint8")          \
-      .Input("counters: int64")       \
-      .SetIsStateful()                \
-      .SetShapeFn([](InferenceContext*) { return absl::OkStatus(); })
+REGISTER_OP("SokEmbed>AdaptiveRestore")
+    .Input("table: resource")
+    .SOK_CONTENTS(Input, "own_")
+    .SOK_CONTENTS(Input, "static_")
+    .Input("cells: uint8")
+    .Input("counters: int64")
+    .Attr("mode: {'replace', 'check'} = 'replace'")  // as in Restore
+    .SetIsStateful()
+    .SetShapeFn(tf::shape_inference::NoOutputs);
 
-REGISTER_OP("SokEmbed>AdaptiveRestore").SOK_ADAPTIVE_CONTENTS;
-REGISTER_OP("SokEmbed>AdaptiveCheckRestore").SOK_ADAPTIVE_CONTENTS;
-
-class AdaptiveContentsOp : public AdaptiveOp {
+class AdaptiveRestoreOp : public AdaptiveOp {
  public:
-  using AdaptiveOp::AdaptiveOp;
+  explicit AdaptiveRestoreOp(tf::OpKernelConstruction* ctx) : AdaptiveOp(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("mode", &mode_));
+  }
 
  protected:
-  virtual absl::Status Take(const AdaptiveContents& contents, const ParallelFor& parallel_for,
-                            AdaptiveTable& table, const std::string& name) = 0;
-
   absl::Status Run(tf::OpKernelContext* ctx, AdaptiveTable& table,
                    const std::string& name) override {
     AdaptiveContents contents;
@@ -119,33 +117,14 @@ class AdaptiveContentsOp : public AdaptiveOp {
     contents.sketch = {static_cast<const char*>(cells.data()),
                        static_cast<size_t>(cells.NumElements())};
     contents.counters.assign(counters.data(), counters.data() + counters.size());
-    return Take(contents, IntraOpPool(ctx), table, name);
+    if (mode_ == "check") return ToAbsl(table.CheckRestore(contents, IntraOpPool(ctx)), name);
+    return LogDropped(table.Restore(contents, IntraOpPool(ctx)), name);
   }
-};
 
-class AdaptiveRestoreOp : public AdaptiveContentsOp {
- public:
-  using AdaptiveContentsOp::AdaptiveContentsOp;
-
- protected:
-  absl::Status Take(const AdaptiveContents& contents, const ParallelFor& parallel_for,
-                    AdaptiveTable& table, const std::string& name) override {
-    return LogDropped(table.Restore(contents, parallel_for), name);
-  }
+ private:
+  std::string mode_;
 };
 SOK_REGISTER_KERNEL("AdaptiveRestore", AdaptiveRestoreOp);
-
-class AdaptiveCheckRestoreOp : public AdaptiveContentsOp {
- public:
-  using AdaptiveContentsOp::AdaptiveContentsOp;
-
- protected:
-  absl::Status Take(const AdaptiveContents& contents, const ParallelFor& parallel_for,
-                    AdaptiveTable& table, const std::string& name) override {
-    return ToAbsl(table.CheckRestore(contents, parallel_for), name);
-  }
-};
-SOK_REGISTER_KERNEL("AdaptiveCheckRestore", AdaptiveCheckRestoreOp);
 
 REGISTER_OP("SokEmbed>AdaptiveDemote")
     .Input("table: resource")

@@ -16,7 +16,6 @@
 #include "kernels/pooled_on_gpu.h"
 #include "kernels/receipt.h"
 #include "kernels/register_kernel.h"
-#include "kernels/table_token.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"

@@ -12,7 +12,6 @@
 #include "kernels/pooled_on_gpu.h"
 #include "kernels/register_kernel.h"
 #include "kernels/table_resource.h"
-#include "kernels/table_token.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"

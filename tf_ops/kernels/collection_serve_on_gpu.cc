@@ -1,6 +1,6 @@
 // SokEmbed>CollectionServeOnGpu reads the rows that all workers have asked this one for, in the
 // memory of the GPU that has the tables, where gradients of the rows are deposited.
-// SokEmbed>CollectionAskedKeys reads on the host which keys they ask for.
+// SokEmbed>CollectionAsked reads on the host which keys they ask for.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -22,99 +22,7 @@ namespace sok {
 namespace tf = tensorflow;
 using tf::shape_inference::InferenceContext;
 
-[[maybe_unused]] static const bool asked_keys_variants = RegisterHostVariant<AskedKeysVariant>();
 [[maybe_unused]] static const bool served_receipts = RegisterHostVariant<ServedReceipt>();
-
-// For a table that pools, the outputs are the keys of all bags, followed by the splits of each
-// feature of each worker whose bags have several lengths.
-REGISTER_OP("SokEmbed>CollectionAskedKeys")
-    .Input("message: int64")
-    .Input("message_splits: int32")
-    .Output("keys: num_tables * int64")
-    .Output("splits: num_tables * int64")
-    .Output("asked: variant")
-    .Attr("num_tables: int >= 1")
-    .Attr("dims: list(int)")        // (tables)
-    .Attr("placements: list(int)")  // (tables) of TablePlacement, like the next
-    .Attr("pools: list(bool)")
-    .Attr("rank: int >= 0")
-    .SetShapeFn([](InferenceContext* c) {
-      for (int i = 0; i + 1 < c->num_outputs(); ++i) {
-        c->set_output(i, c->Vector(c->UnknownDim()));
-      }
-      c->set_output(c->num_outputs() - 1, c->Scalar());
-      return absl::OkStatus();
-    });
-
-class CollectionAskedKeysOp : public tf::OpKernel {
- public:
-  explicit CollectionAskedKeysOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
-    std::vector<int64_t> dims;
-    int64_t rank, tables;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_tables", &tables));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("rank", &rank));
-    OP_REQUIRES(ctx,
-                dims.size() == static_cast<size_t>(tables) &&
-                    std::all_of(dims.begin(), dims.end(),
-                                [](int64_t dim) { return dim >= 1 && dim <= Table::kMostDim; }),
-                UnfitAttributes(ctx->def(), "a dim of each table"));
-    OP_REQUIRES_OK(ctx, ReadPlacements(ctx, false, dims.size(), 1, &served_.placements));
-    served_.dims.assign(dims.begin(), dims.end());
-    served_.rank = static_cast<size_t>(rank);
-  }
-
-  void Compute(tf::OpKernelContext* ctx) override {
-    const tf::Tensor &message = ctx->input(0), &splits = ctx->input(1);
-    OP_REQUIRES(ctx,
-                message.dims() == 1 && splits.dims() == 1 &&
-                    splits.NumElements() > static_cast<int64_t>(served_.rank),
-                absl::InvalidArgumentError("expected a message and splits of each worker, got "
-                                           "shapes " +
-                                           message.shape().DebugString() + " and " +
-                                           splits.shape().DebugString()));
-    auto found = FindKeys(served_, message.flat<int64_t>().data(),
-                          static_cast<size_t>(message.NumElements()), splits.flat<int32_t>().data(),
-                          static_cast<size_t>(splits.NumElements()), Hold(message));
-    OP_REQUIRES_OK(ctx, ToAbsl(found.status()));
-    auto asked = std::make_shared<const AskedKeys>(std::move(found.value()));
-    for (size_t table = 0; table < served_.dims.size(); ++table) {
-      OP_REQUIRES_OK(ctx, PutKeysOf(ctx, *asked, table));
-    }
-    AskedKeysVariant variant;
-    variant.asked = std::move(asked);
-    variant.on_all = OnAll(served_.placements);
-    OP_REQUIRES_OK(ctx, PutVariant(ctx, ctx->num_outputs() - 1, std::move(variant)));
-  }
-
- private:
-  absl::Status PutKeysOf(tf::OpKernelContext* ctx, const AskedKeys& asked, size_t table) const {
-    size_t n = asked.starts[table + 1] - asked.starts[table], all_splits = 0;
-    for (const AskedBags& each : asked.bags[table]) {
-      n += each.bags.n;
-      if (each.bags.splits != nullptr) all_splits += each.bags.bags + 1;
-    }
-    tf::Tensor *keys = nullptr, *splits = nullptr;
-    const int output = static_cast<int>(table);
-    TF_RETURN_IF_ERROR(ctx->allocate_output(output, {static_cast<int64_t>(n)}, &keys));
-    TF_RETURN_IF_ERROR(ctx->allocate_output(output + static_cast<int>(served_.dims.size()),
-                                            {static_cast<int64_t>(all_splits)}, &splits));
-    auto* to = reinterpret_cast<Key*>(keys->flat<int64_t>().data());
-    CopyKeys(served_, asked, table, to, nullptr, nullptr);
-    int64_t* next = splits->flat<int64_t>().data();
-    for (const AskedBags& each : asked.bags[table]) {
-      to = std::copy_n(each.bags.keys, each.bags.n, to);
-      if (each.bags.splits != nullptr) {
-        next = std::copy_n(each.bags.splits, each.bags.bags + 1, next);
-      }
-    }
-    return absl::OkStatus();
-  }
-
-  ServedTables served_;
-};
-
-SOK_REGISTER_KERNEL("CollectionAskedKeys", CollectionAskedKeysOp);
 
 // The anchor is not read. Rows and gradients are messages, as in CollectionServe. The op has no
 // kernel for the CPU: workers serve no saved model.

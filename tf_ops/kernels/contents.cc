@@ -124,6 +124,7 @@ REGISTER_OP("SokEmbed>Assign")
     .Input("keys: Tkeys")
     .Input("embeddings: float")
     .Attr("Tkeys: {int32, int64, uint64}")
+    .Attr("with_slots: bool = false")  // true: whole rows, the results of a step
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle unused;
@@ -131,17 +132,38 @@ REGISTER_OP("SokEmbed>Assign")
       return c->WithRank(c->input(2), 2, &unused);
     });
 
-absl::Status Assign(tf::OpKernelContext* ctx, OpenTable& resource) {
-  Table& table = *resource.table();
-  TF_RETURN_IF_ERROR(ExpectKeys(resource.name(), ctx->input(1)));
-  const LookupKeys keys = KeysOf(ctx->input(1));
-  const tf::Tensor& embeddings = ctx->input(2);
-  TF_RETURN_IF_ERROR(ExpectEmbeddings(resource.name(), embeddings, keys.n, table.dim()));
-  return ToAbsl(table.Assign(keys.keys, keys.n, static_cast<const float*>(embeddings.data()),
-                             IntraOpPool(ctx)),
-                resource.name());
-}
-SOK_REGISTER_KERNEL("Assign", FunctionKernel<OnTable<Assign>>);
+class AssignOp : public TableOp {
+ public:
+  explicit AssignOp(tf::OpKernelConstruction* ctx) : TableOp(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("with_slots", &with_slots_));
+  }
+
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, const OpenTable& resource) override {
+    Table& table = *resource.table();
+    TF_RETURN_IF_ERROR(ExpectKeys(resource.name(), ctx->input(1)));
+    const LookupKeys keys = KeysOf(ctx->input(1));
+    const tf::Tensor& rows = ctx->input(2);
+    const auto* const from = static_cast<const float*>(rows.data());
+    if (!with_slots_) {
+      TF_RETURN_IF_ERROR(ExpectEmbeddings(resource.name(), rows, keys.n, table.dim()));
+      return ToAbsl(table.Assign(keys.keys, keys.n, from, IntraOpPool(ctx)), resource.name());
+    }
+    if (rows.dims() != 2 || rows.dim_size(0) != static_cast<int64_t>(keys.n) ||
+        rows.dim_size(1) < table.dim()) {
+      return absl::InvalidArgumentError("table '" + resource.name() +
+                                        "': expected a row with its slots a key, got shape " +
+                                        rows.shape().DebugString());
+    }
+    const auto slot_floats = static_cast<int>(rows.dim_size(1) - table.dim());
+    return ToAbsl(table.AssignRows(keys.keys, keys.n, slot_floats, from, IntraOpPool(ctx)),
+                  resource.name());
+  }
+
+ private:
+  bool with_slots_;
+};
+SOK_REGISTER_KERNEL("Assign", AssignOp);
 
 REGISTER_OP("SokEmbed>ReadRows")
     .Input("table: resource")
@@ -199,38 +221,12 @@ class ReadRowsOp : public TableOp {
 };
 SOK_REGISTER_KERNEL("ReadRows", ReadRowsOp);
 
-REGISTER_OP("SokEmbed>AssignRows")
-    .Input("table: resource")
-    .Input("keys: int64")
-    .Input("rows: float")
-    .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle unused;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));
-      return c->WithRank(c->input(2), 2, &unused);
-    });
-
-absl::Status AssignRows(tf::OpKernelContext* ctx, OpenTable& resource) {
-  Table& table = *resource.table();
-  TF_RETURN_IF_ERROR(ExpectKeys(resource.name(), ctx->input(1)));
-  const LookupKeys keys = KeysOf(ctx->input(1));
-  const tf::Tensor& rows = ctx->input(2);
-  if (rows.dims() != 2 || rows.dim_size(0) != static_cast<int64_t>(keys.n) ||
-      rows.dim_size(1) < table.dim()) {
-    return absl::InvalidArgumentError("table '" + resource.name() +
-                                      "': expected a row with its slots a key, got shape " +
-                                      rows.shape().DebugString());
-  }
-  const auto slot_floats = static_cast<int>(rows.dim_size(1) - table.dim());
-  return ToAbsl(
-      table.AssignRows(keys.keys, keys.n, slot_floats, rows.flat<float>().data(), IntraOpPool(ctx)),
-      resource.name());
-}
-SOK_REGISTER_KERNEL("AssignRows", FunctionKernel<OnTable<AssignRows>>);
-
+// To check returns the error of replacing, and changes nothing; to add keeps the rows of other
+// keys.
 REGISTER_OP("SokEmbed>Restore")
     .Input("table: resource")
     .SOK_CONTENTS(Input, "")
+    .Attr("mode: {'replace', 'check', 'add'} = 'replace'")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle unused;
@@ -241,41 +237,29 @@ REGISTER_OP("SokEmbed>Restore")
       return absl::OkStatus();
     });
 
-absl::Status Restore(tf::OpKernelContext* ctx, OpenTable& resource) {
-  Table& table = *resource.table();
-  TableContents contents;
-  TF_RETURN_IF_ERROR(ReadContents(ctx, 1, resource.name(), table.dim(), &contents));
-  return LogDropped(table.Restore(contents, IntraOpPool(ctx)), resource.name());
-}
-SOK_REGISTER_KERNEL("Restore", FunctionKernel<OnTable<Restore>>);
+class RestoreOp : public TableOp {
+ public:
+  explicit RestoreOp(tf::OpKernelConstruction* ctx) : TableOp(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("mode", &mode_));
+  }
 
-REGISTER_OP("SokEmbed>CheckRestore")
-    .Input("table: resource")
-    .SOK_CONTENTS(Input, "")
-    .SetIsStateful()
-    .SetShapeFn(tf::shape_inference::NoOutputs);
+ protected:
+  absl::Status Run(tf::OpKernelContext* ctx, const OpenTable& resource) override {
+    Table& table = *resource.table();
+    const ParallelFor pool = IntraOpPool(ctx);
+    TableContents contents;
+    TF_RETURN_IF_ERROR(ReadContents(ctx, 1, resource.name(), table.dim(), &contents));
+    if (mode_ == "check") {
+      return ToAbsl(table.CheckRestore(contents, pool).status(), resource.name());
+    }
+    if (mode_ == "add") return ToAbsl(table.AddRows(contents, pool), resource.name());
+    return LogDropped(table.Restore(contents, pool), resource.name());
+  }
 
-absl::Status CheckRestore(tf::OpKernelContext* ctx, OpenTable& resource) {
-  const Table& table = *resource.table();
-  TableContents contents;
-  TF_RETURN_IF_ERROR(ReadContents(ctx, 1, resource.name(), table.dim(), &contents));
-  return ToAbsl(table.CheckRestore(contents, IntraOpPool(ctx)).status(), resource.name());
-}
-SOK_REGISTER_KERNEL("CheckRestore", FunctionKernel<OnTable<CheckRestore>>);
-
-REGISTER_OP("SokEmbed>AddRows")
-    .Input("table: resource")
-    .SOK_CONTENTS(Input, "")
-    .SetIsStateful()
-    .SetShapeFn(tf::shape_inference::NoOutputs);
-
-absl::Status AddRows(tf::OpKernelContext* ctx, OpenTable& resource) {
-  Table& table = *resource.table();
-  TableContents piece;
-  TF_RETURN_IF_ERROR(ReadContents(ctx, 1, resource.name(), table.dim(), &piece));
-  return ToAbsl(table.AddRows(piece, IntraOpPool(ctx)), resource.name());
-}
-SOK_REGISTER_KERNEL("AddRows", FunctionKernel<OnTable<AddRows>>);
+ private:
+  std::string mode_;
+};
+SOK_REGISTER_KERNEL("Restore", RestoreOp);
 
 REGISTER_OP("SokEmbed>Remove")
     .Input("table: resource")

@@ -27,6 +27,19 @@ struct TrainedToken : ProcessVariant<TrainedToken> {
   absl::Status failure;  // the error, in a token for which other workers wait
 };
 
+// Finds the table of an input that is the token of one table.
+inline absl::Status GetTableOfToken(tensorflow::OpKernelContext* ctx, int input,
+                                    std::shared_ptr<OpenTable>* table) {
+  const TrainedToken* token = nullptr;
+  TF_RETURN_IF_ERROR(GetVariant(ctx, input, "token", &token));
+  if (token->tables.size() != 1) {
+    return absl::InvalidArgumentError("expected the token of one table, got that of " +
+                                      std::to_string(token->tables.size()));
+  }
+  *table = token->tables[0];
+  return absl::OkStatus();
+}
+
 // The place of the vectors of a feature: the output, the first element, and the distance between
 // vectors.
 struct VectorPlace {
