@@ -93,11 +93,6 @@ Status Table::Deposit(LookupKeys keys, std::shared_ptr<const void> hold, const f
   return Status();
 }
 
-void Table::HandOnClaim(LookupKeys* keys) const {
-  if (in_use_ == nullptr) return;
-  keys->claim = in_use_->HandOn(keys->claim, keys->keys, keys->n, keys->hold);
-}
-
 Status Table::BringToHost(Deposits* deposits, uint64_t removals, bool lists_keys) const {
   const auto stays = [&](const auto& deposit) {
     const LookupKeys& keys = deposit.keys;

@@ -165,8 +165,8 @@ Status Table::AddRows(const TableContents& piece, const ParallelFor& parallel_fo
       [&](size_t place, RowRef row, bool) { taken.Put(place, row); }, parallel_for);
 }
 
-Status Table::Snapshot::Write(const WritableRowColumns& columns, uint64_t begin,
-                              uint64_t end) const {
+Status TableRows::Snapshot::Write(const WritableRowColumns& columns, uint64_t begin,
+                                  uint64_t end) const {
   const size_t size = std::min(end, rows_->size()) - begin;
   size_t i = 0;
   const Status status = rows_->ForEachIn(begin, end, [&](Key key, RowRef row) {
@@ -188,12 +188,12 @@ Status Table::Snapshot::Write(const WritableRowColumns& columns, uint64_t begin,
                                      "; what it has written is of no use");
 }
 
-Result<std::vector<std::string>> Table::Snapshot::DumpAdmission() const {
+Result<std::vector<std::string>> TableRows::Snapshot::DumpAdmission() const {
   if (admission_ == nullptr) return std::vector<std::string>{};
   return DumpCounts(*admission_);
 }
 
-Result<TableCapture> Table::BeginCapture(const CaptureOptions& options) {
+Result<TableCapture> TableRows::BeginCapture(const CaptureOptions& options) {
   TableCapture capture;
   std::lock_guard<std::mutex> commits(commit_mu_);
   SOK_ASSIGN_OR_RETURN(capture.rows, store_->BeginCapture(options));
@@ -207,7 +207,7 @@ Result<TableCapture> Table::BeginCapture(const CaptureOptions& options) {
   return Result<TableCapture>(std::move(capture));
 }
 
-Result<Table::Snapshot> Table::Freeze() {
+Result<TableRows::Snapshot> TableRows::Freeze() {
   Snapshot snapshot;
   snapshot.commits_ = std::unique_lock<std::mutex>(commit_mu_);
   SOK_ASSIGN_OR_RETURN(snapshot.rows_, store_->Freeze());
