@@ -9,14 +9,13 @@ stay unmarked and compute the norm.
 
 from __future__ import annotations
 
-from collections import deque
+import functools
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.framework import func_graph, ops
 
-_ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 # These ops are linear in the gradient; the last two only if the gradient is just one of their
 # operands.
 _LINEAR = ("Identity", "IdentityN", "AddN", "AddV2", "Mul", "RealDiv")
@@ -25,100 +24,13 @@ _LABEL = "_sok_embed_deposits"
 
 
 class _Deposits:
-    """Collects the deposits of a graph during tracing, and the allowed uses of their gradients."""
+    """The deposits of a graph that is traced, and the allowed uses of their gradients."""
 
     def __init__(self) -> None:
         self.made: list[tf.Operation] = []
-        self._slots: set[int] = set()  # ids of handles
-        self._unused: set[tf.Operation] = set()
-        self._last: tf.Operation | None = None  # the last update
-
-    def may_reach(self, last: tf.Operation, change: Any, variables: list[Any]) -> None:
-        self._slots.update(id(variable.value.handle) for variable in variables)
-        self._last = last
-        if isinstance(change, tf.Tensor) and hasattr(change, "op"):
-            self._unused.add(change.op)
-
-    def mark_unread(self, graph: tf.Graph) -> None:
-        """Turns off the measuring of norms in deposits whose norm is not read."""
-        if self._last is None:
-            return
-        # A function returns copies of its results, which are made last. So an older copy that is
-        # not used is not a result; Keras makes such copies.
-        operations = graph.get_operations()
-        older = operations[: operations.index(self._last) + 1]
-        unused = self._unused | {each for each in older if each.type in ("Identity", "IdentityN")}
-        slots = {id(inside) for outside, inside in graph.captures if id(outside) in self._slots}
-        for operation in self.made:
-            if _is_unread(operation, slots, unused):
-                operation._set_attr("measures", attr_value_pb2.AttrValue(b=False))
-
-
-def _is_unread(deposit: tf.Operation, slots: set[int], unused: set[tf.Operation]) -> bool:
-    """Returns whether only commits, which get a multiple of the gradient, and slots use it."""
-    reached = {id(deposit.outputs[0])}
-    waiting = deque(deposit.outputs)
-    commits = []
-    while waiting:
-        tensor = waiting.popleft()
-        consumers = tensor.consumers()
-        if not consumers and tensor.op not in unused:
-            return False
-        for consumer in consumers:
-            if consumer.type == "SokEmbed>Commit":
-                commits.append(consumer)
-            elif consumer.type in _ASSIGNMENTS:
-                if id(consumer.inputs[0]) not in slots:
-                    return False
-            elif _reads(consumer):
-                return False
-            else:
-                new = [output for output in _made_of(consumer, tensor) if id(output) not in reached]
-                reached.update(map(id, new))
-                waiting.extend(new)
-    return all(_is_multiple(commit, reached) for commit in commits)
-
-
-def _made_of(consumer: tf.Operation, tensor: tf.Tensor) -> list[tf.Tensor]:
-    """Returns the outputs of an op that depend on an input."""
-    outputs = list(consumer.outputs)
-    if consumer.type != "IdentityN":
-        return outputs
-    pairs = zip(consumer.inputs, outputs, strict=True)
-    return [output for given, output in pairs if given is tensor]
-
-
-def _reads(operation: tf.Operation) -> bool:
-    """Returns whether an op may have side effects or runs a function (a branch, a loop)."""
-    if operation.op_def.is_stateful or not operation.outputs or operation.type in _CHECKS:
-        return True
-    return any(
-        attribute.HasField("func") or attribute.list.func
-        for attribute in operation.node_def.attr.values()
-    )
-
-
-def _is_multiple(commit: tf.Operation, reached: set[int]) -> bool:
-    """Returns whether a commit is given only sums and multiples of deposits' gradients."""
-    waiting = [tensor for tensor in commit.inputs if id(tensor) in reached]
-    seen: set[int] = set()
-    while waiting:
-        tensor = waiting.pop()
-        if id(tensor) in seen or tensor.op.type == "SokEmbed>Deposit":
-            continue
-        seen.add(id(tensor))
-        operands = [operand for operand in _operands(tensor) if id(operand) in reached]
-        if tensor.op.type not in _LINEAR:
-            return False
-        if tensor.op.type in _LINEAR[-2:] and len(operands) > 1:
-            return False
-        waiting.extend(operands)
-    return True
-
-
-def _operands(tensor: tf.Tensor) -> list[tf.Tensor]:
-    inputs = list(tensor.op.inputs)
-    return [inputs[tensor.value_index]] if tensor.op.type == "IdentityN" else inputs
+        self.slots: set[int] = set()  # ids of handles
+        self.unused: set[tf.Operation] = set()
+        self.last: tf.Operation | None = None  # the last update
 
 
 def note_deposit(anchor_gradient: tf.Tensor) -> None:
@@ -131,11 +43,11 @@ def note_deposit(anchor_gradient: tf.Tensor) -> None:
     deposits = getattr(graph, _LABEL, None)
     if deposits is None:
         # A scope that is entered again ends before the graph does.
-        if sum(entered is graph for entered in ops._default_graph_stack.stack) != 1:
+        if ops._default_graph_stack.stack.count(graph) != 1:
             return
         deposits = _Deposits()
         setattr(graph, _LABEL, deposits)
-        graph._add_scope_exit_callback(lambda: deposits.mark_unread(graph))
+        graph._add_scope_exit_callback(functools.partial(_mark_unread, deposits, graph))
     deposits.made.append(anchor_gradient.op)
 
 
@@ -148,5 +60,84 @@ def note_update(commit: tf.Tensor, change: Any, variables: list[Any]) -> None:
         variables: The slots of variables in Keras' optimizer.
     """
     deposits = None if tf.executing_eagerly() else getattr(commit.graph, _LABEL, None)
-    if deposits is not None:
-        deposits.may_reach(commit.op, change, variables)
+    if deposits is None:
+        return
+    deposits.slots.update([id(variable.value.handle) for variable in variables])
+    deposits.last = commit.op
+    if isinstance(change, tf.Tensor) and hasattr(change, "op"):
+        deposits.unused.add(change.op)
+
+
+def _mark_unread(deposits: _Deposits, graph: Any) -> None:
+    """Turns off the measuring of norms in deposits whose norm is not read."""
+    if deposits.last is None:
+        return
+    # A function returns copies of its results, which are made last. So an older copy that is not
+    # used is not a result; Keras makes such copies.
+    unused = set(deposits.unused)
+    for operation in graph.get_operations():
+        if operation.type in ("Identity", "IdentityN"):
+            unused.add(operation)
+        if operation == deposits.last:
+            break
+    slots = {id(inside) for outside, inside in graph.captures if id(outside) in deposits.slots}
+    for operation in deposits.made:
+        if _is_unread(operation, slots, unused):
+            operation._set_attr("measures", attr_value_pb2.AttrValue(b=False))
+
+
+def _is_unread(deposit: tf.Operation, slots: set[int], unused: set[tf.Operation]) -> bool:
+    """Returns whether only commits, which get a multiple of the gradient, and slots use it."""
+    waiting, commits = [deposit.outputs[0]], []
+    reached = {id(deposit.outputs[0])}
+    for tensor in waiting:
+        consumers = tensor.consumers()
+        if not consumers and tensor.op not in unused:
+            return False
+        for consumer in consumers:
+            if consumer.type == "SokEmbed>Commit":
+                commits.append(consumer)
+            elif consumer.type.startswith("Assign") and id(consumer.inputs[0]) in slots:
+                continue
+            elif _reads(consumer):
+                return False
+            else:
+                for number, output in enumerate(consumer.outputs):
+                    copies = consumer.type == "IdentityN"
+                    depends = not copies or consumer.inputs[number] is tensor
+                    if depends and id(output) not in reached:
+                        reached.add(id(output))
+                        waiting.append(output)
+    return _are_multiples(commits, reached)
+
+
+def _reads(operation: tf.Operation) -> bool:
+    """Returns whether an op may have side effects or runs a function (a branch, a loop)."""
+    if operation.op_def.is_stateful or not operation.outputs or operation.type in _CHECKS:
+        return True
+    for attribute in operation.node_def.attr.values():
+        if attribute.HasField("func") or attribute.list.func:
+            return True
+    return False
+
+
+def _are_multiples(commits: list[tf.Operation], reached: set[int]) -> bool:
+    """Returns whether commits are given only sums and multiples of deposits' gradients."""
+    waiting = [tensor for commit in commits for tensor in commit.inputs if id(tensor) in reached]
+    seen: set[int] = set()
+    while waiting:
+        tensor = waiting.pop()
+        operation = tensor.op
+        if id(tensor) in seen or operation.type == "SokEmbed>Deposit":
+            continue
+        seen.add(id(tensor))
+        if operation.type not in _LINEAR:
+            return False
+        operands = list(operation.inputs)
+        if operation.type == "IdentityN":
+            operands = [operands[tensor.value_index]]
+        before = len(waiting)
+        waiting += [operand for operand in operands if id(operand) in reached]
+        if operation.type in _LINEAR[-2:] and len(waiting) > before + 1:
+            return False
+    return True
