@@ -132,7 +132,7 @@ def commit_listing_keys(
         listed: The numbers of trained tables.
         lists: The number of lists: one for a table, two for an adaptive table.
     """
-    distinct = list(dict.fromkeys(step for step in steps if step is not None))
+    distinct = list(dict.fromkeys([step for step in steps if step is not None]))
     made = ops.sok_embed_commit(
         **_inputs(tables),
         anchor=anchor,

@@ -244,8 +244,8 @@ class TableCollection(Mapping[str, Table]):
         self, anchor: tf.Tensor, steps: tf_ops.RuleSteps, redemption: tf_ops.Redemption
     ) -> tf.Tensor:
         """Applies deposited gradients to all tables, then formulas and constraints."""
-        changing = [table.changing_rows(number) for number, table in enumerate(self.values())]
-        return commit_and_change(self.handles, anchor, steps, redemption, changing)
+        tables = list(self._tables.values())
+        return commit_and_change(self.handles, tables, anchor, steps, redemption)
 
     def step_count(self) -> tf.Tensor:
         """Raises: tables count their own steps."""

@@ -208,7 +208,7 @@ def tracing_own_signature() -> bool:
     return not tf.executing_eagerly() and (any(_running("write_out")) or writing_saved_model())
 
 
-def made_up_signature_is_the_only_one() -> bool:
+def only_default_signature() -> bool:
     """Returns whether the only signature of an export is one that Keras made up.
 
     If `tf.saved_model.save` is given signatures, or an object around the model, Keras' signature is
@@ -324,15 +324,17 @@ def fitting_optimizer() -> keras.optimizers.Optimizer | None:
     return None if model is None else model.optimizer
 
 
-def applying_keras_optimizer() -> keras.optimizers.Optimizer | None:
-    """Returns the Keras optimizer whose step is being applied on this thread, or `None`.
+def applying_optimizer() -> Any:
+    """Returns the optimizer whose step is being applied on this thread, or `None`.
 
-    Keras enters a name scope with the optimizer as its caller around `apply`.
+    Keras enters a name scope with the optimizer as its caller around `apply`. Of optimizers of
+    `tf.compat.v1.train` that wrap another, as Horovod's do, the inner one is returned, since it has
+    the formula.
     """
     for scope in reversed(global_state.get_global_attribute("name_scope_stack") or []):
         if isinstance(scope.caller, keras.optimizers.Optimizer):
             return scope.caller
-    return None
+    return next(applying_v1_optimizers(), None)
 
 
 def optimizer_in_apply() -> keras.optimizers.Optimizer | None:
@@ -393,15 +395,6 @@ def v1_gradient(variable: Any) -> tf.Tensor | None:
             gradient: tf.Tensor = frame.f_locals["g"]
             return gradient
     return None
-
-
-def applying_v1_optimizer() -> Any:
-    """Returns the `tf.compat.v1.train.Optimizer` that runs `apply_gradients`, or `None`.
-
-    If an optimizer wraps another, as Horovod's does, the inner one is returned, since it has the
-    formula.
-    """
-    return next(applying_v1_optimizers(), None)
 
 
 def v1_optimizer_averages() -> bool:

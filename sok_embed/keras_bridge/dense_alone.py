@@ -12,7 +12,7 @@ import keras
 
 from sok_embed import communicators, kv
 from sok_embed.keras_bridge import callers
-from sok_embed.keras_bridge.anchor_updates import is_anchor
+from sok_embed.keras_bridge.anchors import is_anchor
 from sok_embed.keras_bridge.counted_rows import counted_rows
 from sok_embed.keras_bridge.layer_of_ids import LayerOfIds
 from sok_embed.optimizers.row_rules import row_rule

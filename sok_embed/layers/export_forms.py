@@ -81,7 +81,7 @@ def refuse_dense_signature(
         "keys. Use sok_embed.export_model(model, path), whose signature has what ragged and sparse "
         "inputs consist of; or give the layer a padding_value=, and pad with it."
     )
-    if callers.made_up_signature_is_the_only_one():
+    if callers.only_default_signature():
         raise ValueError(message)
     refuse_when_served(message)
 

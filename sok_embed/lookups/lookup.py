@@ -17,13 +17,13 @@ import tensorflow as tf
 from sok_embed import communicators, tf_ops
 from sok_embed.communicators import Communicator
 from sok_embed.keras_bridge import callers
+from sok_embed.keras_bridge.anchors import watched
 from sok_embed.keras_bridge.traced_calls import refuse_call_without_values
 from sok_embed.lookups.bags import Bags
 from sok_embed.lookups.exchange import Asked, OnGpu, SharedTable, look_up, plan_of
 from sok_embed.tf_ops.served import ServedRows, is_serving
-from sok_embed.training import strategies
-from sok_embed.training.anchor_parts import own_part, parts_of
-from sok_embed.training.commit import Commit, trained_anchor
+from sok_embed.training.commit import Commit
+from sok_embed.training.strategies import own_part, parts_of, workers_summed
 
 
 class Call(NamedTuple):
@@ -70,14 +70,14 @@ class AnchoredLookup:
     def _make_anchor(self, make: Callable[..., Any], commit: Commit, **arguments: Any) -> Any:
         """Makes the variable whose constraint is a commit; see `TableLookup.make_anchor`."""
         self.anchor = make(
-            shape=(strategies.workers_summed() * tf_ops.ANCHOR_SIZE,),
+            shape=(workers_summed() * tf_ops.ANCHOR_SIZE,),
             dtype=tf.float32,
             initializer=_zeros,
             constraint=commit,
             **arguments,
         )
         if isinstance(self.anchor, keras.Variable):
-            trained_anchor(self.anchor)
+            watched(self.anchor)
         return self.anchor
 
     def begin(self, trainable: bool, training: bool) -> Call:
@@ -96,14 +96,14 @@ class AnchoredLookup:
         refuse_call_without_values(self._host)
         if is_serving() or not (trainable and self.anchor.trainable):
             return Call(None, False)
-        parts, workers = parts_of(self.anchor), strategies.workers_summed()
+        parts, workers = parts_of(self.anchor), workers_summed()
         if workers > 1 and parts != workers:
             raise ValueError(
                 f"{self._host}: expected to be built inside of the scope of the strategy that it "
                 f"is called under, of {workers} workers. Received: a layer that was built outside. "
                 "Make the model within `with strategy.scope():`."
             )
-        anchor = own_part(trained_anchor(self.anchor), parts, self._made_for[0])
+        anchor = own_part(watched(self.anchor), parts, self._made_for[0])
         return Call(anchor, training, training and callers.recomputing())
 
     def communicator(self) -> Communicator:

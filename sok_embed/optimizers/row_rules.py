@@ -118,10 +118,10 @@ def row_rule(optimizer: Any) -> RowRule:
 
 def _has_own_formula(optimizer: Any) -> bool:
     """Returns whether a class outside of Keras and this package has written `update_step`."""
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        return False
-    writer = next(cls for cls in type(optimizer).__mro__ if "update_step" in vars(cls))
-    return writer.__module__.partition(".")[0] not in ("keras", "sok_embed")
+    for cls in type(optimizer).__mro__:
+        if "update_step" in vars(cls):
+            return cls.__module__.partition(".")[0] not in ("keras", "sok_embed")
+    return False
 
 
 def _deferred(optimizer: Any) -> RowRule:
@@ -148,17 +148,18 @@ def _known(
 ) -> type[Any]:
     """Returns the class among `twins` whose formula an optimizer has; raises if there is none."""
     cls = type(optimizer)
-    supported = _names(twins)
-    known = next((base for base in cls.__mro__ if base in twins), None)
-    if known is None:
+    for known in cls.__mro__:
+        if known in twins:
+            break
+    else:
         raise ValueError(
-            f"Expected an optimizer that can train rows of a table: {supported}. "
+            f"Expected an optimizer that can train rows of a table: {_names(twins)}. "
             f"Received: {_describe(optimizer)}. {remedy} with one."
         )
     for method in formula:
         if getattr(cls, method) is not getattr(known, method):
             raise ValueError(
-                f"Expected an optimizer that can train rows of a table: {supported}, or a "
+                f"Expected an optimizer that can train rows of a table: {_names(twins)}, or a "
                 f"subclass that keeps the formula. Received: {_describe(optimizer)}, whose own "
                 f"`{method}` replaces that of {known.__name__}. {remedy} with one."
             )

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from sok_embed import kv, tf_ops
 from sok_embed.kv.table_spec import TableSpec
-from sok_embed.tables.changed_rows import ChangingRows, commit_and_change
+from sok_embed.tables.changed_rows import commit_and_change
 from sok_embed.tables.counts import SketchPlace
 from sok_embed.tables.owned_resource import OwnedResource
 from sok_embed.tables.row_constraints import Constraint
@@ -129,6 +129,17 @@ class BaseTable(OwnedResource):
     def size(self) -> int:
         """Returns the number of rows that belong to a single key."""
 
+    @property
+    def resource_handle(self) -> Any:
+        """The table, for ops.
+
+        Raises:
+            RuntimeError: In a process that was forked after the storage of the table was opened.
+        """
+        if self.storage is not None:
+            self.storage.check_process()
+        return super().resource_handle
+
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> Any:
         if save_type == "savedmodel" and self.owners > 1:
             raise ValueError(
@@ -192,13 +203,4 @@ class BaseTable(OwnedResource):
         Returns:
             Zeros of the shape of `anchor`.
         """
-        changing = [self.changing_rows(0)]
-        return commit_and_change(self.resource_handle, anchor, steps, redemption, changing)
-
-    def changing_rows(self, number: int) -> ChangingRows:
-        """Returns the rows for a commit that changes them further, as the table of this number."""
-
-        def handles() -> list[tf.Tensor]:
-            return [part.handle for part in self.parts]
-
-        return ChangingRows(number, self.name, handles, self.dim, self.constraint)
+        return commit_and_change(self.resource_handle, [self], anchor, steps, redemption)

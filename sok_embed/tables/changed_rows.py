@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -33,31 +33,24 @@ class DeferredStep(tf_ops.RuleStep):
     formula: Formula | None = None
 
 
-class ChangingRows(NamedTuple):
-    """The rows of a table among those of a commit.
+class ChangingTable(Protocol):
+    """A table whose rows are changed further after a commit."""
 
-    Attributes:
-        number: The number of the table among those of the commit.
-        name: The name of the table.
-        handles: A function that returns the handles of the rows: one of a table, or two of an
-            adaptive table, for own and static rows.
-        dim: The length of a row.
-        constraint: A function of rows, from `row_constraints.get`, or `None`.
-    """
-
-    number: int
     name: str
-    handles: Callable[[], Sequence[tf.Tensor]]
     dim: int
     constraint: Constraint | None
 
+    @property
+    def parts(self) -> Sequence[Any]:
+        """The parts of the table, each with the `handle` of its rows."""
+
 
 def commit_and_change(
-    tables: tf.Tensor | tf_ops.CollectionTables,
+    handles: tf.Tensor | tf_ops.CollectionTables,
+    tables: Sequence[ChangingTable],
     anchor: tf.Tensor,
     steps: tf_ops.RuleSteps,
     redemption: tf_ops.Redemption,
-    changing: Sequence[ChangingRows],
 ) -> tf.Tensor:
     """Applies deposited gradients as `tf_ops.commit` does, and then formulas and constraints.
 
@@ -65,59 +58,54 @@ def commit_and_change(
     counters of rows stay as they are.
 
     Args:
-        tables: The tables, as in `tf_ops.commit`.
+        handles: The handle of the table, or the handles of a collection, as in `tf_ops.commit`.
+        tables: The tables.
         anchor: A float32 that was computed after the deposits.
         steps: The step of each table; `None` for a table that is not trained.
         redemption: The deposits that are applied.
-        changing: The rows of each table.
 
     Returns:
         Zeros of the shape of `anchor`, computed after the rows were replaced.
     """
-    listed = [each for each in changing if _changes(each, steps[each.number])]
-    if not listed:
-        return tf_ops.commit(tables, anchor, steps, redemption)
-    places = [(each, handle) for each in listed for handle in each.handles()]
-    numbers = [each.number for each in listed]
-    committed = tf_ops.commit_listing_keys(tables, anchor, steps, redemption, numbers, len(places))
+    listed, changing = [], []
+    for number, (table, step) in enumerate(zip(tables, steps, strict=True)):
+        defers = isinstance(step, DeferredStep)
+        if defers or (step is not None and table.constraint is not None):
+            listed.append(number)
+            changing += [(table, part.handle, step) for part in table.parts]
+    committed = tf_ops.commit_listing_keys(
+        handles, anchor, steps, redemption, listed, len(changing)
+    )
     replaced = []
-    for (each, handle), keys in zip(places, committed.keys, strict=True):
-        step = steps[each.number]
+    for (table, handle, step), keys in zip(changing, committed.keys, strict=True):
         updated = None
         if isinstance(step, DeferredStep):
-            updated = _update(each, handle, keys, step)
-        if each.constraint is not None:
-            updated = _constrain(each, handle, keys, each.constraint, after=updated)
+            updated = _update(table, handle, keys, step)
+        if table.constraint is not None:
+            updated = _constrain(table, handle, keys, table.constraint, after=updated)
         replaced.append(updated)
-    if tf.executing_eagerly():
+    if tf.executing_eagerly() or not replaced:
         return committed.anchor
     with tf.control_dependencies(replaced):
         return tf.identity(committed.anchor)
 
 
-def _changes(each: ChangingRows, step: tf_ops.RuleStep | None) -> bool:
-    """Returns whether a formula or a constraint must change the rows after a commit."""
-    if step is None:
-        return False
-    return each.constraint is not None or isinstance(step, DeferredStep)
-
-
 def _update(
-    each: ChangingRows, handle: tf.Tensor, keys: tf.Tensor, step: DeferredStep
+    table: ChangingTable, handle: tf.Tensor, keys: tf.Tensor, step: DeferredStep
 ) -> tf.Operation | None:
     """Updates the rows of keys `[n]` by the formula of a step; makes no rows."""
     assert step.formula is not None
-    slot_floats = step.formula.slot_floats(each.dim)
-    found = tf_ops.read_rows(handle, keys, each.dim, slot_floats)
+    slot_floats = step.formula.slot_floats(table.dim)
+    found = tf_ops.read_rows(handle, keys, table.dim, slot_floats)
     if found.rows.shape[0] == 0:
         return None
     rate = step.hyper["learning_rate"]
-    after = step.formula(_with_a_row(found.rows), each.dim, rate)
+    after = step.formula(_with_a_row(found.rows), table.dim, rate)
     return tf_ops.assign_rows(handle, found.keys, after[: tf.size(found.keys)])
 
 
 def _constrain(
-    each: ChangingRows,
+    table: ChangingTable,
     handle: tf.Tensor,
     keys: tf.Tensor,
     constraint: Constraint,
@@ -126,13 +114,13 @@ def _constrain(
     """Replaces the rows of keys `[n]` by the result of a constraint; makes no rows."""
     with tf.control_dependencies([] if after is None else [after]):
         there = tf.boolean_mask(keys, tf_ops.metadata(handle, keys).exists)
-        rows = tf_ops.lookup(handle, there, each.dim, make_rows=False).embeddings
+        rows = tf_ops.lookup(handle, there, table.dim, make_rows=False).embeddings
     if rows.shape[0] == 0:
         return None
     made = tf.convert_to_tensor(constraint(_with_a_row(rows)), tf.float32)
     if not made.shape.is_compatible_with(rows.shape):
         raise ValueError(
-            f"Table '{each.name}': expected a constraint to return rows of the shape of its "
+            f"Table '{table.name}': expected a constraint to return rows of the shape of its "
             f"argument, {rows.shape}. Received: shape {made.shape}."
         )
     return tf_ops.assign(handle, there, made[: tf.size(there)])

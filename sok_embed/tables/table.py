@@ -120,17 +120,6 @@ class Table(BaseTable):
             self.lookup_device = name_of_gpu if self.owners == 1 else None
             self.exchange_device = name_of_gpu if self.owners > 1 else None
 
-    @property
-    def resource_handle(self) -> tf.Tensor:
-        """The table, for ops.
-
-        Raises:
-            RuntimeError: In a process that was forked after the storage of the table was opened.
-        """
-        if self.storage is not None:
-            self.storage.check_process()
-        return super().resource_handle
-
     def _create_resource(self) -> tf.Tensor:
         if self.storage is not None:
             self.storage.ready()

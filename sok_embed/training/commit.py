@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -25,17 +24,18 @@ import tensorflow as tf
 
 from sok_embed import communicators, tf_ops
 from sok_embed.keras_bridge import callers
-from sok_embed.keras_bridge.accumulated_anchors import leave_out_of_files
-from sok_embed.keras_bridge.anchor_updates import AnchorConstraint, Update, watch
-from sok_embed.keras_bridge.noted_gradients import forget_with
+from sok_embed.keras_bridge.anchors import (
+    AnchorConstraint,
+    Update,
+    forget_with,
+    leave_out_of_files,
+)
 from sok_embed.optimizers import v1_optimizers
 from sok_embed.optimizers.row_rules import has_schedule, row_rule
 from sok_embed.optimizers.slot_variables import slots_beside
 from sok_embed.tables.changed_rows import DeferredStep
-from sok_embed.training import strategies
-from sok_embed.training.anchor_parts import own_part, parts_of, summed_alike
-from sok_embed.training.distributed_optimizer import averages_gradients
-from sok_embed.training.same_model import check_same_step
+from sok_embed.training.distributed_optimizer import check_trained_together
+from sok_embed.training.strategies import check_parts, own_gradient
 
 
 class TrainedTable(Protocol):
@@ -51,27 +51,6 @@ class TrainedTable(Protocol):
 
     def step_count(self) -> tf.Tensor:
         """Returns the number of commits that found gradients, an int64 scalar."""
-
-
-def applying_optimizer() -> Any:
-    """Returns the optimizer whose step is being applied on this thread, or `None`."""
-    optimizer = callers.applying_keras_optimizer()
-    if optimizer is not None:
-        return optimizer
-    return callers.applying_v1_optimizer()
-
-
-def trained_anchor(anchor: Any) -> tf.Tensor:
-    """Returns the value of an anchor whose constraint is a `Commit`.
-
-    If the anchor is a variable of Keras, updates by Keras optimizers reach the commit from then on.
-    Optimizers of `tf.compat.v1.train` call the constraint of the variables of a TF1 graph by
-    themselves.
-    """
-    # In a stateless scope of Keras a variable has no value yet.
-    if isinstance(anchor, keras.Variable) and anchor._value is not None:
-        watch(anchor._value, anchor.constraint)
-    return tf.convert_to_tensor(anchor)
 
 
 class Commit(AnchorConstraint):
@@ -101,13 +80,13 @@ class Commit(AnchorConstraint):
 
     def __call__(self, anchor: Any) -> tf.Tensor:
         """Returns the value of the anchor, 0. In a step of `tf.compat.v1.train`, commits."""
-        applying = applying_optimizer()
-        if _is_keras(applying):
+        applying = callers.applying_optimizer()
+        if isinstance(applying, keras.optimizers.Optimizer):
             self._check_updates_seen(applying)
-            leave_out_of_files(applying, anchor)
+            if applying.gradient_accumulation_steps:
+                leave_out_of_files(applying, anchor)
             self._returned = tf.zeros_like(tf.convert_to_tensor(anchor))
         else:
-            self._check_summed(anchor, applying)
             redeemed = callers.arrived_v1_gradient(anchor)
             self._returned = self._commit(applying, anchor, redeemed)
         return self._returned
@@ -115,7 +94,8 @@ class Commit(AnchorConstraint):
     def on_assignment(self, value: Any) -> Any:
         """Raises for a value other than 0: it would not reach the rows."""
         returned, self._returned = self._returned, None
-        if value is returned:
+        # Weight decay subtracts a share of the anchor, which is 0.
+        if value is returned or callers.decaying_weights():
             return value
         applying = callers.optimizer_in_apply()
         if applying is not None:
@@ -143,18 +123,19 @@ class Commit(AnchorConstraint):
     def on_update(self, update: Update) -> None:
         """Commits the gradients that a Keras optimizer is given."""
         self._saw_update = True
-        _refuse_unequal_skips(self._table.name)
-        self._check_summed(update.variable, update.optimizer)
         forget_with(self, update.gradient)
         # The gradient of a scalar names nothing.
         redeemed = update.gradient if update.gradient.shape.rank == 1 else None
         optimizer = update.optimizer
         committed = self._commit(optimizer, update.variable, redeemed, update.learning_rate)
         # Slots of anchors are not read, except gradients that the optimizer accumulates.
-        accumulators = {id(each) for each in getattr(optimizer, "_accumulated_gradients", [])}
+        read = {id(each) for each in getattr(optimizer, "_accumulated_gradients", [])}
         shape = tuple(update.variable.shape)
-        variables = [each for each in optimizer.variables if tuple(each.shape) == shape]
-        slots = [each for each in variables if id(each) not in accumulators]
+        slots = [
+            each
+            for each in optimizer.variables
+            if tuple(each.shape) == shape and id(each) not in read
+        ]
         tf_ops.note_update(committed, update.change, slots)
 
     @property
@@ -166,27 +147,7 @@ class Commit(AnchorConstraint):
     def clips_by_norm(self) -> bool:
         """True if an optimizer of the table's own clips its gradients by their norm."""
         own: Any = self._optimizer
-        return _is_keras(own) and bool(own.clipnorm or own.global_clipnorm)
-
-    def _check_summed(self, anchor: Any, optimizer: Any) -> None:
-        """Raises if gradients of rows and of dense weights would be summed in different ways."""
-        parts, workers = parts_of(anchor), strategies.workers_summed()
-        if parts != workers:
-            raise RuntimeError(
-                f"Table '{self._table.name}': expected to be trained under the strategy that its "
-                f"layer was built under, of {parts} workers. Received: a step under a strategy of "
-                f"{workers} workers. Call `strategy.run` of the strategy whose scope the model was "
-                "made in."
-            )
-        if parts > 1 and _is_keras(optimizer) and (optimizer.clipnorm or optimizer.global_clipnorm):
-            raise ValueError(
-                f"Table '{self._table.name}': expected an optimizer without clipnorm and "
-                "global_clipnorm under a MultiWorkerMirroredStrategy, by which Keras clips the "
-                "gradients of each worker on its own, while gradients of rows are already summed. "
-                "Received: an optimizer with one of these options. Leave them out, or start the "
-                "workers with `sok-embed run` and clip by sok_embed.DistributedOptimizer, without "
-                "that strategy."
-            )
+        return own is not None and bool(own.clipnorm or own.global_clipnorm)
 
     def _check_updates_seen(self, applying: Any) -> None:
         """Raises if an optimizer has updated the anchor in a way that was not noticed."""
@@ -215,20 +176,20 @@ class Commit(AnchorConstraint):
         self, applying: Any, anchor: Any, redeemed: tf.Tensor | None, rate: Any = None
     ) -> tf.Tensor:
         """Commits a step of `applying`; `rate` is the learning rate of a Keras optimizer's step."""
-        self._check_same(applying)
+        workers = communicators.size()
+        parts = check_parts(anchor, applying, self._table.name)
+        if workers > 1 and applying is not None:
+            check_trained_together(applying, self._table.name, warns=not self._warned)
+            self._warned = True
         steps = self._rule_steps(applying, anchor, rate)
-        self._warn_once(applying)
         own: Any = self._optimizer
         # This clips by norm. The commit clips by value.
-        if redeemed is not None and _is_keras(own) and own is not applying:
+        if redeemed is not None and own is not None and own is not applying:
             if steps[0] is not None and not steps[0].clip_value:
                 redeemed = own._clip_gradients([redeemed])[0]
-        parts = parts_of(anchor)
         if parts > 1:
-            redeemed = _own_gradient(redeemed, parts, self._table.name)
-        # Under a strategy that sums gradients over workers the loss divides them by the number of
-        # workers.
-        workers = communicators.size() if parts == 1 else 1
+            # The loss divides the gradients that are summed by the number of workers.
+            redeemed, workers = own_gradient(redeemed, parts, self._table.name), 1
         redemption = tf_ops.Redemption(
             redeemed,
             scale=1.0 / workers,
@@ -237,21 +198,9 @@ class Commit(AnchorConstraint):
         )
         return self._table.commit(tf.convert_to_tensor(anchor), steps, redemption)
 
-    def _check_same(self, applying: Any) -> None:
-        """Raises on all workers if the step would train otherwise on one of them."""
-        if applying is None or averages_gradients(applying):  # that has been checked before
-            return
-        variables = applying._trainable_variables if _is_keras(applying) else []
-        check_same_step(applying, variables, averages=strategies.workers_summed() > 1)
-
     def _rule_steps(self, applying: Any, anchor: Any, rate: Any) -> tf_ops.RuleSteps:
         """Returns the step of each table; `None` for a table that is not trained."""
         return [self._rule_step(self._optimizer, self._table, applying, anchor, rate)]
-
-    def _warn_once(self, applying: Any) -> None:
-        if applying is not None and not self._warned:
-            self._warned = True
-            _warn_of_drifting(applying, self._table.name)
 
     def _rule_step(
         self, own: Any, table: TrainedTable, applying: Any, anchor: Any, rate: Any
@@ -265,14 +214,22 @@ class Commit(AnchorConstraint):
                 "else. Give the layer an optimizer of its own, as in `optimizer='adam'`."
             )
         rule = row_rule(optimizer)
-        hyper = dict(rule.hyper)
-        follows = optimizer is applying
+        hyper, follows = dict(rule.hyper), optimizer is applying
+        step: Any = 0  # the table counts the steps of an optimizer that only it uses
         if not follows:
-            rate = _own_rate(optimizer, table)
-        elif not _is_keras(optimizer):
-            rate = v1_optimizers.learning_rate(optimizer)
-        if _is_keras(optimizer) and follows and not optimizer._use_weight_decay(anchor):
-            hyper["weight_decay"] = 0.0
+            # A schedule follows the steps of the table.
+            has_steps = has_schedule(optimizer)
+            rate = (
+                optimizer._learning_rate(table.step_count())
+                if has_steps
+                else optimizer.learning_rate
+            )
+        elif isinstance(optimizer, keras.optimizers.Optimizer):
+            step = tf.cast(optimizer.iterations, tf.int64) + 1
+            if not optimizer._use_weight_decay(anchor):
+                hyper["weight_decay"] = 0.0
+        else:
+            rate, step = v1_optimizers.learning_rate(optimizer), v1_optimizers.step(optimizer)
         of_class: Any = tf_ops.RuleStep
         if rule.formula is not None:
             of_class = functools.partial(DeferredStep, formula=rule.formula)
@@ -286,12 +243,14 @@ class Commit(AnchorConstraint):
         made: tf_ops.RuleStep = of_class(
             rule.name,
             {"learning_rate": tf.convert_to_tensor(rate), **hyper},
-            # The table counts the steps of an optimizer that only it uses.
-            step=_step(optimizer) if follows else 0,
+            step=step,
             optimizer=_number(optimizer),
-            first_step=_calls_a_step(applying),
+            # It counts calls, not the steps that it accumulates gradients for.
+            first_step=getattr(applying, "gradient_accumulation_steps", None) or 1,
             clip_value=_clip_value([applying, own], table.name) or 0.0,
-            slot_sources=self._slot_sources(optimizer) if follows else (),
+            slot_sources=self._slot_sources(optimizer)
+            if follows and self._static is not None
+            else (),
         )
         return made
 
@@ -309,29 +268,15 @@ class Commit(AnchorConstraint):
         return []
 
 
-def _own_rate(optimizer: keras.optimizers.Optimizer, table: TrainedTable) -> Any:
-    """Returns the rate of an optimizer of the table's own, which counts the table's steps."""
-    if has_schedule(optimizer):
-        return optimizer._learning_rate(table.step_count())
-    return optimizer.learning_rate
-
-
-def _is_keras(optimizer: Any) -> bool:
-    return isinstance(optimizer, keras.optimizers.Optimizer)
-
-
-def _calls_a_step(optimizer: Any) -> int:
-    """Returns how many calls an optimizer accumulates gradients of; it counts calls, not steps."""
-    return (optimizer.gradient_accumulation_steps if _is_keras(optimizer) else None) or 1
-
-
 def _clip_value(optimizers: list[Any], table: str) -> float | None:
     """Returns the bound of elements after optimizers in turn have clipped them.
 
     `None` if the last one that clips clips by a norm, or none clips.
     """
     value: float | None = None
-    for optimizer in filter(_is_keras, optimizers):
+    for optimizer in optimizers:
+        if not isinstance(optimizer, keras.optimizers.Optimizer):
+            continue
         by_norm = bool(optimizer.clipnorm or optimizer.global_clipnorm)
         if by_norm and value is not None:
             raise ValueError(
@@ -350,13 +295,6 @@ def _clip_value(optimizers: list[Any], table: str) -> float | None:
     return value
 
 
-def _step(optimizer: Any) -> Any:
-    """Returns the number of the step that is being applied, 1 for the first; 0 if not known."""
-    if _is_keras(optimizer):
-        return tf.cast(optimizer.iterations, tf.int64) + 1
-    return v1_optimizers.step(optimizer)
-
-
 _numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _next_number = itertools.count(1)
 
@@ -371,68 +309,3 @@ def _number(optimizer: Any) -> int:
     if optimizer not in _numbers:
         _numbers[optimizer] = next(_next_number)
     return _numbers[optimizer]
-
-
-def _native(variable: Any) -> Any:
-    return variable.value if isinstance(variable, keras.Variable) else variable
-
-
-def _own_gradient(gradient: tf.Tensor | None, parts: int, table: str) -> tf.Tensor:
-    """Returns this worker's part of an anchor's gradient that a strategy summed over workers."""
-    error = (
-        f"Table '{table}': expected gradients that the MultiWorkerMirroredStrategy has summed over "
-        f"its {parts} workers, each of which has multiplied them by the same factor. Received: "
-        "gradients with different factors. Call the optimizer's `apply` within `strategy.run`, "
-        "scale the loss instead of gradients, and clip none of them before they are summed."
-    )
-    if gradient is None:
-        raise ValueError(error)
-    alike = summed_alike(gradient, parts)
-    if tf.executing_eagerly() and not alike:
-        raise ValueError(error)
-    with tf.control_dependencies([tf.debugging.Assert(alike, [error])]):
-        return tf.identity(own_part(gradient, parts, communicators.rank()))
-
-
-def _warn_of_drifting(optimizer: Any, table: str) -> None:
-    if communicators.size() == 1 or strategies.workers_summed() > 1:
-        return
-    if _is_keras(optimizer):
-        name, wrapper = optimizer.name, "sok_embed.DistributedOptimizer"
-        averages = averages_gradients(optimizer)
-    else:
-        name, wrapper = optimizer.get_name(), "horovod.tensorflow.DistributedOptimizer"
-        averages = callers.v1_optimizer_averages()
-    if not averages:
-        warnings.warn(
-            f"Table '{table}' is shared by {communicators.size()} workers, and the optimizer "
-            f"'{name}' does not average dense gradients over them, so that their dense weights "
-            f"drift apart. Wrap it in {wrapper}.",
-            stacklevel=2,
-        )
-
-
-def _refuse_unequal_skips(table: str) -> None:
-    """Raises if several workers scale the loss and each decides by itself which steps to skip.
-
-    The other workers would wait forever for a worker that skips a step.
-    """
-    if communicators.size() == 1:
-        return
-    optimizer = callers.loss_scaling_optimizer()
-    if optimizer is None or averages_gradients(optimizer):
-        return
-    wrapped = "sok_embed.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))"
-    if strategies.workers_summed() > 1:
-        raise ValueError(
-            f"Table '{table}': expected no LossScaleOptimizer under a MultiWorkerMirroredStrategy, "
-            "by which each worker looks for overflows in its own gradients, whereas all must skip "
-            "the same steps. Received: a LossScaleOptimizer. Use mixed_bfloat16, which needs no "
-            f"loss scaling, or start the workers with `sok-embed run` and use {wrapped} without "
-            "that strategy."
-        )
-    raise ValueError(
-        f"Table '{table}': expected a LossScaleOptimizer that averages gradients before it looks "
-        "for overflows, since all workers must skip the same steps. Received: a "
-        f"LossScaleOptimizer that does not. Compile the model with {wrapped}."
-    )

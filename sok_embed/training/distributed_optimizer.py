@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextvars import ContextVar
 from typing import Any
 
@@ -9,7 +10,8 @@ import keras
 import tensorflow as tf
 
 from sok_embed import communicators, tf_ops
-from sok_embed.keras_bridge.anchor_updates import is_anchor
+from sok_embed.keras_bridge import callers
+from sok_embed.keras_bridge.anchors import is_anchor
 from sok_embed.keras_bridge.batch_normalization import prepare_batch_normalization
 from sok_embed.optimizers.configs import config_of
 from sok_embed.training import strategies
@@ -129,6 +131,57 @@ class _AveragesScaledGradients:
 def averages_gradients(optimizer: Any) -> bool:
     """Returns whether `DistributedOptimizer` made the optimizer."""
     return issubclass(type(optimizer), (_AveragesGradients, _AveragesScaledGradients))
+
+
+def check_trained_together(optimizer: Any, table: str, warns: bool) -> None:
+    """Raises if the step of an optimizer would train several workers apart.
+
+    Args:
+        optimizer: The optimizer, of Keras or of `tf.compat.v1.train`, that applies the step.
+        table: The name of a table that it trains, for messages.
+        warns: True if a warning has not been given yet.
+
+    Raises:
+        ValueError: If each worker scales the loss and decides by itself which steps to skip: the
+            others would wait forever for one that skips a step. On all workers if the step would
+            train otherwise on one of them, as `check_same_step` raises it.
+
+    Warns:
+        UserWarning: If dense gradients are not averaged.
+    """
+    is_keras = isinstance(optimizer, keras.optimizers.Optimizer)
+    is_summed = strategies.workers_summed() > 1
+    scaling = callers.loss_scaling_optimizer()
+    if scaling is not None and not averages_gradients(scaling):
+        wrapped = "sok_embed.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer))"
+        if is_summed:
+            raise ValueError(
+                f"Table '{table}': expected no LossScaleOptimizer under a "
+                "MultiWorkerMirroredStrategy, by which each worker looks for overflows in its own "
+                "gradients, whereas all must skip the same steps. Received: a LossScaleOptimizer. "
+                "Use mixed_bfloat16, which needs no loss scaling, or start the workers with "
+                f"`sok-embed run` and use {wrapped} without that strategy."
+            )
+        raise ValueError(
+            f"Table '{table}': expected a LossScaleOptimizer that averages gradients before it "
+            "looks for overflows, since all workers must skip the same steps. Received: a "
+            f"LossScaleOptimizer that does not. Compile the model with {wrapped}."
+        )
+    averages = averages_gradients(optimizer)
+    if averages:
+        return  # it has compared the workers before
+    variables = optimizer._trainable_variables if is_keras else []
+    check_same_step(optimizer, variables, averages=is_summed)
+    if is_summed or not warns or (not is_keras and callers.v1_optimizer_averages()):
+        return
+    name = optimizer.name if is_keras else optimizer.get_name()
+    wrapper = "sok_embed" if is_keras else "horovod.tensorflow"
+    warnings.warn(
+        f"Table '{table}' is shared by {communicators.size()} workers, and the optimizer '{name}' "
+        "does not average dense gradients over them, so that their dense weights drift apart. Wrap "
+        f"it in {wrapper}.DistributedOptimizer.",
+        stacklevel=2,
+    )
 
 
 def average_gradients(gradients: Any, variables: Any = None) -> list[Any]:

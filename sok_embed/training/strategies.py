@@ -2,7 +2,10 @@
 
 The replicas of a MirroredStrategy are in one process and share its tables. The replicas of a
 MultiWorkerMirroredStrategy are in several processes, which share the rows as workers of any
-launcher do; but the strategy sums gradients over the workers.
+launcher do; but the strategy sums gradients over the workers. The gradient of an anchor names the
+deposits of this process, and a sum of the gradients of several workers would name none. So the
+anchor of such a table has a part for each worker, one after the other. A worker's deposits are
+named in its own part, and the sum over workers has all parts side by side.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from sok_embed import communicators
+from sok_embed import communicators, tf_ops
 from sok_embed.keras_bridge.dense_alone import LayerWithRows
 from sok_embed.keras_bridge.private_state import all_layers
 from sok_embed.keras_bridge.replaced_functions import replace_function
@@ -21,6 +24,9 @@ from sok_embed.keras_bridge.replaced_functions import replace_function
 _ONE_PROCESS = (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)
 # Keras 3.15 cannot run these under a MultiWorkerMirroredStrategy of several workers.
 _LOOPS_OF_KERAS = ("fit", "evaluate", "train_on_batch", "test_on_batch")
+
+# Sums of the same float32 numbers in different orders differ relatively by less than this.
+_TOLERANCE = 1e-5
 
 LOOPS_THAT_WORK = (
     "Write a loop of your own with strategy.run, or start the workers with `sok-embed run` and use "
@@ -30,7 +36,7 @@ LOOPS_THAT_WORK = (
 
 def workers_summed() -> int:
     """Returns over how many workers the strategy in scope sums gradients; 1 without one."""
-    return _place(tf.distribute.get_strategy())[1]
+    return _place(tf.distribute.get_strategy())[1] if tf.distribute.has_strategy() else 1
 
 
 def check_strategy(host: str) -> None:
@@ -57,6 +63,119 @@ def check_strategy(host: str) -> None:
             "none with `sok-embed run` and sok_embed.DistributedOptimizer; see the guide on "
             "distribution."
         )
+
+
+def parts_of(anchor: tf.Tensor | tf.Variable) -> int:
+    """Returns how many workers have a part of an anchor, or of its gradient."""
+    elements = tf.TensorShape(anchor.shape).num_elements()
+    return 1 if elements is None else max(1, elements // tf_ops.ANCHOR_SIZE)
+
+
+def own_part(anchor: tf.Tensor, parts: int, worker: int) -> tf.Tensor:
+    """Returns the part of a worker, float32 `[ANCHOR_SIZE]`. Differentiable.
+
+    Args:
+        anchor: float32 `[parts * ANCHOR_SIZE]`, an anchor or its gradient. An anchor of a single
+            part may have another shape, and is returned as it is.
+        parts: The number of workers that have a part.
+        worker: The rank of the worker.
+    """
+    if parts == 1:
+        return anchor
+    part = anchor[worker * tf_ops.ANCHOR_SIZE : (worker + 1) * tf_ops.ANCHOR_SIZE]
+    part.set_shape([tf_ops.ANCHOR_SIZE])
+    return part
+
+
+def _summed_alike(gradient: tf.Tensor, parts: int) -> tf.Tensor:
+    """Returns whether a sum has the gradients of all workers, each with the same factor.
+
+    A call of a layer is collective, so all workers have made as many deposits. Their marks depend
+    on the norms of their own gradients, but differ only by powers of `2**ANCHOR_MARK_STEP`. Without
+    these powers the marks of all workers have the same sum.
+
+    Args:
+        gradient: float32 `[parts * ANCHOR_SIZE]`, of an anchor.
+        parts: The number of workers that have one.
+
+    Returns:
+        A bool scalar. Numbers that are not finite count as alike: the commit checks them.
+    """
+    places = (tf_ops.ANCHOR_SIZE - tf_ops.ANCHOR_COORDINATES) // 2
+    marks = tf.reshape(gradient, [parts, tf_ops.ANCHOR_SIZE])[:, :places]
+    marks = tf.cast(marks, tf.float64)
+    sizes = tf.abs(marks) / tf.reduce_max(tf.abs(marks))
+    present = sizes > 0
+    digits = tf.math.log(tf.where(present, sizes, 1.0)) / tf.math.log(tf.constant(2.0, tf.float64))
+    steps = tf.round(digits / tf_ops.ANCHOR_MARK_STEP) * tf_ops.ANCHOR_MARK_STEP
+    by_worker = tf.where(
+        present, tf.sign(marks) * sizes * tf.pow(tf.cast(2.0, tf.float64), -steps), 0.0
+    )
+    sums = tf.reduce_sum(by_worker, 1)
+    off = tf.abs(sums - sums[0])
+    is_finite = tf.reduce_all(tf.math.is_finite(marks))
+    return tf.reduce_all(off <= _TOLERANCE * tf.abs(sums[0])) | ~is_finite
+
+
+def check_parts(anchor: Any, optimizer: Any, table: str) -> int:
+    """Returns how many workers have a part of an anchor that is about to be trained.
+
+    Args:
+        anchor: The anchor.
+        optimizer: The optimizer that applies the step.
+        table: The name of the table, for messages.
+
+    Raises:
+        RuntimeError: If the strategy in scope sums gradients over other workers.
+        ValueError: For an optimizer that would clip gradients of rows and of dense weights by
+            different norms.
+    """
+    parts, workers = parts_of(anchor), workers_summed()
+    if parts != workers:
+        raise RuntimeError(
+            f"Table '{table}': expected to be trained under the strategy that its layer was built "
+            f"under, of {parts} workers. Received: a step under a strategy of {workers} workers. "
+            "Call `strategy.run` of the strategy whose scope the model was made in."
+        )
+    if parts > 1 and isinstance(optimizer, keras.optimizers.Optimizer):
+        if optimizer.clipnorm or optimizer.global_clipnorm:
+            raise ValueError(
+                f"Table '{table}': expected an optimizer without clipnorm and global_clipnorm "
+                "under a MultiWorkerMirroredStrategy, by which Keras clips the gradients of each "
+                "worker on its own, while gradients of rows are already summed. Received: an "
+                "optimizer with one of these options. Leave them out, or start the workers with "
+                "`sok-embed run` and clip by sok_embed.DistributedOptimizer, without that "
+                "strategy."
+            )
+    return parts
+
+
+def own_gradient(gradient: tf.Tensor | None, parts: int, table: str) -> tf.Tensor:
+    """Returns this worker's part of an anchor's gradient that a strategy summed over workers.
+
+    Args:
+        gradient: float32 `[parts * ANCHOR_SIZE]`. `None`: it did not arrive.
+        parts: The number of workers that have a part.
+        table: The name of the table, for messages.
+
+    Raises:
+        ValueError: For no gradient, and in eager execution for one of workers that have multiplied
+            theirs by different factors.
+        tf.errors.InvalidArgumentError: For such a gradient in a graph, when it runs.
+    """
+    error = (
+        f"Table '{table}': expected gradients that the MultiWorkerMirroredStrategy has summed over "
+        f"its {parts} workers, each of which has multiplied them by the same factor. Received: "
+        "gradients with different factors. Call the optimizer's `apply` within `strategy.run`, "
+        "scale the loss instead of gradients, and clip none of them before they are summed."
+    )
+    if gradient is None:
+        raise ValueError(error)
+    alike = _summed_alike(gradient, parts)
+    if tf.executing_eagerly() and not alike:
+        raise ValueError(error)
+    with tf.control_dependencies([tf.debugging.Assert(alike, [error])]):
+        return tf.identity(own_part(gradient, parts, communicators.rank()))
 
 
 def _place(strategy: Any) -> tuple[int, int]:

@@ -6,7 +6,8 @@ import keras
 import pytest
 import tensorflow as tf
 
-from sok_embed.training.commit import Commit, applying_optimizer
+from sok_embed.keras_bridge.callers import applying_optimizer
+from sok_embed.training.commit import Commit
 
 v1 = tf.compat.v1
 

@@ -10,9 +10,10 @@ from keras_reference import mirrored
 from sok_embed import Table, tf_ops
 from sok_embed.binding import _core
 from sok_embed.initializers import RowInitializer
+from sok_embed.keras_bridge.anchors import watched
 from sok_embed.optimizers import GroupFtrl, GroupFtrlOptimizer, row_rule, v1_optimizers
 from sok_embed.optimizers.slot_variables import slot_variables
-from sok_embed.training.commit import Commit, trained_anchor
+from sok_embed.training.commit import Commit
 from sok_embed.training.distributed_optimizer import DistributedOptimizer
 
 v1 = tf.compat.v1.train
@@ -65,7 +66,7 @@ def make_variable(optimizer, value, constraint=None):
 def make_anchor(optimizer, commit):
     anchor = make_variable(optimizer, np.float32(0.0), commit)
     if isinstance(anchor, keras.Variable):
-        trained_anchor(anchor)
+        watched(anchor)
     return anchor
 
 
