@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from sok_embed import tf_ops
 from sok_embed.feature_column.categorical import own_rows_column_in
-from sok_embed.lookups.exchange import Asked, look_up
-from sok_embed.lookups.lookup import Call, TableLookup
+from sok_embed.lookups.exchange import TableQuery, look_up
+from sok_embed.lookups.lookup import LookupContext, TableLookup
 
 
 class Routed(NamedTuple):
@@ -22,7 +22,7 @@ class Routed(NamedTuple):
         places: int32, the positions of static rows, then the positions of own rows.
     """
 
-    asked: Asked
+    asked: TableQuery
     shared: tf.Tensor
     places: tuple[tf.Tensor, tf.Tensor]
 
@@ -129,16 +129,16 @@ class EmbeddingRows:
         is_own = tf.equal(mask, 1)
         shared, own = (tf.cast(tf.where(at)[:, 0], tf.int32) for at in (~is_own, is_own))
         call = self._begin(training)
-        asked = self._own.asked(call, tf.gather(keys, own), tf.gather(buckets, own))
+        asked = self._own.query(call, tf.gather(keys, own), tf.gather(buckets, own))
         return Routed(asked, tf.gather(self.static, tf.gather(buckets, shared)), (shared, own))
 
-    def _begin(self, training: bool) -> Call:
+    def _begin(self, training: bool) -> LookupContext:
         """Begins a call, and decides what it may do to the table."""
         return self._own.begin(training, training)
 
     def _read(
         self,
-        call: Call,
+        call: LookupContext,
         dtype: tf.DType,
         asked: tf_ops.TableKeys,
         mask: tf.Tensor | None = None,

@@ -23,10 +23,10 @@ from sok_embed.feature_column.rows_of_column import RowsColumn
 from sok_embed.keras_bridge import callers
 from sok_embed.keras_bridge.cast_ids import refuse_casts
 from sok_embed.keras_bridge.default_signatures import refuse_when_served
-from sok_embed.layers.arguments import check_training
 from sok_embed.layers.export_forms import refuse_dense_signature
 from sok_embed.layers.rows_layer import RowsLayer
 from sok_embed.layers.saved_rows import SavedRows
+from sok_embed.lookups.lookup import check_training
 from sok_embed.training.strategies import check_strategy
 
 
@@ -121,7 +121,7 @@ class _FeaturesLayer(RowsLayer, ABC):
             for name, feature in features.items()
         }
         together = with_masks(sparse, self._state.columns, masks)
-        training = check_training(self.name, training)
+        training = check_training(f"Layer '{self.name}'", training)
         cache = fc_v2.FeatureTransformationCache(together)
         state = self._state.manager.of_call(training)
         with_rows = [column for column in self._state.columns if isinstance(column, RowsColumn)]

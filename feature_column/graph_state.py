@@ -19,7 +19,7 @@ from sok_embed.feature_column.column_lookup import EmbeddingRows, check_same_row
 from sok_embed.feature_column.own_table import NOTHING, Evictor, open_storage, table_options
 from sok_embed.feature_column.saveable import RowsSaveable
 from sok_embed.kv.table_spec import TableSpec
-from sok_embed.lookups.lookup import Call
+from sok_embed.lookups.lookup import LookupContext
 from sok_embed.tables.gpus import refuse_in_graph
 
 _Keys = tf.compat.v1.GraphKeys
@@ -122,7 +122,7 @@ class GraphEmbedding(EmbeddingRows):
         """The variable scope of the rows."""
         return str(self.static.op.name.rpartition("/")[0])
 
-    def _read(self, call: Call, *asked: Any) -> tf_ops.Lookup:
+    def _read(self, call: LookupContext, *asked: Any) -> tf_ops.Lookup:
         assert self.table is not None
         found = super()._read(call, *asked)
         self.table.lookups.append(found.embeddings)

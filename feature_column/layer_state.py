@@ -20,7 +20,7 @@ from sok_embed.feature_column.fused_columns import Found, found_rows
 from sok_embed.feature_column.initializers import for_keras
 from sok_embed.feature_column.own_table import OwnRows
 from sok_embed.keras_bridge import callers
-from sok_embed.lookups.lookup import Call
+from sok_embed.lookups.lookup import LookupContext
 from sok_embed.optimizers.slot_variables import slots_beside
 
 
@@ -67,10 +67,10 @@ class LayerEmbedding(EmbeddingRows):
         make = functools.partial(add_weight, layer, f"{name}_anchor", trainable=column.trainable)
         self.add_table(table, f"Layer '{layer.name}'", make, self._weight)
 
-    def _begin(self, training: bool) -> Call:
+    def _begin(self, training: bool) -> LookupContext:
         return self._own.begin(self._layer.trainable, training)
 
-    def _read(self, call: Call, *asked: Any) -> tf_ops.Lookup:
+    def _read(self, call: LookupContext, *asked: Any) -> tf_ops.Lookup:
         bound = self._bind_slots() if call.trains and self.copies_slots else []
         with tf.control_dependencies(bound):
             return super()._read(call, *asked)

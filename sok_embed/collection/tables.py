@@ -198,14 +198,9 @@ class TableCollection(Mapping[str, Table]):
         return tf_ops.CollectionTables(self.queue.resource_handle, tables)
 
     @property
-    def lookup_devices(self) -> list[str | None]:
-        """TensorFlow's name of the GPU on which layers look each table up; `None`: the CPU."""
-        return [table.lookup_device for table in self._tables.values()]
-
-    @property
-    def exchange_devices(self) -> list[str | None]:
-        """TensorFlow's name of the GPU on which one of several workers looks each table up."""
-        return [table.exchange_device for table in self._tables.values()]
+    def devices(self) -> list[str | None]:
+        """TensorFlow's name of the GPU on which each table is looked up; `None`: the CPU."""
+        return [each.lookup_device or each.exchange_device for each in self._tables.values()]
 
     @functools.cached_property
     def sharding(self) -> Plan:

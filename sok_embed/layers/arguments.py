@@ -5,20 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-import numpy as np
-
-from sok_embed.arguments import shown
-
-
-def check_training(layer: str, training: Any) -> bool:
-    """Returns whether a call is for training. Raises ValueError for a tensor."""
-    if training is None or isinstance(training, (bool, np.bool_, int)):
-        return bool(training)
-    raise ValueError(
-        f"Layer '{layer}': expected training to be a Python bool or None. Received: "
-        f"{shown(training)}. Whether rows are made is decided when the call is traced: pass True "
-        "or False, and trace a function for each."
-    )
 
 
 def check_key_type(what: str, dtype: Any) -> None:

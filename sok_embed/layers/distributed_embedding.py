@@ -28,7 +28,7 @@ from sok_embed.keras_bridge.graph_casts import checked_ids
 from sok_embed.keras_bridge.keras_arguments import refuse_unknown_arguments
 from sok_embed.keras_bridge.private_state import mask_of
 from sok_embed.keras_bridge.rebuilding import plain_errors, true_ids
-from sok_embed.layers.arguments import check_key_type, check_training
+from sok_embed.layers.arguments import check_key_type
 from sok_embed.layers.export_forms import functional_inputs, refuse_dense_signature
 from sok_embed.layers.key_layer import activation_type
 from sok_embed.layers.rows_layer import LayerWithAnchor, SavedEntries
@@ -250,7 +250,7 @@ class DistributedEmbedding(LayerWithAnchor):
                 what, each.feature, keys, values, mask_of(each.value)
             )
         given = [each._replace(keys=checked_ids(self, each.keys)) for each in given]
-        call = self._lookup.begin(self.trainable, check_training(self.name, training))
+        call = self._lookup.begin(self.trainable, training)
         regularized = [feature.table.regularizer is not None for feature in self._features]
         asked = [
             each.of_keys() if rows else each for each, rows in zip(given, regularized, strict=True)

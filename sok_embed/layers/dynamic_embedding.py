@@ -18,7 +18,6 @@ from sok_embed.layers.table_layer import TableLayer
 from sok_embed.lookups.bags import bags_of, check_weights, shaped
 from sok_embed.lookups.combining import check_ids, output_spec, refuse_padding_mask
 from sok_embed.lookups.input_forms import Form
-from sok_embed.lookups.lookup import read_rows
 from sok_embed.lookups.padding import is_key, padding_keys
 from sok_embed.tf_ops.collections import COMBINERS
 from sok_embed.training.descriptions import plain
@@ -178,8 +177,7 @@ class DynamicEmbedding(TableLayer):
         self.mask_zero = mask_zero
         self.padding_value = padding_value
         self.default_vector = default_vector
-        if default_key is not None:
-            self._table_lookup.read = read_rows(self.table, default_key)
+        self._table_lookup.default = default_key
         self._padding = padding
         self.supports_masking = bool(padding)
         self.combiner = combiner

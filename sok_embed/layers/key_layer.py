@@ -14,10 +14,9 @@ from sok_embed.keras_bridge.cast_ids import refuse_casts
 from sok_embed.keras_bridge.graph_casts import checked_ids
 from sok_embed.keras_bridge.keras_arguments import function_of_rows
 from sok_embed.keras_bridge.rebuilding import plain_errors, true_ids
-from sok_embed.layers.arguments import check_training
 from sok_embed.layers.rows_layer import LayerWithAnchor
 from sok_embed.lookups import regularizers
-from sok_embed.lookups.lookup import Call, TableLookup
+from sok_embed.lookups.lookup import LookupContext, TableLookup
 from sok_embed.optimizers import row_rules
 from sok_embed.tables import row_constraints
 from sok_embed.tables.adaptive_table import AdaptiveTable
@@ -65,10 +64,10 @@ class KeyLayer(LayerWithAnchor):
     def _make_anchor(self, make: Callable[..., Any]) -> Any:
         return self._table_lookup.make_anchor(make, self.optimizer, name="anchor")
 
-    def _begin_lookup(self, training: bool | None) -> Call:
+    def _begin_lookup(self, training: bool | None) -> LookupContext:
         """Begins a call of the layer, and decides whether the call may make rows."""
         check_strategy(f"Layer '{self.name}'")
-        return self._table_lookup.begin(self.trainable, check_training(self.name, training))
+        return self._table_lookup.begin(self.trainable, training)
 
     def _regularize(self, keys: tf.Tensor, vectors: tf.Tensor) -> None:
         """Adds the loss of the distinct rows of a call, if the layer has a regularizer."""

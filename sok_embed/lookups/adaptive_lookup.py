@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from sok_embed import tf_ops
 from sok_embed.lookups.exchange import look_up
-from sok_embed.lookups.lookup import Call, TableLookup
+from sok_embed.lookups.lookup import LookupContext, TableLookup
 from sok_embed.tables.adaptive_table import AdaptiveTable
 
 AUTOMATIC = -1  # the route of a key whose count decides
@@ -24,29 +24,31 @@ class AdaptiveLookup(TableLookup):
     """
 
     def __init__(self, table: AdaptiveTable, host: str) -> None:
-        def read(call: Call, dtype: tf.DType, asked: tf_ops.TableKeys) -> tf_ops.Lookup:
+        def read(context: LookupContext, dtype: tf.DType, asked: tf_ops.TableKeys) -> tf_ops.Lookup:
             return tf_ops.adaptive_lookup(
                 table.resource_handle,
                 asked.keys,
                 table.dim,
-                call.trains,
-                counts=call.counts(table, asked),
+                context.trains,
+                counts=context.counts(table, asked),
                 mask=None if asked.said is None else tf.cast(asked.said, tf.int32),
                 dtype=dtype,
-                anchor=call.anchor,
+                anchor=context.anchor,
                 reports=asked.reports,
             )
 
         super().__init__(table, host, read, buckets=table.static_buckets)
 
-    def routed(self, call: Call, keys: tf.Tensor, route: Any, dtype: tf.DType) -> tf.Tensor:
+    def routed(
+        self, context: LookupContext, keys: tf.Tensor, route: Any, dtype: tf.DType
+    ) -> tf.Tensor:
         """Looks keys up. Collective, if there are several workers.
 
         If one worker gives one number for all keys, all must: messages then differ from those with
         a route for each key.
 
         Args:
-            call: The rights of the lookup, from `begin`.
+            context: The context of the lookup, from `begin`.
             keys: int64 of any shape.
             route: -1, 0 or 1 for all keys, or int32 of the shape of the keys.
             dtype: The dtype of the result.
@@ -56,21 +58,21 @@ class AdaptiveLookup(TableLookup):
         """
         several = self.communicator().size > 1
         if isinstance(route, int):
-            told = several or route != AUTOMATIC
-            routes = tf.fill(tf.shape(keys), route) if told else None
-            return self.vectors(call, keys, routes, dtype)
+            sent = several or route != AUTOMATIC
+            routes = tf.fill(tf.shape(keys), route) if sent else None
+            return self.vectors(context, keys, routes, dtype)
         if not several:
-            return self.vectors(call, keys, route, dtype)
+            return self.vectors(context, keys, route, dtype)
         flat, flat_keys = tf.reshape(route, [-1]), tf.reshape(keys, [-1])
         with tf.control_dependencies(_assertions(flat)):
             is_static = tf.equal(flat, _STATIC)
         # If one position of a key has route 1, its other positions without route 0 read the own row
         # too. A key may also be looked up with route 0, and then has two rows in the batch.
         places = [tf.cast(tf.where(at)[:, 0], tf.int32) for at in (~is_static, is_static)]
-        ways = [
-            self.asked(call, *(tf.gather(each, at) for each in (flat_keys, flat))) for at in places
+        queries = [
+            self.query(context, tf.gather(flat_keys, at), tf.gather(flat, at)) for at in places
         ]
-        rows = look_up(ways, self.table.name)
+        rows = look_up(queries, self.table.name)
         return self.shaped(tf.cast(tf.dynamic_stitch(places, rows), dtype), keys)
 
 

@@ -1,7 +1,8 @@
-"""The one exchange of lookups: keys go to their owners, and rows come back, for all tables at once.
+"""Looks up the bags of many tables in three parts, wherever rows lie and however many workers are.
 
-With one worker nothing is sent. A worker that fails sends its error in the message, and all workers
-raise it.
+The keys go to the owners of their rows, the owners read the rows, and vectors come back: for all
+tables at once. With one worker nothing is sent. A worker that fails sends its error in the message,
+and all workers raise it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class PooledBatch(NamedTuple):
         splits: The row splits, as for `tf_ops.collection_request`.
         combiners: The combiners, as for `tf_ops.collection_pool`.
         weights: The weights, as for `tf_ops.collection_pool`.
-        said: The numbers of keys, as for `tf_ops.collection_request`.
+        routes: The numbers that are sent with keys, as `said` of `tf_ops.collection_request`.
     """
 
     keys: Sequence[tf.Tensor]
@@ -37,12 +38,61 @@ class PooledBatch(NamedTuple):
     splits: Sequence[tf.Tensor]
     combiners: Sequence[str]
     weights: Sequence[tf.Tensor | None]
-    said: Sequence[tf.Tensor] = ()
+    routes: Sequence[tf.Tensor] = ()
 
 
-# Reads the rows that all workers have asked this one for. Its arguments are the `pools` of the
-# request, the message that has arrived, and its splits.
-Serve = Callable[[Sequence[bool], tf.Tensor, tf.Tensor], tf_ops.CollectionRows]
+class _Asked(NamedTuple):
+    """The keys that workers ask this one for.
+
+    Attributes:
+        request: The own request.
+        pools: The `pools` of the request.
+        message: The requests of all workers that have arrived.
+        splits: The words of the message by worker.
+    """
+
+    request: tf_ops.CollectionRequest
+    pools: Sequence[bool]
+    message: tf.Tensor
+    splits: tf.Tensor
+
+
+class OnHost(NamedTuple):
+    """Tables whose rows this worker reads and pools in the memory of the host.
+
+    Attributes:
+        serve: A function that reads the rows that all workers have asked this one for. Its
+            arguments are the `pools` of the request, the message that has arrived, and its splits.
+        packed: True for rows of bfloat16 between workers, as for `tf_ops.collection_pool`.
+    """
+
+    serve: Callable[[Sequence[bool], tf.Tensor, tf.Tensor], tf_ops.CollectionRows]
+    packed: bool = False
+
+    def rows(self, plan: tf_ops.CollectionPlan, asked: _Asked) -> tf_ops.CollectionRows:
+        """Returns the rows that workers ask for."""
+        return self.serve(asked.pools, asked.message, asked.splits)
+
+    def pooled(
+        self,
+        plan: tf_ops.CollectionPlan,
+        batch: PooledBatch,
+        rows: tf_ops.CollectionRows,
+        asked: tf.Tensor,
+        concat: bool,
+        dtype: tf.DType,
+    ) -> list[tf.Tensor]:
+        """Returns the vectors of bags, of rows that have come back."""
+        return tf_ops.collection_pool(
+            plan,
+            rows,
+            asked,
+            batch.combiners,
+            batch.weights,
+            concat=concat,
+            packed=self.packed,
+            dtype=dtype,
+        )
 
 
 class OnGpu(NamedTuple):
@@ -62,6 +112,72 @@ class OnGpu(NamedTuple):
     trainable: Sequence[bool]
     anchor: tf.Tensor | None
 
+    def rows(self, plan: tf_ops.CollectionPlan, asked: _Asked) -> tf_ops.CollectionRows:
+        """Returns the rows that workers ask for."""
+        return tf_ops.collection_serve_on_gpu(
+            self.tables,
+            plan,
+            asked.pools,
+            asked.message,
+            asked.splits,
+            self.device,
+            make_rows=self.make_rows,
+            trainable=self.trainable,
+            anchor=self.anchor,
+        )
+
+    def pooled(
+        self,
+        plan: tf_ops.CollectionPlan,
+        batch: PooledBatch,
+        rows: tf_ops.CollectionRows,
+        asked: tf.Tensor,
+        concat: bool,
+        dtype: tf.DType,
+    ) -> list[tf.Tensor]:
+        """Returns the vectors of bags, of rows that have come back."""
+        return tf_ops.collection_pool_on_gpu(
+            self.tables,
+            plan,
+            rows,
+            asked,
+            batch.bags,
+            batch.splits,
+            batch.combiners,
+            batch.weights,
+            self.device,
+            concat=concat,
+            dtype=dtype,
+        )
+
+    def read_and_pooled(
+        self, plan: tf_ops.CollectionPlan, batch: PooledBatch, concat: bool, dtype: tf.DType
+    ) -> list[tf.Tensor]:
+        """Returns the vectors of bags of the only worker, by one op for all three parts."""
+        splits = iter(batch.splits)
+        features = [
+            tf_ops.PooledFeature(
+                number,
+                keys,
+                batch.bags[number],
+                next(splits) if batch.bags[number] == tf_ops.BAG_BY_SPLITS else None,
+                batch.combiners[number],
+                batch.weights[number],
+            )
+            for number, keys in enumerate(batch.keys)
+        ]
+        return tf_ops.lookup_pooled_on_gpu(
+            self.tables,
+            plan,
+            features,
+            self.device,
+            make_rows=self.make_rows,
+            trainable=self.trainable,
+            anchor=self.anchor,
+            concat=concat,
+            dtype=dtype,
+        )
+
 
 # Changes the fingerprint of plans whose rows are sent between GPUs: other workers would wait for
 # another exchange.
@@ -72,12 +188,11 @@ def pooled_rows(
     plan: tf_ops.CollectionPlan,
     batch: PooledBatch,
     tables: Sequence[Hosted],
-    serve: Serve | OnGpu,
+    place: OnHost | OnGpu,
     name: str,
     *,
     trains: bool = True,
     concat: bool = False,
-    packed: bool = False,
     dtype: tf.DType = tf.float32,
 ) -> list[tf.Tensor]:
     """Returns a vector of each bag. Collective, if there are several workers.
@@ -86,12 +201,11 @@ def pooled_rows(
         plan: The plan of the tables and features.
         batch: The keys of all features.
         tables: The tables, or collections of tables, that the keys are looked up in.
-        serve: A function that reads rows on this worker, or the tables on its GPU. Workers may give
-            different kinds unless `communicator.exchanges_on_gpu`.
+        place: The memory that the rows of this worker lie in. Workers may have different ones
+            unless `communicator.exchanges_on_gpu`.
         name: A name that tells the exchange from others; the same on every worker.
         trains: True if rows get gradients, as for `tf_ops.collection_request`.
         concat: True for one vector an example, as for `tf_ops.collection_pool`.
-        packed: True for rows of bfloat16, as for `tf_ops.collection_pool`; not on a GPU.
         dtype: The dtype of the result, `tf.float32`, `tf.bfloat16` or `tf.float16`.
 
     Returns:
@@ -102,15 +216,40 @@ def pooled_rows(
         ValueError: In eager calls, if the layer of the tables differs on a worker.
         tf.errors.FailedPreconditionError: In functions, likewise.
     """
+    name = f"sok_embed.{name}"
+    if isinstance(place, OnGpu) and communicators.size() == 1:
+        pooled = place.read_and_pooled(plan, batch, concat, type_of_ops(dtype))
+    else:
+        plan = _agreed(plan, tables, place)
+        asked = _to_owners(plan, batch, name, trains)
+        rows = _to_askers(plan, asked.request, place.rows(plan, asked), name)
+        pooled = place.pooled(plan, batch, rows, asked.request.asked, concat, type_of_ops(dtype))
+    return [tf.cast(vectors, dtype) for vectors in pooled]
+
+
+def type_of_ops(dtype: tf.DType) -> tf.DType:
+    """Returns the dtype in which ops make vectors: they make float32 in place of float16."""
+    return tf.float32 if dtype == tf.float16 else dtype
+
+
+def _agreed(
+    plan: tf_ops.CollectionPlan, tables: Sequence[Hosted], place: OnHost | OnGpu
+) -> tf_ops.CollectionPlan:
+    """Returns the plan with the fingerprint that messages of all workers must have."""
     communicator = communicators.current()
-    if communicator.size > 1:
-        if tf.executing_eagerly():
-            check_same_hosts(tables)
-        fingerprint = plan.fingerprint ^ fingerprint_of(tables)
-        plan = dataclasses.replace(plan, fingerprint=fingerprint)
-    if isinstance(serve, OnGpu) and communicator.exchanges_on_gpu:
+    if communicator.size == 1:
+        return plan
+    if tf.executing_eagerly():
+        check_same_hosts(tables)
+    fingerprint = plan.fingerprint ^ fingerprint_of(tables)
+    if isinstance(place, OnGpu) and communicator.exchanges_on_gpu:
         # A worker whose rows lie on the host would wait for another exchange.
-        plan = dataclasses.replace(plan, fingerprint=plan.fingerprint ^ _BETWEEN_GPUS)
+        fingerprint ^= _BETWEEN_GPUS
+    return dataclasses.replace(plan, fingerprint=fingerprint)
+
+
+def _to_owners(plan: tf_ops.CollectionPlan, batch: PooledBatch, name: str, trains: bool) -> _Asked:
+    """Sends the distinct keys of each table to the owners of their rows."""
     pools = plan.pools(batch.bags, batch.weights)
     request = tf_ops.collection_request(
         plan,
@@ -120,57 +259,27 @@ def pooled_rows(
         combiners=batch.combiners,
         pools=pools,
         trains=trains,
-        said=batch.said,
+        said=batch.routes,
     )
-    message, splits = request.message, request.splits
-    name = f"sok_embed.{name}"
+    message, splits, communicator = request.message, request.splits, communicators.current()
     if communicator.size > 1:
         message, splits = communicator.all_to_all(message, splits, f"{name}.keys")
-    if isinstance(serve, OnGpu):
-        rows, row_splits = tf_ops.collection_serve_on_gpu(
-            serve.tables,
-            plan,
-            pools,
-            message,
-            splits,
-            serve.device,
-            make_rows=serve.make_rows,
-            trainable=serve.trainable,
-            anchor=serve.anchor,
-        )
-    else:
-        rows, row_splits = serve(pools, message, splits)
-    if communicator.size > 1:
-        # If a table lies on every worker, its gradients go to all of them, unlike its rows.
-        rows, row_splits = communicator.exchange(rows, row_splits, request.gradient_splits, name)
-    # The ops have no float16.
-    of_ops = tf.float32 if dtype == tf.float16 else dtype
-    if isinstance(serve, OnGpu):
-        pooled = tf_ops.collection_pool_on_gpu(
-            serve.tables,
-            plan,
-            tf_ops.CollectionRows(rows, row_splits),
-            request.asked,
-            batch.bags,
-            batch.splits,
-            batch.combiners,
-            batch.weights,
-            serve.device,
-            concat=concat,
-            dtype=of_ops,
-        )
-    else:
-        pooled = tf_ops.collection_pool(
-            plan,
-            tf_ops.CollectionRows(rows, row_splits),
-            request.asked,
-            batch.combiners,
-            batch.weights,
-            concat=concat,
-            packed=packed,
-            dtype=of_ops,
-        )
-    return [tf.cast(vectors, dtype) for vectors in pooled]
+    return _Asked(request, pools, message, splits)
+
+
+def _to_askers(
+    plan: tf_ops.CollectionPlan,
+    request: tf_ops.CollectionRequest,
+    rows: tf_ops.CollectionRows,
+    name: str,
+) -> tf_ops.CollectionRows:
+    """Sends rows to the workers that have asked for them."""
+    communicator = communicators.current()
+    if communicator.size == 1:
+        return rows
+    # If a table lies on every worker, its gradients go to all of them, unlike its rows.
+    sent, splits = communicator.exchange(*rows, request.gradient_splits, name)
+    return tf_ops.CollectionRows(sent, splits)
 
 
 class SharedTable(TrainedTable, Protocol):
@@ -189,16 +298,16 @@ class SharedTable(TrainedTable, Protocol):
         """The handle of the table for ops."""
 
 
-class Asked(NamedTuple):
+class TableQuery(NamedTuple):
     """The bags of keys that are asked of one table.
 
     Attributes:
         table: The table.
         read: A function that reads the rows of keys that workers ask this one for.
         keys: The keys of this worker, as for `tf_ops.collection_request`.
-        said: Integers, a number for each key that is sent to its owner: for an adaptive table, the
-            route. `None`: there are none. Workers must agree on whether there are, and on the next
-            two.
+        routes: Integers, a number for each key that is sent to its owner: the route of a key in an
+            adaptive table, or the static row of a key of a column. `None`: there are none. Workers
+            must agree on whether there are, and on the next two.
         buckets: The number of `adaptive_buckets` by which keys are spread. 0: keys are spread by
             themselves.
         key_limit: The number that keys must be below; 0: any key is allowed.
@@ -211,7 +320,7 @@ class Asked(NamedTuple):
     table: SharedTable
     read: Callable[[tf_ops.TableKeys], tf_ops.Lookup]
     keys: tf.Tensor
-    said: tf.Tensor | None = None
+    routes: tf.Tensor | None = None
     buckets: int = 0
     key_limit: int = 0
     bags: int = tf_ops.BAG_A_KEY
@@ -221,12 +330,15 @@ class Asked(NamedTuple):
 
 
 def look_up(
-    asked: Sequence[Asked], name: str, dtype: tf.DType = tf.float32, on_gpu: OnGpu | None = None
+    queries: Sequence[TableQuery],
+    name: str,
+    dtype: tf.DType = tf.float32,
+    on_gpu: OnGpu | None = None,
 ) -> list[tf.Tensor]:
     """Looks bags up in several tables, each read by itself, in one exchange. Collective.
 
     Args:
-        asked: The bags of each table; the same tables in the same order on every worker.
+        queries: The bags of each table; the same tables in the same order on every worker.
         name: A name that tells the exchange from others; the same on every worker.
         dtype: The dtype of the result, `tf.float32`, `tf.bfloat16` or `tf.float16`.
         on_gpu: The table, if it is the only one and is read on a GPU.
@@ -237,43 +349,45 @@ def look_up(
     Raises:
         tf.errors.InternalError: If a worker has failed, with its number and its error.
     """
-    if not asked:
+    if not queries:
         return []
-    plan = plan_of(asked)
+    plan = _plan_of(queries)
     batch = PooledBatch(
-        keys=[one.keys for one in asked],
-        bags=[one.bags for one in asked],
-        splits=[one.splits for one in asked if one.splits is not None],
-        combiners=[one.combiner for one in asked],
-        weights=[one.weights for one in asked],
-        said=[tf.cast(one.said, tf.int64) for one in asked if one.said is not None],
+        keys=[each.keys for each in queries],
+        bags=[each.bags for each in queries],
+        splits=[each.splits for each in queries if each.splits is not None],
+        combiners=[each.combiner for each in queries],
+        weights=[each.weights for each in queries],
+        routes=[tf.cast(each.routes, tf.int64) for each in queries if each.routes is not None],
     )
     if is_serving():
-        found = [one.read(tf_ops.TableKeys(one.keys, said=one.said)) for one in asked]
-        return served_bags(plan, batch, [one.embeddings for one in found], dtype=dtype)
+        found = [each.read(tf_ops.TableKeys(each.keys, said=each.routes)) for each in queries]
+        return served_bags(plan, batch, [each.embeddings for each in found], dtype=dtype)
 
     def serve(
         pools: Sequence[bool], message: tf.Tensor, splits: tf.Tensor
     ) -> tf_ops.CollectionRows:
         of_tables, sizes = tf_ops.collection_asked(plan, message, splits)
-        found = [one.read(of_table) for one, of_table in zip(asked, of_tables, strict=True)]
+        found = [each.read(keys) for each, keys in zip(queries, of_tables, strict=True)]
         return tf_ops.collection_answer(found, sizes)
 
-    tables = [one.table for one in asked]
-    return pooled_rows(plan, batch, tables, on_gpu or serve, name, dtype=dtype)
+    tables = [each.table for each in queries]
+    return pooled_rows(plan, batch, tables, on_gpu or OnHost(serve), name, dtype=dtype)
 
 
-def plan_of(asked: Sequence[Asked]) -> tf_ops.CollectionPlan:
+def _plan_of(queries: Sequence[TableQuery]) -> tf_ops.CollectionPlan:
     """Returns the plan of an exchange with one feature a table."""
     communicator = communicators.current()
-    names = tuple(one.table.name for one in asked)
+    names = tuple(each.table.name for each in queries)
     nothing = (0,) * len(names)
     plan = tf_ops.CollectionPlan(
         table_names=names,
-        dims=tuple(one.table.dim for one in asked),
+        dims=tuple(each.table.dim for each in queries),
         salts=nothing,
-        key_limits=tuple(one.key_limit for one in asked),
-        placements=tuple(tf_ops.BY_BUCKET if one.buckets else tf_ops.BY_MODULO for one in asked),
+        key_limits=tuple(each.key_limit for each in queries),
+        placements=tuple(
+            tf_ops.BY_BUCKET if each.buckets else tf_ops.BY_MODULO for each in queries
+        ),
         holders=nothing,
         feature_names=names,
         feature_tables=tuple(range(len(names))),
@@ -281,9 +395,9 @@ def plan_of(asked: Sequence[Asked]) -> tf_ops.CollectionPlan:
         workers=communicator.size,
         rank=0,
         fingerprint=0,
-        counts=tuple(one.table.counts_keys for one in asked),
-        buckets=tuple(one.buckets for one in asked),
-        says=tuple(one.said is not None for one in asked),
+        counts=tuple(each.table.counts_keys for each in queries),
+        buckets=tuple(each.buckets for each in queries),
+        says=tuple(each.routes is not None for each in queries),
         marks_unused=False,
     )
     digest = hashlib.blake2b(repr(plan).encode(), digest_size=8).digest()

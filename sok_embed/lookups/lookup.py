@@ -1,8 +1,9 @@
 """Looks keys up in a table, over all workers, with the anchor that trains the table.
 
-With one worker a lookup reads its table. With several, each worker sends the distinct keys of its
-batch to their owners, these look them up, and the rows come back: see `exchange.py`. Kinds of
-tables differ in how their owner looks keys up, and in the numbers that are sent with the keys.
+With one worker a lookup of single keys reads its table. All other lookups have three parts: the
+distinct keys of a batch go to their owners, these read the rows, and the vectors of bags come back,
+see `exchange.py`. Kinds of tables differ in how their owner looks keys up, and in the numbers that
+are sent with the keys.
 """
 
 from __future__ import annotations
@@ -12,22 +13,24 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from sok_embed import communicators, tf_ops
+from sok_embed.arguments import shown
 from sok_embed.communicators import Communicator
 from sok_embed.keras_bridge import callers
 from sok_embed.keras_bridge.anchors import watched
 from sok_embed.keras_bridge.traced_calls import refuse_call_without_values
 from sok_embed.lookups.bags import Bags
-from sok_embed.lookups.exchange import Asked, OnGpu, SharedTable, look_up, plan_of
+from sok_embed.lookups.exchange import OnGpu, SharedTable, TableQuery, look_up, type_of_ops
 from sok_embed.tf_ops.served import ServedRows, is_serving
 from sok_embed.training.commit import Commit
 from sok_embed.training.strategies import own_part, parts_of, workers_summed
 
 
-class Call(NamedTuple):
-    """The rights of one lookup in a table.
+class LookupContext(NamedTuple):
+    """The rights of one lookup in a table, and the place of its gradient.
 
     Attributes:
         anchor: The anchor, which gets the gradient of the vectors. `None`: there is no gradient.
@@ -47,13 +50,13 @@ class Call(NamedTuple):
         return asked.counts
 
 
-# A function that looks up keys whose rows lie on this worker. Its arguments are the rights of the
+# A function that looks up keys whose rows lie on this worker. Its arguments are the context of the
 # lookup, from `begin`, the dtype of the vectors, `tf.float32` or `tf.bfloat16`, and the keys.
-Read = Callable[[Call, tf.DType, tf_ops.TableKeys], tf_ops.Lookup]
+Read = Callable[[LookupContext, tf.DType, tf_ops.TableKeys], tf_ops.Lookup]
 
 
-class AnchoredLookup:
-    """The base of lookups: the anchor, and the checks that all of them make.
+class Lookup:
+    """The base of lookups: the anchor, and the checks of each call.
 
     Args:
         host: The owner of the tables, as a message begins: `"Layer 'items'"`.
@@ -80,22 +83,23 @@ class AnchoredLookup:
             watched(self.anchor)
         return self.anchor
 
-    def begin(self, trainable: bool, training: bool) -> Call:
-        """Returns the rights of a call.
+    def begin(self, trainable: bool, training: Any) -> LookupContext:
+        """Returns the context of a call.
 
         Args:
             trainable: True if the host is trainable. A frozen host takes no gradient and makes no
                 rows.
-            training: True if the call is part of training.
+            training: True if the call is part of training. `None` is `False`.
 
         Raises:
-            ValueError: If the strategy in scope sums gradients over workers, and the anchor was
-                made outside of it; for a model whose `call` is a `tf.function` that Keras traces
-                to build its layers.
+            ValueError: For a tensor `training`; if the strategy in scope sums gradients over
+                workers, and the anchor was made outside of it; for a model whose `call` is a
+                `tf.function` that Keras traces to build its layers.
         """
+        trains = check_training(self._host, training)
         refuse_call_without_values(self._host)
         if is_serving() or not (trainable and self.anchor.trainable):
-            return Call(None, False)
+            return LookupContext(None, False)
         parts, workers = parts_of(self.anchor), workers_summed()
         if workers > 1 and parts != workers:
             raise ValueError(
@@ -104,7 +108,7 @@ class AnchoredLookup:
                 "Make the model within `with strategy.scope():`."
             )
         anchor = own_part(watched(self.anchor), parts, self._made_for[0])
-        return Call(anchor, training, training and callers.recomputing())
+        return LookupContext(anchor, trains, trains and callers.recomputing())
 
     def communicator(self) -> Communicator:
         """Returns the communicator of the process.
@@ -123,19 +127,21 @@ class AnchoredLookup:
         return communicator
 
 
-class TableLookup(AnchoredLookup):
+class TableLookup(Lookup):
     """Finds the vectors of keys in one table, wherever its rows lie, and makes its anchor.
 
     Args:
         table: The part of this worker.
         host: The owner of the table, as a message begins: `"Layer 'items'"`.
-        read: A function that looks keys up on this worker. `None`: `read_rows`.
-        key_limit: The limit of keys, as in `Asked`.
-        buckets: The number of buckets, as in `Asked`.
+        read: A function that looks keys up on this worker. `None`: each key has a row of its own.
+        key_limit: The limit of keys, as in `TableQuery`.
+        buckets: The number of buckets, as in `TableQuery`.
 
     Attributes:
         table: The part of this worker.
-        read: The function that looks keys up on this worker.
+        default: The vector of keys without a row in calls that do not train: `"zeros"`; or another
+            key of this worker, whose vector it is. `None`: the vector that training would start
+            from. For lookups without `read`.
     """
 
     def __init__(
@@ -149,8 +155,8 @@ class TableLookup(AnchoredLookup):
     ) -> None:
         super().__init__(host, table.owner, table.owners)
         self.table = table
-        self._plain_read = read_rows(table)
-        self.read = read or self._plain_read
+        self.default: str | int | None = None
+        self._read = read
         self._key_limit = key_limit
         self._buckets = buckets
 
@@ -176,19 +182,61 @@ class TableLookup(AnchoredLookup):
         commit = Commit(self.table, optimizer, static=static)
         return self._make_anchor(make, commit, **arguments)
 
+    def read(
+        self, context: LookupContext, dtype: tf.DType, asked: tf_ops.TableKeys
+    ) -> tf_ops.Lookup:
+        """Looks up keys whose rows lie on this worker.
+
+        Args:
+            context: The context of the lookup, from `begin`.
+            dtype: The dtype of the vectors, `tf.float32` or `tf.bfloat16`.
+            asked: The keys, with their counts and routes.
+        """
+        if self._read is not None:
+            return self._read(context, dtype, asked)
+        table, handle, keys = self.table, self.table.resource_handle, asked.keys
+        if self.default == "zeros" and isinstance(handle, ServedRows):
+            # Zeros need no start vectors.
+            return tf_ops.Lookup(tf.cast(handle.find(keys)[0], dtype), None)
+        counts = context.counts(table, asked)
+        device = getattr(table, "lookup_device", None)
+        # Keys and rows of an exchange are in the host's memory.
+        by_host = counts is not None or asked.reports or isinstance(handle, ServedRows)
+        trains, anchor = context.trains, context.anchor
+        if device is None or by_host:
+            found = tf_ops.lookup(
+                handle, keys, table.dim, trains, dtype, anchor, counts, asked.reports
+            )
+        else:
+            rows = tf_ops.lookup_on_gpu(
+                handle, keys, table.dim, trains, device, anchor=anchor, dtype=dtype
+            )
+            found = tf_ops.Lookup(rows, None)
+        if self.default is None or trains:
+            return found
+        if self.default == "zeros":
+            vector = tf.zeros([table.dim], dtype)
+        else:
+            key = tf.constant(self.default, tf.int64)
+            vector = tf_ops.lookup(handle, key, table.dim, False, dtype).embeddings
+        exists = tf_ops.exists(handle, keys)
+        return found._replace(
+            embeddings=tf.where(exists[..., tf.newaxis], found.embeddings, vector)
+        )
+
     def vectors(
         self,
-        call: Call,
+        context: LookupContext,
         keys: tf.Tensor,
-        said: tf.Tensor | None = None,
+        routes: tf.Tensor | None = None,
         dtype: tf.DType = tf.float32,
     ) -> tf.Tensor:
         """Looks keys up. Collective, if there are several workers.
 
         Args:
-            call: The rights of the lookup, from `begin`.
+            context: The context of the lookup, from `begin`.
             keys: int64 of any shape.
-            said: Integers of the shape of the keys, the number that is sent with each key to its
+            routes: Integers of the shape of the keys, the number that is sent with each key to its
                 owner.
             dtype: The dtype of the result, `tf.float32`, `tf.bfloat16` or `tf.float16`.
 
@@ -196,67 +244,58 @@ class TableLookup(AnchoredLookup):
             `keys.shape + [dim]`.
         """
         if is_serving() or self.communicator().size == 1:
-            found = self.read(call, type_of_ops(dtype), tf_ops.TableKeys(keys, said=said))
+            asked = tf_ops.TableKeys(keys, said=routes)
+            found = self.read(context, type_of_ops(dtype), asked)
             return tf.cast(found.embeddings, dtype)
-        asked = self.asked(call, keys, said)
-        (rows,) = look_up([asked], self.table.name, dtype, self._on_gpu(call, said))
-        return self.shaped(rows, keys)
+        return self.shaped(self._look_up(context, self.query(context, keys, routes), dtype), keys)
 
-    def _on_gpu(self, call: Call, said: tf.Tensor | None = None) -> OnGpu | None:
-        """Returns the table, if its rows lie on a GPU and are exchanged there; else `None`."""
-        device = getattr(self.table, "exchange_device", None)
-        if device is None or self.read is not self._plain_read or said is not None:
-            return None
-        handle = self.table.resource_handle
-        return OnGpu(handle, device, call.trains, [True], call.anchor)
-
-    def asked(self, call: Call, keys: tf.Tensor, said: tf.Tensor | None = None) -> Asked:
-        """Returns the request of keys for `look_up`, a bag for each key.
-
-        Args:
-            call: The rights of the lookup, from `begin`.
-            keys: int64 of any shape.
-            said: The numbers of the keys, as for `vectors`.
-        """
-        self.communicator()  # raises if the table was made for another
-        return Asked(
-            self.table,
-            functools.partial(self.read, call, tf.float32),
-            keys,
-            said,
-            buckets=self._buckets,
-            key_limit=self._key_limit,
-        )
-
-    def pooled(self, call: Call, bags: Bags, combiner: str, dtype: tf.DType) -> tf.Tensor:
+    def pooled(
+        self, context: LookupContext, bags: Bags, combiner: str, dtype: tf.DType
+    ) -> tf.Tensor:
         """Returns a vector of each bag, `[bags, dim]`. Collective, if there are several workers.
 
         Args:
-            call: The rights of the lookup, from `begin`.
+            context: The context of the lookup, from `begin`.
             bags: The bags of the batch.
             combiner: `"sum"`, `"mean"`, `"sqrtn"` or `"max"`.
             dtype: The dtype of the result, `tf.float32`, `tf.bfloat16` or `tf.float16`; sums are in
                 float32.
         """
         kind = tf_ops.BAG_A_ROW if bags.splits is None else tf_ops.BAG_BY_SPLITS
-        asked = self.asked(call, bags.keys)._replace(
+        query = self.query(context, bags.keys)._replace(
             bags=kind, splits=bags.splits, weights=bags.weights, combiner=combiner
         )
-        device = getattr(self.table, "lookup_device", None)
-        if device is not None and self.read is self._plain_read and not is_serving():
-            feature = tf_ops.PooledFeature(0, bags.keys, kind, bags.splits, combiner, bags.weights)
-            (vectors,) = tf_ops.lookup_pooled_on_gpu(
-                self.table.resource_handle,
-                plan_of([asked]),
-                [feature],
-                device,
-                make_rows=call.trains,
-                trainable=[True],
-                anchor=call.anchor,
-                dtype=type_of_ops(dtype),
-            )
-            return tf.cast(vectors, dtype)
-        (vectors,) = look_up([asked], self.table.name, dtype, self._on_gpu(call))
+        return self._look_up(context, query, dtype)
+
+    def query(
+        self, context: LookupContext, keys: tf.Tensor, routes: tf.Tensor | None = None
+    ) -> TableQuery:
+        """Returns the request of keys for `look_up`, a bag for each key.
+
+        Args:
+            context: The context of the lookup, from `begin`.
+            keys: int64 of any shape.
+            routes: The numbers of the keys, as for `vectors`.
+        """
+        self.communicator()  # raises if the table was made for another
+        return TableQuery(
+            self.table,
+            functools.partial(self.read, context, tf.float32),
+            keys,
+            routes,
+            buckets=self._buckets,
+            key_limit=self._key_limit,
+        )
+
+    def _look_up(self, context: LookupContext, query: TableQuery, dtype: tf.DType) -> tf.Tensor:
+        """Returns the vectors of a query; the GPU that the rows lie on reads and pools them."""
+        table: Any = self.table
+        is_plain = self._read is None and self.default is None and query.routes is None
+        device = table.lookup_device or table.exchange_device if is_plain else None
+        on_gpu = None
+        if device is not None:
+            on_gpu = OnGpu(table.resource_handle, device, context.trains, [True], context.anchor)
+        (vectors,) = look_up([query], table.name, dtype, on_gpu)
         return vectors
 
     def shaped(self, rows: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
@@ -267,54 +306,17 @@ class TableLookup(AnchoredLookup):
         return vectors
 
 
-def type_of_ops(dtype: tf.DType) -> tf.DType:
-    """Returns the dtype in which ops make vectors: they make float32 in place of float16."""
-    return tf.float32 if dtype == tf.float16 else dtype
+def check_training(host: str, training: Any) -> bool:
+    """Returns whether a call is for training. Raises ValueError for a tensor."""
+    if training is None or isinstance(training, (bool, np.bool_, int)):
+        return bool(training)
+    raise ValueError(
+        f"{host}: expected training to be a Python bool or None. Received: {shown(training)}. "
+        "Whether rows are made is decided when the call is traced: pass True or False, and trace a "
+        "function for each."
+    )
 
 
 def _zeros(shape: Any, dtype: Any = None) -> tf.Tensor:
     """Returns zeros: an initializer, for Keras and for TF1 graphs."""
     return tf.zeros(shape, dtype or tf.float32)
-
-
-def read_rows(table: SharedTable, default: str | int | None = None) -> Read:
-    """Returns a function that looks up keys in a table in which each key has a row of its own.
-
-    Args:
-        table: The part of this worker.
-        default: The vector of keys without a row in calls that do not train: `"zeros"`; or another
-            key of this worker, whose vector it is. `None`: the vector that training would start
-            from.
-    """
-
-    def read(call: Call, dtype: tf.DType, asked: tf_ops.TableKeys) -> tf_ops.Lookup:
-        handle, keys = table.resource_handle, asked.keys
-        if default == "zeros" and isinstance(handle, ServedRows):
-            # Zeros need no start vectors.
-            return tf_ops.Lookup(tf.cast(handle.find(keys)[0], dtype), None)
-        counts = call.counts(table, asked)
-        device = getattr(table, "lookup_device", None)
-        # Keys and rows of an exchange are in the host's memory.
-        by_host = counts is not None or asked.reports or isinstance(handle, ServedRows)
-        if device is None or by_host:
-            found = tf_ops.lookup(
-                handle, keys, table.dim, call.trains, dtype, call.anchor, counts, asked.reports
-            )
-        else:
-            rows = tf_ops.lookup_on_gpu(
-                handle, keys, table.dim, call.trains, device, anchor=call.anchor, dtype=dtype
-            )
-            found = tf_ops.Lookup(rows, None)
-        if default is None or call.trains:
-            return found
-        if default == "zeros":
-            vector = tf.zeros([table.dim], dtype)
-        else:
-            key = tf.constant(default, tf.int64)
-            vector = tf_ops.lookup(handle, key, table.dim, False, dtype).embeddings
-        exists = tf_ops.exists(handle, keys)
-        return found._replace(
-            embeddings=tf.where(exists[..., tf.newaxis], found.embeddings, vector)
-        )
-
-    return read

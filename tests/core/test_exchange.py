@@ -9,10 +9,10 @@ import tensorflow as tf
 from sok_embed import tf_ops
 from sok_embed.initializers import RowInitializer
 from sok_embed.lookups.exchange import look_up
-from sok_embed.lookups.lookup import Call, TableLookup
+from sok_embed.lookups.lookup import LookupContext, TableLookup
 from sok_embed.tables.table import Table
 
-READS = Call(None, False)
+READS = LookupContext(None, False)
 NAMES = ["sok_embed.many.keys", "sok_embed.many.rows"]
 # The dim of each table, whether requests say a number of each key, and the shape of the keys.
 TABLES = ((3, False, (7,)), (1, True, (2, 5)), (4, True, (0,)), (2, False, (6, 1)))
@@ -66,7 +66,7 @@ def test_each_table_gets_its_vectors_in_the_places_of_its_keys(on_workers, worke
 
             lookup = lookup_of(rank, workers, dim, vectors_of)
             said = tf.constant(keys * 3) if says else None
-            asked.append(lookup.asked(READS, tf.constant(keys), said))
+            asked.append(lookup.query(READS, tf.constant(keys), said))
         return look_up(asked, "many")
 
     for keys, (found, names) in zip(all_keys, on_workers(workers, work), strict=True):
@@ -85,7 +85,7 @@ def test_owners_read_each_table_once_for_all_workers(on_workers):
             return tf.zeros([*keys.shape, 2])
 
         asked = [
-            lookup_of(rank, 2, 2, vectors_of).asked(READS, tf.constant(keys))
+            lookup_of(rank, 2, 2, vectors_of).query(READS, tf.constant(keys))
             for keys in all_keys[rank]
         ]
         look_up(asked, "many")
@@ -116,7 +116,7 @@ def test_gradients_go_back_to_the_owners_in_one_message(on_workers, workers):
 
         with tf.GradientTape() as tape:
             asked = [
-                lookup_of(rank, workers, dim, reader(variable)).asked(READS, tf.constant(keys))
+                lookup_of(rank, workers, dim, reader(variable)).query(READS, tf.constant(keys))
                 for dim, variable, keys in zip(dims, rows, all_keys[rank], strict=True)
             ]
             found = look_up(asked, "many")
@@ -143,7 +143,7 @@ def test_rows_of_a_table_that_nobody_used_have_gradients_of_zeros(on_workers, wo
         rows = [tf.Variable(tf.zeros([4, 2])) for _ in range(2)]
         with tf.GradientTape() as tape:
             asked = [
-                lookup_of(rank, workers, 2, lambda keys, said, v=v: tf.gather(v, keys)).asked(
+                lookup_of(rank, workers, 2, lambda keys, said, v=v: tf.gather(v, keys)).query(
                     READS, tf.constant([0, 1, 1])
                 )
                 for v in rows
@@ -162,7 +162,7 @@ def test_rows_of_a_table_that_nobody_used_have_gradients_of_zeros(on_workers, wo
 def test_bags_are_pooled_where_they_are_asked(on_workers):
     def work(rank):
         lookup = lookup_of(rank, 2, 2, lambda keys, said: tf.constant(vector_of(keys, 2)))
-        asked = lookup.asked(READS, tf.constant([1, 2, 5, 5]))
+        asked = lookup.query(READS, tf.constant([1, 2, 5, 5]))
         by_splits = asked._replace(
             bags=tf_ops.BAG_BY_SPLITS,
             splits=tf.constant([0, 1, 1, 4], tf.int64),
@@ -191,10 +191,10 @@ def test_a_segment_says_how_many_words_of_each_table_follow(on_workers):
             return exchange(tensor, splits, name)
 
         communicator.all_to_all = all_to_all
-        first = lookup_of(rank, 2, 3).asked(READS, tf.constant([4, 5, 4, 7], tf.int64))
+        first = lookup_of(rank, 2, 3).query(READS, tf.constant([4, 5, 4, 7], tf.int64))
         second = lookup_of(rank, 2, 1, lambda keys, said: tf.ones([*keys.shape, 1]))
         said = tf.constant([11, 12], tf.int64)
-        look_up([first, second.asked(READS, tf.constant([6, 8], tf.int64), said)], "many")
+        look_up([first, second.query(READS, tf.constant([6, 8], tf.int64), said)], "many")
 
     on_workers(2, work)
     even, odd = (segment.tolist() for segment in sent[0, NAMES[0]])
@@ -211,12 +211,12 @@ def test_an_owner_that_cannot_read_a_table_tells_all_workers(on_workers):
     def work(rank):
         full = {"max_rows": 1} if rank == 1 else {}
         lookups = [lookup_of(rank, 2, 2), lookup_of(rank, 2, 3, **full)]
-        trains = Call(None, True)
+        trains = LookupContext(None, True)
         keys = tf.constant([1, 2, 3, 4], tf.int64)
         with pytest.raises(tf.errors.InternalError) as raised:
-            look_up([lookup.asked(trains, keys) for lookup in lookups], "many")
+            look_up([lookup.query(trains, keys) for lookup in lookups], "many")
         # The next exchange is well again.
-        (found,) = look_up([lookups[0].asked(READS, keys)], "many")
+        (found,) = look_up([lookups[0].query(READS, keys)], "many")
         return raised.value.message, found
 
     for (message, found), _ in on_workers(2, work):
@@ -226,7 +226,7 @@ def test_an_owner_that_cannot_read_a_table_tells_all_workers(on_workers):
 
 def test_with_one_worker_an_error_keeps_its_type(on_workers):
     lookup = lookup_of(0, 1, 3, max_rows=1)
-    asked = lookup.asked(Call(None, True), tf.constant([1, 2], tf.int64))
+    asked = lookup.query(LookupContext(None, True), tf.constant([1, 2], tf.int64))
     with pytest.raises(tf.errors.ResourceExhaustedError, match="table 'of_3'"):
         on_workers(1, lambda rank: look_up([asked], "many"))
 

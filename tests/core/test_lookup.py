@@ -7,11 +7,11 @@ import tensorflow as tf
 from sok_embed import tf_ops
 from sok_embed.admission import FrequencyAdmission
 from sok_embed.initializers import RowInitializer
-from sok_embed.lookups.lookup import Call, TableLookup
+from sok_embed.lookups.lookup import LookupContext, TableLookup
 from sok_embed.tables.table import Table
 
 DIM = 3
-READS = Call(None, False)
+READS = LookupContext(None, False)
 
 
 def table_of(rank, workers, **attributes):

@@ -15,7 +15,7 @@ from sok_embed.checkpoint.tools.conversion.tfra import Slots, tfra_tables
 from sok_embed.layers import DynamicEmbedding
 from sok_embed.layers.arguments import serialize_initializer
 from sok_embed.lookups.bags import bags_of, check_weights, shaped
-from sok_embed.lookups.lookup import Call
+from sok_embed.lookups.lookup import LookupContext
 from sok_embed.tfra.dynamic_embedding import modes
 from sok_embed.tfra.dynamic_embedding.creators import CuckooHashTableCreator, KVCreator
 from sok_embed.tfra.dynamic_embedding.restrict_policies import policy_of
@@ -185,9 +185,9 @@ class Variable(DynamicEmbedding):
         rows = _clipped(self._rows(bags.keys, training), max_norm)
         return shaped(tf.cast(bags.pooled(rows, combiner), self._compute_type), ids)
 
-    def _begin_lookup(self, training: bool | None) -> Call:
+    def _begin_lookup(self, training: bool | None) -> LookupContext:
         if modes.get_model_mode() == modes.ModelMode.INFERENCE:
-            return Call(None, False)
+            return LookupContext(None, False)
         return super()._begin_lookup(training)
 
     def size(self, index: int | None = None, name: str | None = None) -> tf.Tensor:
@@ -220,7 +220,9 @@ class Variable(DynamicEmbedding):
                 "on the owner."
             )
         ids = self._to_keys(keys)
-        vectors = self._table_lookup.vectors(Call(None, False), ids, dtype=self._compute_type)
+        vectors = self._table_lookup.vectors(
+            LookupContext(None, False), ids, dtype=self._compute_type
+        )
         if not return_exists:
             return vectors
         return vectors, tf_ops.exists(self.table.resource_handle, ids)
