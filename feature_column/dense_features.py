@@ -21,9 +21,11 @@ from sok_embed.feature_column.masks import check_symbolic_masks, with_masks
 from sok_embed.feature_column.own_table import OwnRows, made_by_config
 from sok_embed.feature_column.rows_of_column import RowsColumn
 from sok_embed.keras_bridge import callers
-from sok_embed.keras_bridge.cast_ids import refuse_casts
-from sok_embed.keras_bridge.default_signatures import refuse_when_served
-from sok_embed.layers.export_forms import refuse_dense_signature
+from sok_embed.keras_bridge.layer_calls import (
+    refuse_casts,
+    refuse_dense_signature,
+    refuse_when_served,
+)
 from sok_embed.layers.rows_layer import RowsLayer
 from sok_embed.layers.saved_rows import SavedRows
 from sok_embed.lookups.lookup import check_training

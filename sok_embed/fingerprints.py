@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from sok_embed.keras_bridge.layer_of_ids import LayerOfIds
+from sok_embed.keras_bridge.layer_calls import LayerOfIds
 
 _REMEDY_OF_FLOATS = (
     "A column of integers with missing values comes out of pandas as floats, which round: read it "

@@ -14,7 +14,7 @@ from sok_embed import communicators, kv
 from sok_embed.keras_bridge import callers
 from sok_embed.keras_bridge.anchors import is_anchor
 from sok_embed.keras_bridge.counted_rows import counted_rows
-from sok_embed.keras_bridge.layer_of_ids import LayerOfIds
+from sok_embed.keras_bridge.layer_calls import LayerOfIds
 from sok_embed.optimizers.row_rules import row_rule
 
 _allowed: ContextVar[bool] = ContextVar("sok_embed_dense_only", default=False)

@@ -17,8 +17,7 @@ import tensorflow as tf
 from keras import tree
 
 from sok_embed.keras_bridge import callers
-from sok_embed.keras_bridge.cast_ids import first_argument, keeps_ids
-from sok_embed.keras_bridge.default_signatures import EXACT_BELOW
+from sok_embed.keras_bridge.layer_calls import EXACT_BELOW, first_argument, keeps_ids
 
 # Ops that move values without changing them, with the numbers of the inputs that they move; `None`:
 # all.

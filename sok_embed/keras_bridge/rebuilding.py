@@ -1,4 +1,4 @@
-"""Helps Keras to build models as it loads a file: with placeholders, and maybe incompletely."""
+"""Helps Keras to build models as it loads a file, which it may do incompletely."""
 
 from __future__ import annotations
 
@@ -8,24 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
-import tensorflow as tf
 from keras.src.utils import naming
 
 from sok_embed.keras_bridge import callers
-from sok_embed.keras_bridge.default_signatures import check_exact
 
 _checked: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def true_ids(inputs: Any, dtype: tf.DType = tf.int64) -> Any:
-    """Returns the inputs; a placeholder of floats that stands for integers, as integers."""
-    if not tf.is_tensor(inputs) or not inputs.dtype.is_floating:
-        return inputs
-    if callers.building_from_file():
-        return tf.cast(inputs, dtype)
-    if callers.tracing_default_signature():
-        return tf.cast(check_exact(inputs), dtype)
-    return inputs
 
 
 @contextlib.contextmanager

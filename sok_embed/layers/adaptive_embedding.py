@@ -11,11 +11,11 @@ import tensorflow as tf
 from sok_embed import communicators, tf_ops
 from sok_embed.arguments import check_integer, takes_options
 from sok_embed.keras_bridge.keras_arguments import refuse_unknown_arguments
+from sok_embed.keras_bridge.layer_calls import refuse_dense_signature
 from sok_embed.kv.table_spec import RowOptions
 from sok_embed.layers.adaptive_arguments import check_adaptive_arguments
 from sok_embed.layers.adaptive_inputs import check_inputs, narrow, read_route
 from sok_embed.layers.arguments import attributes_of, check_key_type, serialize_initializer
-from sok_embed.layers.export_forms import refuse_dense_signature
 from sok_embed.layers.key_layer import KeyLayer
 from sok_embed.layers.saved_rows import SavedRows
 from sok_embed.lookups.adaptive_lookup import AdaptiveLookup

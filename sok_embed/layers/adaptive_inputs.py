@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from sok_embed.keras_bridge.layer_calls import true_ids
 from sok_embed.keras_bridge.private_state import mask_of
-from sok_embed.keras_bridge.rebuilding import true_ids
 from sok_embed.layers.adaptive_arguments import check_route
 from sok_embed.lookups.adaptive_lookup import AUTOMATIC
 from sok_embed.lookups.combining import check_ids, refuse_padding_mask

@@ -10,7 +10,7 @@ import tensorflow as tf
 from sok_embed.arguments import check_flag, check_positive, takes_options
 from sok_embed.fingerprints import keys_of_strings
 from sok_embed.keras_bridge.keras_arguments import refuse_unknown_arguments
-from sok_embed.keras_bridge.rebuilding import true_ids
+from sok_embed.keras_bridge.layer_calls import true_ids
 from sok_embed.kv.table_spec import TableOptions
 from sok_embed.layers.arguments import attributes_of, serialize_initializer
 from sok_embed.layers.table_layer import TableLayer

@@ -23,13 +23,17 @@ from sok_embed.collection.tables import CollectionCommit, TableCollection
 from sok_embed.configs.configs import distinct_tables
 from sok_embed.configs.nests import FeatureNest, Given
 from sok_embed.configs.shared_configs import share_optimizers
-from sok_embed.keras_bridge.cast_ids import refuse_casts
 from sok_embed.keras_bridge.graph_casts import checked_ids
 from sok_embed.keras_bridge.keras_arguments import refuse_unknown_arguments
+from sok_embed.keras_bridge.layer_calls import (
+    functional_inputs,
+    refuse_casts,
+    refuse_dense_signature,
+    true_ids,
+)
 from sok_embed.keras_bridge.private_state import mask_of
-from sok_embed.keras_bridge.rebuilding import plain_errors, true_ids
+from sok_embed.keras_bridge.rebuilding import plain_errors
 from sok_embed.layers.arguments import check_key_type
-from sok_embed.layers.export_forms import functional_inputs, refuse_dense_signature
 from sok_embed.layers.key_layer import activation_type
 from sok_embed.layers.rows_layer import LayerWithAnchor, SavedEntries
 from sok_embed.layers.saved_optimizers import SavedOptimizer

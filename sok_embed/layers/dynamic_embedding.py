@@ -10,9 +10,9 @@ import tensorflow as tf
 from sok_embed import communicators
 from sok_embed.arguments import check_integer, check_positive, is_among, shown, takes_options
 from sok_embed.keras_bridge.keras_arguments import refuse_unknown_arguments
+from sok_embed.keras_bridge.layer_calls import refuse_dense_signature
 from sok_embed.kv.table_spec import TableOptions
 from sok_embed.layers.arguments import attributes_of, check_key_type, serialize_initializer
-from sok_embed.layers.export_forms import refuse_dense_signature
 from sok_embed.layers.start_rows import start_rows
 from sok_embed.layers.table_layer import TableLayer
 from sok_embed.lookups.bags import bags_of, check_weights, shaped

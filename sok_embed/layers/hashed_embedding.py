@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras import ops
 
 from sok_embed.arguments import check_flag
-from sok_embed.layers.export_forms import refuse_dense_signature
+from sok_embed.keras_bridge.layer_calls import refuse_dense_signature
 from sok_embed.layers.hashed_layer import HashedLayer
 
 

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from sok_embed.arguments import check_flag, check_integer, check_positive, is_among
-from sok_embed.layers.export_forms import refuse_dense_signature
+from sok_embed.keras_bridge.layer_calls import refuse_dense_signature
 from sok_embed.layers.hashed_layer import HashedLayer
 from sok_embed.lookups.bags import rows_of
 from sok_embed.lookups.input_forms import (

@@ -16,11 +16,10 @@ import tensorflow as tf
 from sok_embed import tf_ops
 from sok_embed.arguments import check_flag, check_integer, check_positive, is_among, shown
 from sok_embed.keras_bridge import callers
-from sok_embed.keras_bridge.cast_ids import refuse_casts
 from sok_embed.keras_bridge.graph_casts import checked_ids
 from sok_embed.keras_bridge.keras_arguments import refuse_unknown_arguments
-from sok_embed.keras_bridge.layer_of_ids import LayerOfIds
-from sok_embed.keras_bridge.rebuilding import check_rebuilt, true_ids
+from sok_embed.keras_bridge.layer_calls import LayerOfIds, refuse_casts, true_ids
+from sok_embed.keras_bridge.rebuilding import check_rebuilt
 from sok_embed.kv.arguments import FLOATS_ROUND
 from sok_embed.layers.arguments import attributes_of
 from sok_embed.layers.sparse_steps import sparse_below

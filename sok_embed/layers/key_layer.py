@@ -10,10 +10,10 @@ import tensorflow as tf
 
 from sok_embed.fingerprints import keys_of_strings
 from sok_embed.initializers import derive_seed, row_initializer
-from sok_embed.keras_bridge.cast_ids import refuse_casts
 from sok_embed.keras_bridge.graph_casts import checked_ids
 from sok_embed.keras_bridge.keras_arguments import function_of_rows
-from sok_embed.keras_bridge.rebuilding import plain_errors, true_ids
+from sok_embed.keras_bridge.layer_calls import refuse_casts, true_ids
+from sok_embed.keras_bridge.rebuilding import plain_errors
 from sok_embed.layers.rows_layer import LayerWithAnchor
 from sok_embed.lookups import regularizers
 from sok_embed.lookups.lookup import LookupContext, TableLookup

@@ -21,7 +21,7 @@ from sok_embed.arguments import shown
 from sok_embed.communicators import Communicator
 from sok_embed.keras_bridge import callers
 from sok_embed.keras_bridge.anchors import watched
-from sok_embed.keras_bridge.traced_calls import refuse_call_without_values
+from sok_embed.keras_bridge.layer_calls import refuse_call_without_values
 from sok_embed.lookups.bags import Bags
 from sok_embed.lookups.exchange import OnGpu, SharedTable, TableQuery, look_up, type_of_ops
 from sok_embed.tf_ops.served import ServedRows, is_serving

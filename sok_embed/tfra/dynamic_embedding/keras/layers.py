@@ -10,8 +10,7 @@ import tensorflow as tf
 
 from sok_embed import communicators
 from sok_embed.arguments import check_positive, shown
-from sok_embed.keras_bridge.cast_ids import refuse_casts
-from sok_embed.keras_bridge.layer_of_ids import LayerOfIds
+from sok_embed.keras_bridge.layer_calls import LayerOfIds, refuse_casts
 from sok_embed.layers.arguments import check_key_type, serialize_initializer
 from sok_embed.tfra.dynamic_embedding.variable import Variable, row_start
 
