@@ -13,7 +13,7 @@ from tensorflow.python.feature_column import utils
 
 from sok_embed.arguments import check_integer, shown
 from sok_embed.feature_column.options import EmbeddingVariableOption
-from sok_embed.keras_bridge.graph_casts import checked_in_graph
+from sok_embed.keras_bridge.graph_casts import checked_ids
 
 _INT64_MAX = 2**63 - 1
 
@@ -128,7 +128,7 @@ class OwnRowsCategorical(fc_v2.CategoricalColumn, fc_v1._CategoricalColumn):
         if ids.dtype == tf.string:
             return tf.strings.to_hash_bucket_fast(ids, _INT64_MAX)
         keys = tf.bitcast(ids, tf.int64) if ids.dtype == tf.uint64 else tf.cast(ids, tf.int64)
-        return keys if tf.executing_eagerly() else checked_in_graph(f"Column '{self.key}'", keys)
+        return checked_ids(f"Column '{self.key}'", keys)
 
     def transform_feature(self, transformation_cache: Any, state_manager: Any) -> tf.SparseTensor:
         """Returns the ids in the form for columns that do not support own rows."""

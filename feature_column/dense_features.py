@@ -26,13 +26,13 @@ from sok_embed.keras_bridge.layer_calls import (
     refuse_dense_signature,
     refuse_when_served,
 )
-from sok_embed.layers.rows_layer import RowsLayer
+from sok_embed.keras_bridge.layer_with_rows import LayerWithRows
 from sok_embed.layers.saved_rows import SavedRows
 from sok_embed.lookups.lookup import check_training
 from sok_embed.training.strategies import check_strategy
 
 
-class _FeaturesLayer(RowsLayer, ABC):
+class _FeaturesLayer(LayerWithRows, ABC):
     """Base of `DenseFeatures` and `SequenceFeatures`."""
 
     _of_sequences: bool
@@ -198,6 +198,10 @@ class _FeaturesLayer(RowsLayer, ABC):
 
     def build(self, input_shape: Any = None) -> None:
         """Does nothing: all shapes are known from the columns."""
+
+    def count_params(self) -> int:
+        """Counts the numbers of static rows, which are weights, and of own rows."""
+        return keras.layers.Layer.count_params(self)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor."""

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from sok_embed.communicators import init, rank, size
     from sok_embed.configs.configs import FeatureConfig, TableConfig
     from sok_embed.fingerprints import fingerprint
-    from sok_embed.keras_bridge.dense_alone import dense_only
+    from sok_embed.keras_bridge.layer_with_rows import dense_only
     from sok_embed.kv import Storage
     from sok_embed.layers import (
         AdaptiveEmbedding,
@@ -111,7 +111,7 @@ _HOMES = {
     "Storage": "kv",
     "Table": "tables.table",
     "TableConfig": "configs.configs",
-    "dense_only": "keras_bridge.dense_alone",
+    "dense_only": "keras_bridge.layer_with_rows",
     "export_model": "serving.exporting",
     "fingerprint": "fingerprints",
     "init": "communicators",

@@ -174,7 +174,7 @@ def deposit(
         summed by key. The sum of the vectors of several deposits has the norm of the sum of their
         gradients.
     """
-    with on_cpu() if device is None else tf.device(device):
+    with tf.device(device or "/device:CPU:0"):
         anchor_gradient = ops.sok_embed_deposit(
             receipt=receipt, gradients=gradients, number=number_in_graph(), marks=marks
         )

@@ -28,7 +28,7 @@ from sok_embed.communicators.agreement import Agreement
 from sok_embed.files.records import FileRecord
 from sok_embed.files.scratch import locked_folder, remove_leftovers, work_folder
 from sok_embed.files.whole_files import sync
-from sok_embed.keras_bridge.dense_alone import LayerWithRows
+from sok_embed.keras_bridge.layer_with_rows import LayerWithRows
 from sok_embed.tables import contents, storage_copies
 
 

@@ -134,7 +134,7 @@ def as_tensor(what: str, given: Any) -> Any:
     if tf.is_tensor(given) or isinstance(given, keras.KerasTensor):
         return given
     try:
-        return as_keys(keys_of_strings(given))
+        return as_keys(given, hashes_strings=True)
     except ValueError as error:
         raise ValueError(f"{what}: {error}") from None
 

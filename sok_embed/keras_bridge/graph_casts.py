@@ -88,12 +88,15 @@ class _Through(NamedTuple):
     high: int
 
 
-def checked_ids(layer: keras.layers.Layer, ids: tf.Tensor) -> tf.Tensor:
+def checked_ids(what: str, ids: Any, layer: keras.layers.Layer | None = None) -> Any:
     """Returns the ids, with a check that fails if a cast of the model has changed them.
 
     Args:
-        layer: The layer whose `call` is running.
-        ids: Integers.
+        what: The beginning of the message.
+        ids: Integers; all else is returned as it is. A constant that was made outside of a graph
+            has come through no cast in it.
+        layer: The layer whose `call` is running, whose functional models are checked if they run
+            eagerly.
 
     Raises:
         ValueError: For such ids of a functional model that runs eagerly.
@@ -101,20 +104,9 @@ def checked_ids(layer: keras.layers.Layer, ids: tf.Tensor) -> tf.Tensor:
     """
     if not isinstance(ids, tf.Tensor) or not ids.dtype.is_integer:
         return ids
-    if tf.executing_eagerly():
-        _check_eagerly(layer, ids)
-        return ids
-    return checked_in_graph(f"Layer '{layer.name}'", ids)
-
-
-def checked_in_graph(what: str, ids: tf.Tensor) -> tf.Tensor:
-    """Returns ids of a graph as `checked_ids` does.
-
-    Args:
-        what: The beginning of the message.
-        ids: Integers. A constant that was made outside of the graph has come through no cast in it.
-    """
     if not tf.is_symbolic_tensor(ids):
+        if tf.executing_eagerly() and layer is not None:
+            _check_eagerly(what, layer, ids)
         return ids
     checks = [_assertion(what, through) for through in _through_casts(ids)]
     with tf.control_dependencies([check for check in checks if check is not None]):
@@ -127,12 +119,14 @@ def _through_casts(ids: tf.Tensor) -> Iterator[_Through]:
     parts: list[tuple[tf.Tensor, tf.Tensor | None]] = [(ids, None)]
     seen = {ids.name}
     while parts:
-        part, kept = parts.pop()
-        through, more = _sources_of(part, kept)
+        through, more = _sources_of(*parts.pop())
         if through is not None:
             yield through
-        parts += [each for each in more if each[1] is not None or each[0].name not in seen]
-        seen |= {tensor.name for tensor, condition in more if condition is None}
+        for tensor, kept in more:
+            if kept is not None or tensor.name not in seen:
+                parts.append((tensor, kept))
+            if kept is None:
+                seen.add(tensor.name)
 
 
 def _sources_of(
@@ -166,7 +160,7 @@ def _sources_of(
             tensor = source
             continue
         moved = _moved(op) if op.type in _MOVES else []
-        varying = _beside_constant(op)
+        varying = _beside_constant(op) if op.type in (*_SHIFTS, *_BOUNDS) else None
         if varying is not None and op.type in _BOUNDS:
             chooses = bounded = True  # values beyond the bound are not in the result
             tensor = varying
@@ -212,9 +206,7 @@ def _from_floats(
 
 
 def _beside_constant(op: tf.Operation) -> tf.Tensor | None:
-    """Returns the input of a binary op that is not a constant, if the other one is a constant."""
-    if op.type not in (*_SHIFTS, *_BOUNDS):
-        return None
+    """Returns the input of an op of two that is not a constant, if the other one is."""
     varying = [each for each in op.inputs if tf.get_static_value(each) is None]
     return varying[0] if len(varying) == 1 else None
 
@@ -248,8 +240,9 @@ def _narrowest(tensor: tf.Tensor) -> tf.DType | None:
             waiting += _moved(op)
         elif op.type in _ROUNDS or op.type == "Cast":
             waiting.append(op.inputs[0])
-        elif (varying := _beside_constant(op)) is not None:
-            waiting.append(varying)
+        elif op.type in (*_SHIFTS, *_BOUNDS):
+            varying = _beside_constant(op)
+            waiting += [] if varying is None else [varying]
     return min(dtypes, key=_exact_below) if is_input else None
 
 
@@ -279,7 +272,7 @@ def _message(what: str, through: _Through) -> str:
     )
 
 
-def _check_eagerly(layer: keras.layers.Layer, ids: tf.Tensor) -> None:
+def _check_eagerly(what: str, layer: keras.layers.Layer, ids: tf.Tensor) -> None:
     """Raises for ids that a functional model has cast in eager mode, by the layers of the model."""
     for call in callers.functional_calls(layer):
         own = {id(node) for nodes in call.model._nodes_by_depth.values() for node in nodes}
@@ -296,7 +289,7 @@ def _check_eagerly(layer: keras.layers.Layer, ids: tf.Tensor) -> None:
             through = _Through(tf.cast(ids, tf.int64), source, 1 - limit, limit)
             kept = (through.values >= through.low) & (through.values < limit)
             if not bool(tf.reduce_all(kept)):
-                raise ValueError(_message(f"Layer '{layer.name}'", through))
+                raise ValueError(_message(what, through))
 
 
 def _float_behind(tensor: Any) -> tf.DType | None:

@@ -31,11 +31,11 @@ from sok_embed.keras_bridge.layer_calls import (
     refuse_dense_signature,
     true_ids,
 )
+from sok_embed.keras_bridge.layer_with_rows import LayerWithRows, SavedEntries
 from sok_embed.keras_bridge.private_state import mask_of
 from sok_embed.keras_bridge.rebuilding import plain_errors
 from sok_embed.layers.arguments import check_key_type
 from sok_embed.layers.key_layer import activation_type
-from sok_embed.layers.rows_layer import LayerWithAnchor, SavedEntries
 from sok_embed.layers.saved_optimizers import SavedOptimizer
 from sok_embed.layers.saved_rows import StorableRows
 from sok_embed.lookups.collection_lookup import CollectionLookup
@@ -71,7 +71,7 @@ _REMEDIES = {
 
 
 @keras.saving.register_keras_serializable(package="sok_embed")
-class DistributedEmbedding(LayerWithAnchor):
+class DistributedEmbedding(LayerWithRows):
     """Turns the features of a batch into vectors, by as many tables as they need.
 
     Each feature looks its keys up in a table, alone or with others that share it, and combines the
@@ -219,6 +219,7 @@ class DistributedEmbedding(LayerWithAnchor):
         return self._collection.sharding
 
     def _make_anchor(self, make: Callable[..., Any]) -> Any:
+        check_strategy(f"Layer '{self.name}'")
         commit = CollectionCommit(self._collection)
         # Where no table is trained it is not a weight that an optimizer would look for a rule for.
         trains = any(self._collection.trainable)
@@ -253,7 +254,7 @@ class DistributedEmbedding(LayerWithAnchor):
             given[each.number] = feature_input(
                 what, each.feature, keys, values, mask_of(each.value)
             )
-        given = [each._replace(keys=checked_ids(self, each.keys)) for each in given]
+        given = [each._replace(keys=checked_ids(what, each.keys, self)) for each in given]
         call = self._lookup.begin(self.trainable, training)
         regularized = [feature.table.regularizer is not None for feature in self._features]
         asked = [
@@ -390,7 +391,7 @@ class DistributedEmbedding(LayerWithAnchor):
         return list(self._collection.values()) if "_collection" in vars(self) else []
 
     def _training_facts(self) -> dict[str, Any]:
-        """Returns all that decides how the tables train, with their seeds and their places."""
+        """Returns what decides how the tables train, with their seeds and their places."""
         features = {
             feature.name: {
                 "table": feature.table.name,
@@ -401,7 +402,6 @@ class DistributedEmbedding(LayerWithAnchor):
             for feature in self._features
         }
         return {
-            **super()._training_facts(),
             "output": self.output_form,
             "order": [feature.name for feature in self._features],
             "features": features,

@@ -199,8 +199,8 @@ class DynamicEmbedding(TableLayer):
         super().build(input_shape)
 
     def _training_facts(self) -> dict[str, Any]:
-        """Returns all that decides how the rows train, with digests of those they start from."""
-        return {**super()._training_facts(), "weights": self._started_from}
+        """Returns digests of the rows that the layer starts from."""
+        return {"weights": self._started_from}
 
     def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
         """Looks the keys up; with `training`, makes rows for those that have none."""
@@ -238,7 +238,7 @@ class DynamicEmbedding(TableLayer):
             vectors = self._table_lookup.pooled(call, bags, self.combiner, self._compute_type)
             return shaped(vectors, ids)
         # A regularizer and a default vector need the row of each key, which TensorFlow's ops pool.
-        rows = bags.pooled(self._rows(bags.keys, training, tf.float32), self.combiner)
+        rows = bags.pooled(self._lookup(bags.keys, training, tf.float32), self.combiner)
         return shaped(tf.cast(rows, self._compute_type), ids)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:

@@ -24,7 +24,7 @@ from sok_embed.kv.arguments import FLOATS_ROUND
 from sok_embed.layers.arguments import attributes_of
 from sok_embed.layers.sparse_steps import sparse_below
 from sok_embed.layers.weight_users import WeightUsers
-from sok_embed.training.descriptions import of_arguments, plain
+from sok_embed.training.descriptions import plain
 from sok_embed.training.same_model import USERS
 
 _LIMIT = 2**63
@@ -241,7 +241,7 @@ class HashedLayer(LayerOfIds):
         **options: Any,
     ) -> tf.Tensor:
         """Reduces bags of checked ids to `[B, embedding_dim]` in the compute dtype."""
-        ids = checked_ids(self, ids)
+        ids = checked_ids(f"Layer '{self.name}'", ids, self)
         gradient = {None: "auto", False: "dense", True: "sparse"}[self.sparse_gradient]
         if gradient == "auto":
             if self._users.only_call():
@@ -298,10 +298,10 @@ class HashedLayer(LayerOfIds):
             raise self._error("ids of int32 or int64", f"{dtype.name}. {remedy}")
 
     def _training_facts(self) -> dict[str, Any]:
-        """Returns all that decides how the layer trains, for the comparison of workers."""
+        """Returns what decides how the layer trains, beside the arguments of the constructor."""
         owner = self.weight_layer
         weight = self._initializer if owner is None else owner.name
-        return {**of_arguments(self), "weight": plain(weight)}
+        return {"weight": plain(weight)}
 
     def _error(self, expected: str, received: str) -> ValueError:
         return ValueError(f"Layer '{self.name}': expected {expected}. Received: {received}.")

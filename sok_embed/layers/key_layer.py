@@ -8,13 +8,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from sok_embed.fingerprints import keys_of_strings
+from sok_embed.arguments import check_integer
 from sok_embed.initializers import derive_seed, row_initializer
 from sok_embed.keras_bridge.graph_casts import checked_ids
 from sok_embed.keras_bridge.keras_arguments import function_of_rows
 from sok_embed.keras_bridge.layer_calls import refuse_casts, true_ids
+from sok_embed.keras_bridge.layer_with_rows import LayerWithRows
 from sok_embed.keras_bridge.rebuilding import plain_errors
-from sok_embed.layers.rows_layer import LayerWithAnchor
 from sok_embed.lookups import regularizers
 from sok_embed.lookups.lookup import LookupContext, TableLookup
 from sok_embed.optimizers import row_rules
@@ -25,7 +25,7 @@ from sok_embed.tables.tensors import as_keys
 from sok_embed.training.strategies import check_strategy
 
 
-class KeyLayer(LayerWithAnchor):
+class KeyLayer(LayerWithRows):
     """Base of the layers that look keys up in one table. Not for use by itself."""
 
     seed: int
@@ -62,12 +62,28 @@ class KeyLayer(LayerWithAnchor):
         return derive_seed(self.name) if seed is None else seed
 
     def _make_anchor(self, make: Callable[..., Any]) -> Any:
+        check_strategy(f"Layer '{self.name}'")
         return self._table_lookup.make_anchor(make, self.optimizer, name="anchor")
 
     def _begin_lookup(self, training: bool | None) -> LookupContext:
         """Begins a call of the layer, and decides whether the call may make rows."""
         check_strategy(f"Layer '{self.name}'")
         return self._table_lookup.begin(self.trainable, training)
+
+    def _lookup(
+        self, keys: tf.Tensor, training: bool | None, dtype: tf.DType | None = None
+    ) -> tf.Tensor:
+        """Returns vectors of int64 keys, `keys.shape + [dim]`, and regularizes their rows.
+
+        Args:
+            keys: The keys.
+            training: True if the call is part of training.
+            dtype: The dtype of the vectors. `None`: the compute dtype.
+        """
+        call = self._begin_lookup(training)
+        rows = self._table_lookup.vectors(call, keys, dtype=dtype or self._row_type)
+        self._regularize(keys, rows)
+        return tf.cast(rows, dtype or self._compute_type)
 
     def _regularize(self, keys: tf.Tensor, vectors: tf.Tensor) -> None:
         """Adds the loss of the distinct rows of a call, if the layer has a regularizer."""
@@ -83,10 +99,10 @@ class KeyLayer(LayerWithAnchor):
     def _to_keys(self, inputs: Any) -> tf.Tensor:
         refuse_casts(self)
         try:
-            keys = as_keys(keys_of_strings(true_ids(inputs)))
+            keys = as_keys(true_ids(inputs), hashes_strings=True)
         except ValueError as error:
             raise ValueError(f"Layer '{self.name}': {error}") from None
-        return checked_ids(self, keys)
+        return checked_ids(f"Layer '{self.name}'", keys, self)
 
     def _to_ids(self, inputs: Any) -> Any:
         """Returns the inputs with int64 keys: a tensor, ragged or sparse."""

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from sok_embed import communicators, kv
 from sok_embed.kv.table_spec import TableOptions, TableSpec
@@ -70,19 +69,6 @@ class TableLayer(KeyLayer):
         )
         if spec.storage is not None:
             group_holders.hold(spec.storage, spec.group, self, holder)
-
-    def _lookup(self, keys: tf.Tensor, training: bool | None) -> tf.Tensor:
-        """Returns embeddings of int64 keys, `keys.shape + [dim]`, in the compute dtype."""
-        return tf.cast(self._rows(keys, training), self._compute_type)
-
-    def _rows(
-        self, keys: tf.Tensor, training: bool | None, dtype: tf.DType | None = None
-    ) -> tf.Tensor:
-        """Returns rows of int64 keys, `keys.shape + [dim]`, and regularizes them."""
-        call = self._begin_lookup(training)
-        rows = self._table_lookup.vectors(call, keys, dtype=dtype or self._row_type)
-        self._regularize(keys, rows)
-        return rows
 
     def _output_spec(self, inputs: Any) -> keras.KerasTensor:
         """Returns the shape and the dtype of the output, for symbolic calls."""

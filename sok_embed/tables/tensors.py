@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_embed import kv
+from sok_embed.fingerprints import keys_of_strings
 from sok_embed.kv.arguments import FLOATS_ROUND
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -36,12 +37,18 @@ def eager(method: _Method) -> _Method:
     return checked  # type: ignore[return-value]
 
 
-def as_keys(keys: Any) -> tf.Tensor:
+def as_keys(keys: Any, *, hashes_strings: bool = False) -> tf.Tensor:
     """Converts integers to a tensor of keys. Python integers and lists become int64.
 
+    Args:
+        keys: Integers of any shape.
+        hashes_strings: True if strings are taken too, whose keys are their fingerprints.
+
     Raises:
-        ValueError: If they are not integers.
+        ValueError: If they are anything else.
     """
+    if hashes_strings and not (tf.is_tensor(keys) and keys.dtype != tf.string):
+        keys = keys_of_strings(keys)
     if not tf.is_tensor(keys) and not isinstance(keys, np.ndarray):
         array = np.asarray(keys)
         if array.size == 0:

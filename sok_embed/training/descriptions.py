@@ -122,7 +122,7 @@ def _other(value: Any) -> dict[str, Any]:
     if isinstance(value, keras.optimizers.Optimizer):
         return of_optimizer(value)
     if isinstance(value, keras.layers.Layer) and hasattr(value, "_training_facts"):
-        return dict(value._training_facts())
+        return {**of_arguments(value), **value._training_facts()}
     config = _config(value.get_config) if hasattr(value, "get_config") else None
     if config is None:
         return _attributes(value)

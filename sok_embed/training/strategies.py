@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from sok_embed import communicators, tf_ops
-from sok_embed.keras_bridge.dense_alone import LayerWithRows
+from sok_embed.keras_bridge.layer_with_rows import LayerWithRows
 from sok_embed.keras_bridge.private_state import all_layers
 from sok_embed.keras_bridge.replaced_functions import replace_function
 

@@ -182,7 +182,7 @@ class Variable(DynamicEmbedding):
         if max_norm is None:
             call = self._begin_lookup(training)
             return shaped(self._table_lookup.pooled(call, bags, combiner, self._compute_type), ids)
-        rows = _clipped(self._rows(bags.keys, training), max_norm)
+        rows = _clipped(self._lookup(bags.keys, training, self._row_type), max_norm)
         return shaped(tf.cast(bags.pooled(rows, combiner), self._compute_type), ids)
 
     def _begin_lookup(self, training: bool | None) -> LookupContext:

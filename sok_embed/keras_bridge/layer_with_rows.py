@@ -1,20 +1,26 @@
-"""Refuses calls of Keras that handle variables alone: they would silently leave rows out."""
+"""The base of layers with tables: their anchor, rows in files, refusals of Keras' other calls.
+
+Keras handles variables alone, and rows are not variables: calls that would silently leave rows out
+are refused.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 
 from sok_embed import communicators, kv
 from sok_embed.keras_bridge import callers
 from sok_embed.keras_bridge.anchors import is_anchor
-from sok_embed.keras_bridge.counted_rows import counted_rows
+from sok_embed.keras_bridge.counted_rows import RowCount, counted_rows
 from sok_embed.keras_bridge.layer_calls import LayerOfIds
+from sok_embed.keras_bridge.rebuilding import check_rebuilt
 from sok_embed.optimizers.row_rules import row_rule
 
 _allowed: ContextVar[bool] = ContextVar("sok_embed_dense_only", default=False)
@@ -62,8 +68,24 @@ def dense_only() -> Iterator[None]:
         _allowed.reset(token)
 
 
+class SavedEntries(Protocol):
+    """A part of what a layer has in a Keras file beside its variables."""
+
+    def has(self, entry: str) -> bool:
+        """Returns whether an entry of a file belongs to this part."""
+
+    def save(self, store: Any) -> None:
+        """Adds the entries."""
+
+    def read(self, store: Any) -> Callable[[], None]:
+        """Reads and checks the entries, and returns a function that puts them into the layer."""
+
+
 class LayerWithRows(LayerOfIds):
-    """A layer whose rows are not variables, so that code which handles variables lacks the rows."""
+    """Base of the layers whose rows are in tables. Do not use it directly.
+
+    Keras finds the anchor as the only weight, so that code which handles variables lacks the rows.
+    """
 
     # Whether rows in a storage may come from the copy beside the file of a model.
     _reads_storage_copies = True
@@ -76,24 +98,62 @@ class LayerWithRows(LayerOfIds):
         """Returns for each table whether training changes it."""
         return [self.trainable] * len(self._tables())
 
+    def _saved_rows(self) -> Sequence[SavedEntries]:
+        """Returns the layer's entries in a Keras file beside its variables."""
+        raise NotImplementedError
+
+    def _make_anchor(self, make: Callable[..., Any]) -> Any:
+        """Returns the anchor, which it makes with a function like `add_weight`."""
+        raise NotImplementedError
+
+    def _training_facts(self) -> dict[str, Any]:
+        """Returns what decides how the rows train, beside the arguments of the constructor."""
+        return {}
+
     def _follows_model(self) -> bool:
         """Returns whether the optimizer of the model trains rows of the layer."""
         return True
 
-    def _storages(self) -> list[kv.Storage]:
-        """Returns the storages in which rows of the layer lie, each once."""
-        found = (getattr(table, "storage", None) for table in self._tables())
-        return list(dict.fromkeys(storage for storage in found if storage is not None))
-
-    def _trained_storages(self) -> list[kv.Storage]:
-        """Returns the storages whose rows training changes."""
-        tables = zip(self._tables(), self._trained_tables(), strict=True)
-        found = (getattr(table, "storage", None) for table, trained in tables if trained)
-        return [storage for storage in found if storage is not None]
+    def _storages(self, trained: bool = False) -> list[kv.Storage]:
+        """Returns the storages in which rows of the layer lie, or rows that change, each once."""
+        found: dict[kv.Storage, None] = {}
+        for table, is_trained in zip(self._tables(), self._trained_tables(), strict=True):
+            storage = getattr(table, "storage", None)
+            if storage is not None and (is_trained or not trained):
+                found[storage] = None
+        return list(found)
 
     def _rows_are_kept(self) -> bool:
         """Returns whether all rows lie in storages, where they stay when weights are set."""
         return all(getattr(table, "storage", None) is not None for table in self._tables())
+
+    def build(self, input_shape: Any = None) -> None:
+        """Makes the anchor."""
+        self.anchor = self._make_anchor(functools.partial(self.add_weight, autocast=False))
+        self.built = True
+
+    def count_params(self) -> int:
+        """Counts the numbers in the vectors of this worker's rows; a summary shows bytes too."""
+        numbers = super().count_params()  # this raises for a layer that is not built
+        return RowCount.of(self._tables(), numbers)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Adds the rows to Keras' file; rows in a storage are flushed, and stay there."""
+        super().save_own_variables(store)
+        for storage in self._storages():
+            storage.flush()
+        for saved in self._saved_rows():
+            saved.save(store)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Takes the rows of this worker from Keras' file, unless they are in a storage."""
+        check_rebuilt()
+        parts = self._saved_rows()
+        put_rows = [saved.read(store) for saved in parts]
+        others = [name for name in store.keys() if not any(saved.has(name) for saved in parts)]
+        super().load_own_variables({name: store[name] for name in others})
+        for put in put_rows:
+            put()
 
     @property
     def trainable(self) -> bool:
@@ -164,22 +224,18 @@ class LayerWithRows(LayerOfIds):
                 workers; and for rows in a read-only storage.
         """
         callbacks = callers.callbacks_at_start_of_fit()
-        if callbacks:
-            self._check_trains()
+        for storage in self._storages(trained=True) if callbacks else ():
+            if storage.read_only:
+                raise ValueError(
+                    f"Layer '{self.name}': expected a storage that may be written, as fit trains "
+                    f"its rows. Received: {storage!r}. Freeze the layer, by layer.trainable = "
+                    "False; or open the storage for writing. To go on from a file with rows beside "
+                    "it, make the model by its class, and put them in by "
+                    "model.load_weights(file)."
+                )
         for callback in callbacks:
             self._check_callback(callback)
         return super().metrics
-
-    def _check_trains(self) -> None:
-        """Raises for rows that `fit` could not change, before it changes dense weights."""
-        fixed = [storage for storage in self._trained_storages() if storage.read_only]
-        if fixed:
-            raise ValueError(
-                f"Layer '{self.name}': expected a storage that may be written, as fit trains its "
-                f"rows. Received: {fixed[0]!r}. Freeze the layer, by layer.trainable = False; or "
-                "open the storage for writing. To go on from a file with rows beside it, make the "
-                "model by its class, and put them in by model.load_weights(file)."
-            )
 
     def get_config(self) -> dict[str, Any]:
         """Returns the config; raises for HDF5, which writes configs first and weights later."""
@@ -255,7 +311,7 @@ class LayerWithRows(LayerOfIds):
 
     def _check_rows_stay(self, callback: str) -> None:
         """Raises for a callback of Keras whose file would soon be older than the rows on disk."""
-        changing = [storage for storage in self._trained_storages() if not storage.read_only]
+        changing = [storage for storage in self._storages(trained=True) if not storage.read_only]
         if changing:
             raise ValueError(
                 f"Layer '{self.name}': expected sok_embed.callbacks.{callback}, which keeps the "
