@@ -9,10 +9,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from sok_embed.tf_ops.native import number_in_graph, on_cpu, ops
+from sok_embed.tf_ops.native import on_cpu, ops
 from sok_embed.tf_ops.pooled import trained_token
 from sok_embed.tf_ops.served import ServedRows, as_int64, checked, is_serving
-from sok_embed.tf_ops.tables import Lookup, deposit, has_marks
+from sok_embed.tf_ops.tables import Lookup, deposit, has_marks, number_in_graph
 
 _NO_BUCKETS = np.zeros([0], np.int64)
 

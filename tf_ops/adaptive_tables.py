@@ -9,9 +9,17 @@ import numpy as np
 import tensorflow as tf
 
 from sok_embed.tf_ops import stock_hashes
-from sok_embed.tf_ops.native import number_in_graph, on_cpu, ops
+from sok_embed.tf_ops.native import on_cpu, ops
 from sok_embed.tf_ops.served import ServedAdaptiveRows, as_int64, is_serving
-from sok_embed.tf_ops.tables import Export, Lookup, checked, deposit, has_marks, spec_of
+from sok_embed.tf_ops.tables import (
+    Export,
+    Lookup,
+    checked,
+    deposit,
+    has_marks,
+    number_in_graph,
+    spec_of,
+)
 
 _NO_COUNTS = np.zeros([0], np.int64)
 _NO_MASK = np.zeros([0], np.int32)

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from sok_embed.tf_ops.native import number_in_graph, on_cpu, ops
-from sok_embed.tf_ops.tables import Lookup, deposit, has_marks
+from sok_embed.tf_ops.native import on_cpu, ops
+from sok_embed.tf_ops.tables import Lookup, deposit, has_marks, number_in_graph
 
 # Kinds of bags of a feature: each key is a bag; all keys at one index of the first dimension are a
 # bag; row splits divide the keys into bags.

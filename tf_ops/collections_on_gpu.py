@@ -19,9 +19,9 @@ from sok_embed.tf_ops.collections import (
     CollectionTables,
     outputs_of,
 )
-from sok_embed.tf_ops.native import number_in_graph, on_cpu, ops
+from sok_embed.tf_ops.native import on_cpu, ops
 from sok_embed.tf_ops.pooled import pooled_gradients, trained_token
-from sok_embed.tf_ops.tables import deposit, has_marks
+from sok_embed.tf_ops.tables import deposit, has_marks, number_in_graph
 
 
 def collection_serve_on_gpu(

@@ -10,6 +10,7 @@ stay unmarked and compute the norm.
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
@@ -23,14 +24,21 @@ _CHECKS = ("CheckNumerics", "CheckNumericsV2", "Print", "Assert")
 _LABEL = "_sok_embed_deposits"
 
 
+@dataclass
 class _Deposits:
-    """The deposits of a graph that is traced, and the allowed uses of their gradients."""
+    """The deposits of a graph that is traced, and the allowed uses of their gradients.
 
-    def __init__(self) -> None:
-        self.made: list[tf.Operation] = []
-        self.slots: set[int] = set()  # ids of handles
-        self.unused: set[tf.Operation] = set()
-        self.last: tf.Operation | None = None  # the last update
+    Attributes:
+        made: The deposits.
+        slots: The ids of handles of variables that may get gradients.
+        unused: Ops whose results may stay unused.
+        last: The last update.
+    """
+
+    made: list[tf.Operation] = field(default_factory=list)
+    slots: set[int] = field(default_factory=set)
+    unused: set[tf.Operation] = field(default_factory=set)
+    last: tf.Operation | None = None
 
 
 def note_deposit(anchor_gradient: tf.Tensor) -> None:
@@ -62,7 +70,8 @@ def note_update(commit: tf.Tensor, change: Any, variables: list[Any]) -> None:
     deposits = None if tf.executing_eagerly() else getattr(commit.graph, _LABEL, None)
     if deposits is None:
         return
-    deposits.slots.update([id(variable.value.handle) for variable in variables])
+    for variable in variables:
+        deposits.slots.add(id(variable.value.handle))
     deposits.last = commit.op
     if isinstance(change, tf.Tensor) and hasattr(change, "op"):
         deposits.unused.add(change.op)
@@ -80,7 +89,10 @@ def _mark_unread(deposits: _Deposits, graph: Any) -> None:
             unused.add(operation)
         if operation == deposits.last:
             break
-    slots = {id(inside) for outside, inside in graph.captures if id(outside) in deposits.slots}
+    slots = set()
+    for outside, inside in graph.captures:
+        if id(outside) in deposits.slots:
+            slots.add(id(inside))
     for operation in deposits.made:
         if _is_unread(operation, slots, unused):
             operation._set_attr("measures", attr_value_pb2.AttrValue(b=False))

@@ -5,7 +5,6 @@ Ops belong to a minor version of TensorFlow, whose C++ classes they use: `_ops_2
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,6 @@ from sok_embed.tf_ops.nvrtc import find_compiler
 
 _FOLDER = Path(__file__).parent
 
-_numbers = itertools.count(1)
-
 
 def on_cpu() -> Any:
     """Places the op that makes a handle on the CPU, whatever device the caller has set.
@@ -25,15 +22,6 @@ def on_cpu() -> Any:
     Each device has its own names, so one name on two devices would mean two tables.
     """
     return tf.device("/device:CPU:0")
-
-
-def number_in_graph() -> int:
-    """Returns the number of the next op in a graph, by the order in which ops are made.
-
-    Returns:
-        The number; 0 in eager execution, which needs no numbers.
-    """
-    return 0 if tf.executing_eagerly() else next(_numbers)
 
 
 def find_library(folder: Path, version: str) -> Path:

@@ -6,6 +6,7 @@ the same 64 bits are the same key.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ import tensorflow as tf
 
 from sok_embed.binding.spec_text import spec_text
 from sok_embed.tf_ops.measuring import note_deposit
-from sok_embed.tf_ops.native import number_in_graph, on_cpu, ops
+from sok_embed.tf_ops.native import on_cpu, ops
 from sok_embed.tf_ops.served import ServedRows, as_int64
 
 # The length of an anchor whose gradient identifies deposits: kAnchorSize in the core's tickets.h.
@@ -23,6 +24,8 @@ ANCHOR_SIZE = 192
 ANCHOR_COORDINATES = 64
 # The ratio of two marks of deposits is a power of 2 to this number: kMarkStep in tickets.h.
 ANCHOR_MARK_STEP = 16
+
+_numbers = itertools.count(1)
 
 
 def table_handle(shared_name: str, dim: int, **attributes: Any) -> tf.Tensor:
@@ -145,6 +148,15 @@ def lookup(
 def _lookup_gradient(op: Any, upstream: tf.Tensor, _: Any) -> list[tf.Tensor | None]:
     deposited = deposit(op.outputs[1], upstream, marks=has_marks(op.inputs[2]))
     return [None, None, deposited, *[None] * (len(op.inputs) - 3)]
+
+
+def number_in_graph() -> int:
+    """Returns the number of the next op in a graph, by the order in which ops are made.
+
+    Returns:
+        The number; 0 in eager execution, which needs no numbers.
+    """
+    return 0 if tf.executing_eagerly() else next(_numbers)
 
 
 def has_marks(anchor: tf.Tensor) -> bool:

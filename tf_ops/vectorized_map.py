@@ -14,7 +14,8 @@ from tensorflow.core.framework.attr_value_pb2 import AttrValue
 from tensorflow.python.ops.parallel_for import pfor
 
 from sok_embed.tf_ops.collections import BAG_A_ROW
-from sok_embed.tf_ops.native import number_in_graph, on_cpu
+from sok_embed.tf_ops.native import on_cpu
+from sok_embed.tf_ops.tables import number_in_graph
 
 # Ops that are converted even if their inputs do not seem to differ from turn to turn: one variant
 # has the bags of all turns, and the places of own rows are always those of all turns.

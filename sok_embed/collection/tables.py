@@ -21,8 +21,8 @@ from sok_embed.optimizers.row_rules import check_own, has_schedule
 from sok_embed.planning import Plan, PlannedTable
 from sok_embed.planning.tables import KEY, REPLICATED
 from sok_embed.tables import group_holders
+from sok_embed.tables.base_table import OwnedResource
 from sok_embed.tables.changed_rows import commit_and_change
-from sok_embed.tables.owned_resource import OwnedResource
 from sok_embed.tables.owners import EveryWorkerRule, MixedRule, OneWorkerRule, OwnerRule, salt_of
 from sok_embed.tables.table import Table, table_of
 from sok_embed.training.commit import Commit, TrainedTable

@@ -251,11 +251,7 @@ class AdaptiveEmbedding(KeyLayer):
                 route = values_beside("a mask", route, ids)
         if self.combiner is not None:
             return self._pool(ids, route, training)
-        call = self._begin_lookup(training)
-        keys = flat_values(ids)
-        rows = self._table_lookup.routed(call, keys, route, self._row_type)
-        self._regularize(keys, rows)
-        vectors = tf.cast(rows, self._compute_type)
+        vectors = self._lookup(flat_values(ids), training, routes=route)
         return ids.with_flat_values(vectors) if isinstance(ids, tf.RaggedTensor) else vectors
 
     def _pool(self, ids: Any, route: Any, training: bool | None) -> Any:
@@ -270,10 +266,8 @@ class AdaptiveEmbedding(KeyLayer):
             route = tf.reshape(route, tf.shape(bags.keys))
         # Wrong inputs must raise before anything is learned from them.
         with tf.control_dependencies([] if bags.splits is None else [bags.splits]):
-            call = self._begin_lookup(training)
             # Sums are in float32, whatever the compute dtype.
-            vectors = self._table_lookup.routed(call, bags.keys, route, tf.float32)
-            self._regularize(bags.keys, vectors)
+            vectors = self._lookup(bags.keys, training, tf.float32, routes=route)
         pooled = bags.pooled(vectors, self.combiner)
         return shaped(tf.cast(pooled, self._compute_type), ids)
 

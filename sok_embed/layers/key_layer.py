@@ -8,15 +8,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from sok_embed.arguments import check_integer
 from sok_embed.initializers import derive_seed, row_initializer
 from sok_embed.keras_bridge.graph_casts import checked_ids
 from sok_embed.keras_bridge.keras_arguments import function_of_rows
 from sok_embed.keras_bridge.layer_calls import refuse_casts, true_ids
 from sok_embed.keras_bridge.layer_with_rows import LayerWithRows
 from sok_embed.keras_bridge.rebuilding import plain_errors
-from sok_embed.lookups import regularizers
 from sok_embed.lookups.lookup import LookupContext, TableLookup
+from sok_embed.lookups.regularizers import distinct_rows
 from sok_embed.optimizers import row_rules
 from sok_embed.tables import row_constraints
 from sok_embed.tables.adaptive_table import AdaptiveTable
@@ -71,7 +70,11 @@ class KeyLayer(LayerWithRows):
         return self._table_lookup.begin(self.trainable, training)
 
     def _lookup(
-        self, keys: tf.Tensor, training: bool | None, dtype: tf.DType | None = None
+        self,
+        keys: tf.Tensor,
+        training: bool | None,
+        dtype: tf.DType | None = None,
+        routes: Any = None,
     ) -> tf.Tensor:
         """Returns vectors of int64 keys, `keys.shape + [dim]`, and regularizes their rows.
 
@@ -79,16 +82,13 @@ class KeyLayer(LayerWithRows):
             keys: The keys.
             training: True if the call is part of training.
             dtype: The dtype of the vectors. `None`: the compute dtype.
+            routes: The routes of keys in an adaptive table.
         """
         call = self._begin_lookup(training)
-        rows = self._table_lookup.vectors(call, keys, dtype=dtype or self._row_type)
-        self._regularize(keys, rows)
-        return tf.cast(rows, dtype or self._compute_type)
-
-    def _regularize(self, keys: tf.Tensor, vectors: tf.Tensor) -> None:
-        """Adds the loss of the distinct rows of a call, if the layer has a regularizer."""
+        rows = self._table_lookup.vectors(call, keys, routes, dtype or self._row_type)
         if self.embeddings_regularizer is not None:
-            self.add_loss(self.embeddings_regularizer(regularizers.distinct_rows(keys, vectors)))
+            self.add_loss(self.embeddings_regularizer(distinct_rows(keys, rows)))
+        return tf.cast(rows, dtype or self._compute_type)
 
     def _tables(self) -> list[Any]:
         return [self.table] if "table" in vars(self) else []

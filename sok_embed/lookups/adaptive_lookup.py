@@ -39,8 +39,12 @@ class AdaptiveLookup(TableLookup):
 
         super().__init__(table, host, read, buckets=table.static_buckets)
 
-    def routed(
-        self, context: LookupContext, keys: tf.Tensor, route: Any, dtype: tf.DType
+    def vectors(
+        self,
+        context: LookupContext,
+        keys: tf.Tensor,
+        routes: Any = AUTOMATIC,
+        dtype: tf.DType = tf.float32,
     ) -> tf.Tensor:
         """Looks keys up. Collective, if there are several workers.
 
@@ -50,20 +54,20 @@ class AdaptiveLookup(TableLookup):
         Args:
             context: The context of the lookup, from `begin`.
             keys: int64 of any shape.
-            route: -1, 0 or 1 for all keys, or int32 of the shape of the keys.
+            routes: -1, 0 or 1 for all keys, or int32 of the shape of the keys.
             dtype: The dtype of the result.
 
         Returns:
             `keys.shape + [dim]`.
         """
         several = self.communicator().size > 1
-        if isinstance(route, int):
-            sent = several or route != AUTOMATIC
-            routes = tf.fill(tf.shape(keys), route) if sent else None
-            return self.vectors(context, keys, routes, dtype)
+        if isinstance(routes, int):
+            sent = several or routes != AUTOMATIC
+            of_keys = tf.fill(tf.shape(keys), routes) if sent else None
+            return super().vectors(context, keys, of_keys, dtype)
         if not several:
-            return self.vectors(context, keys, route, dtype)
-        flat, flat_keys = tf.reshape(route, [-1]), tf.reshape(keys, [-1])
+            return super().vectors(context, keys, routes, dtype)
+        flat, flat_keys = tf.reshape(routes, [-1]), tf.reshape(keys, [-1])
         with tf.control_dependencies(_assertions(flat)):
             is_static = tf.equal(flat, _STATIC)
         # If one position of a key has route 1, its other positions without route 0 read the own row

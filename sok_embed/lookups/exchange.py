@@ -217,19 +217,15 @@ def pooled_rows(
         tf.errors.FailedPreconditionError: In functions, likewise.
     """
     name = f"sok_embed.{name}"
+    of_ops = tf.float32 if dtype == tf.float16 else dtype  # the ops have no float16
     if isinstance(place, OnGpu) and communicators.size() == 1:
-        pooled = place.read_and_pooled(plan, batch, concat, type_of_ops(dtype))
+        pooled = place.read_and_pooled(plan, batch, concat, of_ops)
     else:
         plan = _agreed(plan, tables, place)
         asked = _to_owners(plan, batch, name, trains)
         rows = _to_askers(plan, asked.request, place.rows(plan, asked), name)
-        pooled = place.pooled(plan, batch, rows, asked.request.asked, concat, type_of_ops(dtype))
+        pooled = place.pooled(plan, batch, rows, asked.request.asked, concat, of_ops)
     return [tf.cast(vectors, dtype) for vectors in pooled]
-
-
-def type_of_ops(dtype: tf.DType) -> tf.DType:
-    """Returns the dtype in which ops make vectors: they make float32 in place of float16."""
-    return tf.float32 if dtype == tf.float16 else dtype
 
 
 def _agreed(

@@ -23,7 +23,7 @@ from sok_embed.keras_bridge import callers
 from sok_embed.keras_bridge.anchors import watched
 from sok_embed.keras_bridge.layer_calls import refuse_call_without_values
 from sok_embed.lookups.bags import Bags
-from sok_embed.lookups.exchange import OnGpu, SharedTable, TableQuery, look_up, type_of_ops
+from sok_embed.lookups.exchange import OnGpu, SharedTable, TableQuery, look_up
 from sok_embed.tf_ops.served import ServedRows, is_serving
 from sok_embed.training.commit import Commit
 from sok_embed.training.strategies import own_part, parts_of, workers_summed
@@ -107,7 +107,9 @@ class Lookup:
                 f"is called under, of {workers} workers. Received: a layer that was built outside. "
                 "Make the model within `with strategy.scope():`."
             )
-        anchor = own_part(watched(self.anchor), parts, self._made_for[0])
+        anchor = watched(self.anchor)
+        if parts > 1:
+            anchor = own_part(anchor, self._made_for[0])
         return LookupContext(anchor, trains, trains and callers.recomputing())
 
     def communicator(self) -> Communicator:
@@ -244,8 +246,9 @@ class TableLookup(Lookup):
             `keys.shape + [dim]`.
         """
         if is_serving() or self.communicator().size == 1:
-            asked = tf_ops.TableKeys(keys, said=routes)
-            found = self.read(context, type_of_ops(dtype), asked)
+            # The ops have no float16.
+            of_ops = tf.float32 if dtype == tf.float16 else dtype
+            found = self.read(context, of_ops, tf_ops.TableKeys(keys, said=routes))
             return tf.cast(found.embeddings, dtype)
         return self.shaped(self._look_up(context, self.query(context, keys, routes), dtype), keys)
 

@@ -32,7 +32,7 @@ from sok_embed.serving.workers_export import (
     written_by_first,
 )
 from sok_embed.tables.adaptive_table import AdaptiveTable
-from sok_embed.tables.owned_resource import OwnedResource
+from sok_embed.tables.base_table import OwnedResource
 from sok_embed.tables.table import Table
 from sok_embed.tf_ops.served import Pool, ServedRows, served_by
 

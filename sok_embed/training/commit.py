@@ -129,7 +129,7 @@ class Commit(AnchorConstraint):
         optimizer = update.optimizer
         committed = self._commit(optimizer, update.variable, redeemed, update.learning_rate)
         # Slots of anchors are not read, except gradients that the optimizer accumulates.
-        read = {id(each) for each in getattr(optimizer, "_accumulated_gradients", [])}
+        read = set(map(id, getattr(optimizer, "_accumulated_gradients", [])))
         shape = tuple(update.variable.shape)
         slots = [
             each

@@ -71,17 +71,13 @@ def parts_of(anchor: tf.Tensor | tf.Variable) -> int:
     return 1 if elements is None else max(1, elements // tf_ops.ANCHOR_SIZE)
 
 
-def own_part(anchor: tf.Tensor, parts: int, worker: int) -> tf.Tensor:
+def own_part(anchor: tf.Tensor, worker: int) -> tf.Tensor:
     """Returns the part of a worker, float32 `[ANCHOR_SIZE]`. Differentiable.
 
     Args:
-        anchor: float32 `[parts * ANCHOR_SIZE]`, an anchor or its gradient. An anchor of a single
-            part may have another shape, and is returned as it is.
-        parts: The number of workers that have a part.
+        anchor: float32 `[parts * ANCHOR_SIZE]`, an anchor or its gradient.
         worker: The rank of the worker.
     """
-    if parts == 1:
-        return anchor
     part = anchor[worker * tf_ops.ANCHOR_SIZE : (worker + 1) * tf_ops.ANCHOR_SIZE]
     part.set_shape([tf_ops.ANCHOR_SIZE])
     return part
@@ -175,7 +171,7 @@ def own_gradient(gradient: tf.Tensor | None, parts: int, table: str) -> tf.Tenso
     if tf.executing_eagerly() and not alike:
         raise ValueError(error)
     with tf.control_dependencies([tf.debugging.Assert(alike, [error])]):
-        return tf.identity(own_part(gradient, parts, communicators.rank()))
+        return tf.identity(own_part(gradient, communicators.rank()))
 
 
 def _place(strategy: Any) -> tuple[int, int]:

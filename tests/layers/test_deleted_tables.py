@@ -20,7 +20,7 @@ from tiers import long
 import sok_embed
 from sok_embed import tf_ops
 from sok_embed.initializers import RowInitializer
-from sok_embed.tables.owned_resource import OwnedResource
+from sok_embed.tables.base_table import OwnedResource
 from sok_embed.tables.table import Table
 
 GONE = "was deleted"
