@@ -73,15 +73,13 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping) and value:
         for name in sorted(value, key=lambda each: (each != "class", each)):
             yield from _leaves(value[name], f"{path}.{name}" if path else name)
-    elif any(isinstance(each, (Mapping, list, tuple)) for each in _elements(value)):
+    elif isinstance(value, (list, tuple)) and any(
+        isinstance(each, (Mapping, list, tuple)) for each in value
+    ):
         for i, each in enumerate(value):
             yield from _leaves(each, f"{path}[{i}]")
     else:
         yield path, json.dumps(value)
-
-
-def _elements(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, (list, tuple)) else ()
 
 
 def differences(of_workers: Sequence[Mapping[str, str]]) -> str:

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from sok_embed.configs.configs import FeatureConfig, feature_config
 
+_ABSENT = object()  # stands for the value of a feature that a nest does not have
+
 
 class Given(NamedTuple):
     """A feature for which a call has an input.
@@ -40,7 +42,7 @@ class FeatureNest:
     def __init__(self, layer: str, configs: Any) -> None:
         self._what = f"Layer '{layer}': expected"
         self.configs = _mapped(configs, feature_config)
-        self.features = [feature for _, feature, _ in _walk(self.configs, self.configs)]
+        self.features = [feature for feature, _ in _leaves(self.configs, self.configs, "")]
         if not self.features:
             raise ValueError("Expected at least one FeatureConfig. Received: none.")
         self._check_keys()
@@ -69,8 +71,10 @@ class FeatureNest:
                 all.
         """
         what = f"{self._what} inputs"
-        _check(self.configs, nest, what, (), may_lack=False)
-        given = [Given(*each) for each in _walk(self.configs, nest)]
+        given = []
+        for number, (feature, value) in enumerate(_leaves(self.configs, nest, what)):
+            if value is not _ABSENT:
+                given.append(Given(number, feature, value))
         if not given:
             raise ValueError(
                 f"{what} of at least one of the features {_names(self._feature_names)}. "
@@ -94,8 +98,9 @@ class FeatureNest:
         if isinstance(nest, Mapping) and set(nest).issubset(self._feature_names):
             by_name = dict(nest)
         else:
-            _check(self.configs, nest, what, (), may_lack=True)
-            by_name = {feature.name: value for _, feature, value in _walk(self.configs, nest)}
+            by_name = {}
+            for feature, value in _leaves(self.configs, nest, what, may_lack=True):
+                by_name[feature.name] = None if value is _ABSENT else value
         lacking = {name for name, value in by_name.items() if value is not None}
         lacking -= {each.feature.name for each in given}
         if lacking:
@@ -112,8 +117,7 @@ class FeatureNest:
             nest: The inputs, which may lack features in dicts.
             values: A value for each feature that `inputs` finds in the nest, in its order.
         """
-        iterator = iter(values)
-        return _packed(self.configs, nest, lambda: next(iterator))
+        return _packed(self.configs, nest, iter(values))
 
     def mapped(self, function: Callable[[FeatureConfig], Any]) -> Any:
         """Returns the nest of the configs with the result of a function for each."""
@@ -124,42 +128,62 @@ class FeatureNest:
         return [feature.name for feature in self.features]
 
 
-def _walk(configs: Any, nest: Any) -> Iterator[tuple[int, FeatureConfig, Any]]:
-    """Yields number, config and value of each feature in a nest; dicts by sorted keys.
+def _leaves(
+    configs: Any, given: Any, what: str, path: tuple[Any, ...] = (), *, may_lack: bool = False
+) -> Iterator[tuple[FeatureConfig, Any]]:
+    """Yields each feature with its value in a nest, or `_ABSENT`; dicts by sorted keys.
 
     The order is the order in which `keras.tree` goes through the nest.
+
+    Args:
+        configs: The nest of configs, or a part of it.
+        given: The nest, or the part in the same place. `_ABSENT`: there is none.
+        what: The beginning of messages.
+        path: The keys that lead to the part.
+        may_lack: True if `None` may stand for a part.
+
+    Raises:
+        ValueError: For a nest that differs from the nest of the configs.
     """
-    count = 0
-
-    def walk(part: Any, given: Any, present: bool) -> Iterator[tuple[int, FeatureConfig, Any]]:
-        nonlocal count
-        if isinstance(part, FeatureConfig):
-            number, count = count, count + 1
-            if present:
-                yield number, part, given
-            return
-        keys = sorted(part) if isinstance(part, Mapping) else range(len(part))
-        for key in keys:
-            here = present and given is not None
-            here = here and (not isinstance(part, Mapping) or key in given)
-            yield from walk(part[key], given[key] if here else None, here)
-
-    return walk(configs, nest, True)
-
-
-def _packed(configs: Any, nest: Any, next_value: Callable[[], Any]) -> Any:
+    if given is None and may_lack:
+        given = _ABSENT
     if isinstance(configs, FeatureConfig):
-        return next_value()
+        if given is None:
+            raise ValueError(f"{what} of the feature '{configs.name}'. Received: None.")
+        yield configs, given
+        return
+    place = "".join(f"[{key!r}]" for key in path) or "as a whole"
+    is_dict = isinstance(configs, Mapping)
+    if given is _ABSENT:
+        pass
+    elif is_dict:
+        if not isinstance(given, Mapping):
+            raise ValueError(
+                f"{what} in a dict with {_names(configs)} ({place}). Received: "
+                f"{type(given).__name__}."
+            )
+        if not set(given).issubset(configs):
+            raise ValueError(
+                f"{what} with the keys {_names(configs)} ({place}). Received: {_names(given)}."
+            )
+    elif not isinstance(given, (list, tuple)) or len(given) != len(configs):
+        count = len(given) if isinstance(given, (list, tuple)) else type(given).__name__
+        raise ValueError(f"{what} in a list of {len(configs)} ({place}). Received: {count}.")
+    for key in sorted(configs) if is_dict else range(len(configs)):
+        lacks = given is _ABSENT or (is_dict and key not in given)
+        part = _ABSENT if lacks else given[key]
+        yield from _leaves(configs[key], part, what, (*path, key), may_lack=may_lack)
+
+
+def _packed(configs: Any, nest: Any, values: Iterator[Any]) -> Any:
+    if isinstance(configs, FeatureConfig):
+        return next(values)
     if isinstance(configs, Mapping):
         by_key = {
-            key: _packed(configs[key], nest[key], next_value)
-            for key in sorted(configs)
-            if key in nest
+            key: _packed(configs[key], nest[key], values) for key in sorted(configs) if key in nest
         }
         return {key: by_key[key] for key in configs if key in by_key}
-    return _like(
-        configs, [_packed(part, nest[key], next_value) for key, part in enumerate(configs)]
-    )
+    return _like(configs, [_packed(part, nest[key], values) for key, part in enumerate(configs)])
 
 
 def _mapped(nest: Any, function: Callable[[Any], Any]) -> Any:
@@ -182,43 +206,6 @@ def _like(nest: Any, parts: list[Any]) -> Any:
     if isinstance(nest, list):  # Keras' own class of lists becomes a plain one
         return parts
     return type(nest)(*parts) if hasattr(nest, "_fields") else tuple(parts)
-
-
-def _check(configs: Any, given: Any, what: str, path: tuple[Any, ...], *, may_lack: bool) -> None:
-    """Raises ValueError for a nest that differs from the nest of the configs.
-
-    Args:
-        configs: The nest of configs, or a part of it.
-        given: The nest, or the part in the same place.
-        what: The beginning of the message.
-        path: The keys that lead to the part.
-        may_lack: True if `None` may stand for a part.
-    """
-    if given is None and may_lack:
-        return
-    if isinstance(configs, FeatureConfig):
-        if given is None:
-            raise ValueError(f"{what} of the feature '{configs.name}'. Received: None.")
-        return
-    place = "".join(f"[{key!r}]" for key in path) or "as a whole"
-    if isinstance(configs, Mapping):
-        if not isinstance(given, Mapping):
-            raise ValueError(
-                f"{what} in a dict with {_names(configs)} ({place}). Received: "
-                f"{type(given).__name__}."
-            )
-        if any(key not in configs for key in given):
-            raise ValueError(
-                f"{what} with the keys {_names(configs)} ({place}). Received: {_names(given)}."
-            )
-        parts = {key: part for key, part in configs.items() if key in given}.items()
-    elif not isinstance(given, (list, tuple)) or len(given) != len(configs):
-        count = len(given) if isinstance(given, (list, tuple)) else type(given).__name__
-        raise ValueError(f"{what} in a list of {len(configs)} ({place}). Received: {count}.")
-    else:
-        parts = dict(enumerate(configs)).items()
-    for key, part in parts:
-        _check(part, given[key], what, (*path, key), may_lack=may_lack)
 
 
 def _names(keys: Any) -> str:

@@ -74,13 +74,17 @@ def check_same_step(optimizer: Any, variables: Sequence[Any], averages: bool) ->
     def describe() -> Description:
         facts = {**of_optimizer(optimizer), "averaging over workers": averages}
         if isinstance(optimizer, keras.optimizers.Optimizer):
-            facts["steps before"] = _value_of(optimizer.iterations)
-        return {
+            facts["steps before"] = int(tf.convert_to_tensor(optimizer.iterations))
+        found = {
             "the optimizer": facts,
             **(_of_variables(variables, optimizer) if averages else {}),
             **_of_hosts(_hosts_of(variables)),
-            **_of_fitted_model(optimizer),
         }
+        model = callers.fitting_model()
+        fitted: Any = None if model is None else model.optimizer
+        if model is not None and optimizer in (fitted, getattr(fitted, "inner_optimizer", None)):
+            found |= _of_model(model)
+        return found
 
     _check("the first step of an optimizer", describe)
     _compared.add(optimizer)
@@ -191,18 +195,6 @@ def _of_variables(variables: Iterable[Any], optimizer: Any = None) -> Descriptio
     return described
 
 
-def _of_fitted_model(optimizer: Any) -> Description:
-    """Describes the model whose `train_step` is traced, if it is trained by the optimizer."""
-    model = callers.fitting_model()
-    if model is None or optimizer not in _with_inner(model.optimizer):
-        return {}
-    return _of_model(model)
-
-
-def _with_inner(optimizer: Any) -> list[Any]:
-    return [optimizer, getattr(optimizer, "inner_optimizer", None)]
-
-
 def _of_model(model: keras.Model) -> Description:
     """Describes the layers of a model, of which the outputs of which go where, and its losses."""
     return {
@@ -215,8 +207,3 @@ def _of_model(model: keras.Model) -> Description:
 def _thing(layer: Any) -> str:
     # Lookups find each other by the names of layers.
     return f"layer '{layer.name if hasattr(layer, '_training_facts') else layer.path}'"
-
-
-def _value_of(variable: Any) -> int:
-    held = variable.value if isinstance(variable, keras.Variable) else variable
-    return int(tf.convert_to_tensor(held))
