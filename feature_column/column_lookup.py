@@ -11,6 +11,7 @@ from sok_embed import tf_ops
 from sok_embed.feature_column.categorical import own_rows_column_in
 from sok_embed.lookups.exchange import TableQuery, look_up
 from sok_embed.lookups.lookup import LookupContext, TableLookup
+from sok_embed.training.commit import Commit
 
 
 class Routed(NamedTuple):
@@ -80,7 +81,7 @@ class EmbeddingRows:
         """
         self.table = table
         self._own = TableLookup(table, host, self._read)
-        self.anchor = self._own.make_anchor(make_anchor, static=static)
+        self.anchor = self._own.make_anchor(make_anchor, Commit(table, None, static=static))
 
     def lookup(
         self, keys: tf.Tensor, buckets: tf.Tensor | None, mask: tf.Tensor, training: bool
@@ -97,9 +98,9 @@ class EmbeddingRows:
             float32 `[n, dim]`.
         """
         if self._own.communicator().size == 1:
-            call = self._begin(training)
+            context = self._begin(training)
             asked = tf_ops.TableKeys(keys, said=buckets)
-            return self._read(call, tf.float32, asked, mask).embeddings
+            return self._read(context, tf.float32, asked, mask).embeddings
         routed = self.routed(keys, self.buckets_of(keys, buckets), mask, training)
         (own,) = look_up([routed.asked], self.table.name)
         return routed.joined(own)
@@ -128,8 +129,8 @@ class EmbeddingRows:
         """
         is_own = tf.equal(mask, 1)
         shared, own = (tf.cast(tf.where(at)[:, 0], tf.int32) for at in (~is_own, is_own))
-        call = self._begin(training)
-        asked = self._own.query(call, tf.gather(keys, own), tf.gather(buckets, own))
+        context = self._begin(training)
+        asked = self._own.query(context, tf.gather(keys, own), tf.gather(buckets, own))
         return Routed(asked, tf.gather(self.static, tf.gather(buckets, shared)), (shared, own))
 
     def _begin(self, training: bool) -> LookupContext:
@@ -138,7 +139,7 @@ class EmbeddingRows:
 
     def _read(
         self,
-        call: LookupContext,
+        context: LookupContext,
         dtype: tf.DType,
         asked: tf_ops.TableKeys,
         mask: tf.Tensor | None = None,
@@ -154,12 +155,12 @@ class EmbeddingRows:
             asked.said,
             tf.ones_like(asked.keys, tf.int32) if mask is None else mask,
             dim=self.column.dimension,
-            make_rows=call.trains,
-            anchor=call.anchor,
+            make_rows=context.trains,
+            anchor=context.anchor,
             dtype=dtype,
             copy_slots=self.copies_slots,
             absent_value=self._categorical.absent_value,
-            counts=call.counts(self.table, asked),
+            counts=context.counts(self.table, asked),
             reports=asked.reports,
             device=getattr(self.table, "lookup_device", None),
         )

@@ -122,9 +122,9 @@ class GraphEmbedding(EmbeddingRows):
         """The variable scope of the rows."""
         return str(self.static.op.name.rpartition("/")[0])
 
-    def _read(self, call: LookupContext, *asked: Any) -> tf_ops.Lookup:
+    def _read(self, context: LookupContext, *asked: Any) -> tf_ops.Lookup:
         assert self.table is not None
-        found = super()._read(call, *asked)
+        found = super()._read(context, *asked)
         self.table.lookups.append(found.embeddings)
         return found
 

@@ -70,10 +70,10 @@ class LayerEmbedding(EmbeddingRows):
     def _begin(self, training: bool) -> LookupContext:
         return self._own.begin(self._layer.trainable, training)
 
-    def _read(self, call: LookupContext, *asked: Any) -> tf_ops.Lookup:
-        bound = self._bind_slots() if call.trains and self.copies_slots else []
+    def _read(self, context: LookupContext, *asked: Any) -> tf_ops.Lookup:
+        bound = self._bind_slots() if context.trains and self.copies_slots else []
         with tf.control_dependencies(bound):
-            return super()._read(call, *asked)
+            return super()._read(context, *asked)
 
     def _bind_slots(self) -> list[tf.Tensor]:
         """Gives the table the slots that new rows copy in the first step of a loaded model.

@@ -255,7 +255,7 @@ class DistributedEmbedding(LayerWithRows):
                 what, each.feature, keys, values, mask_of(each.value)
             )
         given = [each._replace(keys=checked_ids(what, each.keys, self)) for each in given]
-        call = self._lookup.begin(self.trainable, training)
+        context = self._lookup.begin(self.trainable, training)
         regularized = [feature.table.regularizer is not None for feature in self._features]
         asked = [
             each.of_keys() if rows else each for each, rows in zip(given, regularized, strict=True)
@@ -271,7 +271,7 @@ class DistributedEmbedding(LayerWithRows):
         )
         concat = self.output_form != "structure"
         if any(regularized):
-            pooled = self._lookup.pooled(call, batch)
+            pooled = self._lookup.pooled(context, batch)
             self._regularize(given, pooled)
             pooled = [
                 tf.cast(each.pooled(rows, combiner) if apart else rows, self._compute_type)
@@ -281,7 +281,7 @@ class DistributedEmbedding(LayerWithRows):
             ]
             pooled = [tf.concat(pooled, 1)] if concat else pooled
         else:
-            pooled = self._lookup.pooled(call, batch, concat=concat, dtype=self._compute_type)
+            pooled = self._lookup.pooled(context, batch, concat=concat, dtype=self._compute_type)
         if concat:
             return self._joined(pooled[0], given)
         shaped = [_shaped(pooled[each.number], given[each.number]) for each in present]

@@ -234,8 +234,8 @@ class DynamicEmbedding(TableLayer):
         assert self.combiner is not None
         reads_all = self.default_vector is not None and self.table.lookup_device is not None
         if self.embeddings_regularizer is None and not reads_all:
-            call = self._begin_lookup(training)
-            vectors = self._table_lookup.pooled(call, bags, self.combiner, self._compute_type)
+            context = self._begin_lookup(training)
+            vectors = self._table_lookup.pooled(context, bags, self.combiner, self._compute_type)
             return shaped(vectors, ids)
         # A regularizer and a default vector need the row of each key, which TensorFlow's ops pool.
         rows = bags.pooled(self._lookup(bags.keys, training, tf.float32), self.combiner)

@@ -21,6 +21,7 @@ from sok_embed.tables import row_constraints
 from sok_embed.tables.adaptive_table import AdaptiveTable
 from sok_embed.tables.table import Table
 from sok_embed.tables.tensors import as_keys
+from sok_embed.training.commit import Commit
 from sok_embed.training.strategies import check_strategy
 
 
@@ -62,7 +63,8 @@ class KeyLayer(LayerWithRows):
 
     def _make_anchor(self, make: Callable[..., Any]) -> Any:
         check_strategy(f"Layer '{self.name}'")
-        return self._table_lookup.make_anchor(make, self.optimizer, name="anchor")
+        commit = Commit(self.table, self.optimizer)
+        return self._table_lookup.make_anchor(make, commit, name="anchor")
 
     def _begin_lookup(self, training: bool | None) -> LookupContext:
         """Begins a call of the layer, and decides whether the call may make rows."""
@@ -84,8 +86,8 @@ class KeyLayer(LayerWithRows):
             dtype: The dtype of the vectors. `None`: the compute dtype.
             routes: The routes of keys in an adaptive table.
         """
-        call = self._begin_lookup(training)
-        rows = self._table_lookup.vectors(call, keys, routes, dtype or self._row_type)
+        context = self._begin_lookup(training)
+        rows = self._table_lookup.vectors(context, keys, routes, dtype or self._row_type)
         if self.embeddings_regularizer is not None:
             self.add_loss(self.embeddings_regularizer(distinct_rows(keys, rows)))
         return tf.cast(rows, dtype or self._compute_type)

@@ -13,7 +13,6 @@ from sok_embed.lookups.exchange import OnGpu, OnHost, PooledBatch, pooled_rows
 from sok_embed.lookups.lookup import Lookup, LookupContext
 from sok_embed.lookups.served_bags import served_bags
 from sok_embed.tf_ops.served import is_serving
-from sok_embed.training.commit import Commit
 
 
 class CollectionLookup(Lookup):
@@ -42,19 +41,6 @@ class CollectionLookup(Lookup):
         self._packed = plan.workers > 1 and exchange_dtype == tf.bfloat16
         self._tables = tables
         self._name = name
-
-    def make_anchor(self, make: Callable[..., Any], commit: Commit, **arguments: Any) -> Any:
-        """Makes the variable that stands for all tables.
-
-        Args:
-            make: The `add_weight` of a Keras layer.
-            commit: The constraint of the anchor.
-            **arguments: Further arguments of `make`, such as the name.
-
-        Returns:
-            The result of `make`.
-        """
-        return self._make_anchor(make, commit, **arguments)
 
     def pooled(
         self,

@@ -70,8 +70,17 @@ class Lookup:
         self._host = host
         self._made_for = (owner, owners)
 
-    def _make_anchor(self, make: Callable[..., Any], commit: Commit, **arguments: Any) -> Any:
-        """Makes the variable whose constraint is a commit; see `TableLookup.make_anchor`."""
+    def make_anchor(self, make: Callable[..., Any], commit: Commit, **arguments: Any) -> Any:
+        """Makes the variable that stands for the tables.
+
+        Args:
+            make: The `add_weight` of a Keras layer, or `tf.compat.v1.get_variable`.
+            commit: The constraint of the anchor.
+            **arguments: Further arguments of `make`, such as the name.
+
+        Returns:
+            The result of `make`.
+        """
         self.anchor = make(
             shape=(workers_summed() * tf_ops.ANCHOR_SIZE,),
             dtype=tf.float32,
@@ -161,28 +170,6 @@ class TableLookup(Lookup):
         self._read = read
         self._key_limit = key_limit
         self._buckets = buckets
-
-    def make_anchor(
-        self,
-        make: Callable[..., Any],
-        optimizer: keras.optimizers.Optimizer | None = None,
-        *,
-        static: Any = None,
-        **arguments: Any,
-    ) -> Any:
-        """Makes the variable that stands for the table.
-
-        Args:
-            make: The `add_weight` of a Keras layer, or `tf.compat.v1.get_variable`.
-            optimizer: The optimizer of the rows, as for `Commit`.
-            static: The variable of static rows, as for `Commit`.
-            **arguments: Further arguments of `make`, such as the name.
-
-        Returns:
-            The result of `make`.
-        """
-        commit = Commit(self.table, optimizer, static=static)
-        return self._make_anchor(make, commit, **arguments)
 
     def read(
         self, context: LookupContext, dtype: tf.DType, asked: tf_ops.TableKeys

@@ -180,8 +180,10 @@ class Variable(DynamicEmbedding):
             check_weights(f"Variable '{self.name}'", combiner, ids, weights)
         bags = bags_of(ids, weights)
         if max_norm is None:
-            call = self._begin_lookup(training)
-            return shaped(self._table_lookup.pooled(call, bags, combiner, self._compute_type), ids)
+            context = self._begin_lookup(training)
+            return shaped(
+                self._table_lookup.pooled(context, bags, combiner, self._compute_type), ids
+            )
         rows = _clipped(self._lookup(bags.keys, training, self._row_type), max_norm)
         return shaped(tf.cast(bags.pooled(rows, combiner), self._compute_type), ids)
 
