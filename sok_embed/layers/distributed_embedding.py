@@ -40,8 +40,8 @@ from sok_embed.layers.saved_optimizers import SavedOptimizer
 from sok_embed.layers.saved_rows import StorableRows
 from sok_embed.lookups.collection_lookup import CollectionLookup
 from sok_embed.lookups.exchange import PooledBatch
+from sok_embed.lookups.lookup import distinct_rows
 from sok_embed.lookups.padding import mask_of_keys
-from sok_embed.lookups.regularizers import distinct_rows
 from sok_embed.optimizers import own_variables
 from sok_embed.planning import Plan
 from sok_embed.planning.tables import EXCHANGED

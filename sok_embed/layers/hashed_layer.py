@@ -22,7 +22,6 @@ from sok_embed.keras_bridge.layer_calls import LayerOfIds, refuse_casts, true_id
 from sok_embed.keras_bridge.rebuilding import check_rebuilt
 from sok_embed.kv.arguments import FLOATS_ROUND
 from sok_embed.layers.arguments import attributes_of
-from sok_embed.layers.sparse_steps import sparse_below
 from sok_embed.layers.weight_users import WeightUsers
 from sok_embed.training.descriptions import plain
 from sok_embed.training.same_model import USERS
@@ -246,7 +245,7 @@ class HashedLayer(LayerOfIds):
         if gradient == "auto":
             if self._users.only_call():
                 ids = self._users.watch(ids)
-                options.update(sparse_below(callers.fitting_optimizer()))
+                options.update(_sparse_below(callers.fitting_optimizer()))
             else:
                 gradient = "dense"
         return tf_ops.hashed_bag(
@@ -380,3 +379,21 @@ def _as_weight(weight: Any) -> Any:
             f"number. Received: an array of shape {list(values.shape)}. Flatten it."
         )
     return values
+
+
+def _sparse_below(optimizer: keras.optimizers.Optimizer | None) -> dict[str, float]:
+    """Returns the touched share of a weight below which a step with slices is faster.
+
+    Measured by `benchmarks/hashed_bag.py --sparse-gradient`. All but the simplest optimizers of
+    Keras change every slot in each step, and make slices dense several times meanwhile.
+    """
+    if optimizer is None:
+        return {}
+    moves_all = optimizer.weight_decay or optimizer.use_ema
+    if moves_all or optimizer.gradient_accumulation_steps:
+        return {"sparse_below": 0.0}
+    if isinstance(optimizer, keras.optimizers.SGD) and not optimizer.momentum:
+        return {"sparse_below": 1 / 32}
+    if isinstance(optimizer, keras.optimizers.Adagrad):
+        return {"sparse_below": 1 / 128}
+    return {"sparse_below": 0.0}

@@ -14,8 +14,7 @@ from sok_embed.keras_bridge.keras_arguments import function_of_rows
 from sok_embed.keras_bridge.layer_calls import refuse_casts, true_ids
 from sok_embed.keras_bridge.layer_with_rows import LayerWithRows
 from sok_embed.keras_bridge.rebuilding import plain_errors
-from sok_embed.lookups.lookup import LookupContext, TableLookup
-from sok_embed.lookups.regularizers import distinct_rows
+from sok_embed.lookups.lookup import LookupContext, TableLookup, distinct_rows
 from sok_embed.optimizers import row_rules
 from sok_embed.tables import row_constraints
 from sok_embed.tables.adaptive_table import AdaptiveTable

@@ -307,6 +307,21 @@ def check_training(host: str, training: Any) -> bool:
     )
 
 
+def distinct_rows(keys: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    """Returns the row of each distinct key of a call, `[u, dim]`, for regularizers.
+
+    Rows are in the order of first occurrence.
+
+    Args:
+        keys: int64 of any shape.
+        rows: Floats `keys.shape + [dim]`, equal for equal keys.
+    """
+    keys = tf.reshape(keys, [-1])
+    distinct, inverse = tf.unique(keys)
+    first = tf.math.unsorted_segment_min(tf.range(tf.size(keys)), inverse, tf.size(distinct))
+    return tf.gather(tf.reshape(rows, [-1, rows.shape[-1]]), first)
+
+
 def _zeros(shape: Any, dtype: Any = None) -> tf.Tensor:
     """Returns zeros: an initializer, for Keras and for TF1 graphs."""
     return tf.zeros(shape, dtype or tf.float32)

@@ -257,6 +257,23 @@ def serialize(optimizer: keras.optimizers.Optimizer | None) -> dict[str, Any] | 
     return config
 
 
+def config_of(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+    """Returns the config of an optimizer; a learning rate that is a function or schedule stays one.
+
+    Example:
+    >>> config_of(keras.optimizers.SGD(0.5))["learning_rate"]
+    0.5
+    """
+    rate: Any = optimizer._learning_rate
+    if not callable(rate):
+        return dict(optimizer.get_config())
+    optimizer._learning_rate = None
+    try:
+        return {**optimizer.get_config(), "learning_rate": rate}
+    finally:
+        optimizer._learning_rate = rate
+
+
 def _describe(value: Any) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__} (expected an instance of it)"

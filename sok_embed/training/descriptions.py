@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_embed import kv
-from sok_embed.optimizers.configs import config_of
+from sok_embed.optimizers.row_rules import config_of
 
 # Arguments of this package that may differ between workers, and why they may.
 MAY_DIFFER = {

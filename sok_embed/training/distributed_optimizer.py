@@ -13,7 +13,7 @@ from sok_embed import communicators, tf_ops
 from sok_embed.keras_bridge import callers
 from sok_embed.keras_bridge.anchors import is_anchor
 from sok_embed.keras_bridge.batch_normalization import prepare_batch_normalization
-from sok_embed.optimizers.configs import config_of
+from sok_embed.optimizers.row_rules import config_of
 from sok_embed.training import strategies
 from sok_embed.training.moving_statistics import MovingStatistics
 from sok_embed.training.same_model import check_same_step

@@ -23,8 +23,7 @@ from sok_embed.communicators.agreement import Agreement
 from sok_embed.communicators.alike import Description, check_alike, flat, number_of
 from sok_embed.keras_bridge import callers
 from sok_embed.keras_bridge.anchors import is_anchor
-from sok_embed.keras_bridge.model_graph import inputs_of_layers
-from sok_embed.keras_bridge.private_state import all_layers, losses_of
+from sok_embed.keras_bridge.private_state import all_layers, inputs_of_layers, losses_of
 from sok_embed.training.descriptions import of_layer, of_optimizer, plain
 
 _REMEDY = (

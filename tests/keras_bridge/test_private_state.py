@@ -4,9 +4,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from sok_embed.keras_bridge.model_graph import inputs_of_layers
 from sok_embed.keras_bridge.private_state import (
     all_layers,
+    inputs_of_layers,
     losses_of,
     mask_of,
     print_line,
