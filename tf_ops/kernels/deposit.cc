@@ -69,7 +69,7 @@ class DepositOp : public tf::OpKernel {
   explicit DepositOp(tf::OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("number", &number_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("marks", &marks_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("measures", &measures_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("measures", &needs_norm_));
   }
 
   void Compute(tf::OpKernelContext* ctx) override {
@@ -79,7 +79,7 @@ class DepositOp : public tf::OpKernel {
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &anchor_gradient));
     auto gradient = anchor_gradient->flat<float>();
     gradient.setZero();
-    OP_REQUIRES_OK(ctx, Deposit(ctx, {marks_ ? gradient.data() : nullptr, measures_}));
+    OP_REQUIRES_OK(ctx, Deposit(ctx, {marks_ ? gradient.data() : nullptr, needs_norm_}));
   }
 
  private:
@@ -103,7 +103,7 @@ class DepositOp : public tf::OpKernel {
   }
 
   int64_t number_;
-  bool marks_, measures_;
+  bool marks_, needs_norm_;
 };
 
 SOK_REGISTER_KERNEL("Deposit", DepositOp);

@@ -36,13 +36,13 @@ Status AdaptiveTable::Deposit(AdaptiveKeys batch, std::shared_ptr<const void> ho
     return Status();
   }
   std::unique_lock<std::mutex> guard(mu_, std::defer_lock);
-  if (anchor.measures) {
+  if (anchor.needs_norm) {
     guard.lock();  // no key gets or loses its row between the products of the deposits
     SOK_RETURN_IF_ERROR(SplitAnew(parallel_for));
     SOK_ASSIGN_OR_RETURN(batch.split, SummedSplit(batch, gradients, gradients_bf16, parallel_for));
   }
   deposits_.Add(std::move(batch), std::move(hold), gradients, gradients_bf16, anchor.gradient,
-                anchor.measures);
+                anchor.needs_norm);
   return Status();
 }
 

@@ -202,8 +202,8 @@ void TableCollection::Deposit(CollectionKeys keys, std::shared_ptr<const void> h
   for (size_t table = 0; table < members_.size(); ++table) {
     work.push_back({table, keys.tables[table].n, members_[table].stored});
   }
-  const bool measures = anchor.gradient != nullptr && anchor.measures;
-  ForEachTable(work, measures ? KeyCost(served_.dims) : 2, parallel_for,
+  const bool needs_norm = anchor.gradient != nullptr && anchor.needs_norm;
+  ForEachTable(work, needs_norm ? KeyCost(served_.dims) : 2, parallel_for,
                [&](size_t t, const ParallelFor& inner) {
                  LookupKeys& of_table = keys.tables[t];
                  const float* of_rows = gradients + keys.starts[t];
@@ -214,7 +214,7 @@ void TableCollection::Deposit(CollectionKeys keys, std::shared_ptr<const void> h
                  keys.gradients[t] = of_rows;
                  of_table = WithoutUnused(of_table, of_rows, served_.dims[t]);
                  of_table.order = keys.order;
-                 if (!measures) return;
+                 if (!needs_norm) return;
                  of_table.summed = members_[t].table->SumByKey(of_table, of_rows, nullptr, inner);
                });
   keys.n = 0;
@@ -223,7 +223,7 @@ void TableCollection::Deposit(CollectionKeys keys, std::shared_ptr<const void> h
     queue_->deposits.Add(std::move(keys), std::move(kept), gradients, nullptr);
   } else {
     queue_->deposits.Add(std::move(keys), std::move(kept), gradients, nullptr, anchor.gradient,
-                         anchor.measures);
+                         anchor.needs_norm);
   }
 }
 
@@ -232,14 +232,14 @@ Status TableCollection::DepositByTable(CollectionKeys keys, std::shared_ptr<cons
                                        const ParallelFor& parallel_for) {
   auto kept = std::make_shared<std::vector<std::shared_ptr<const void>>>();
   kept->push_back(std::move(hold));
-  const bool measures = anchor.gradient != nullptr && anchor.measures;
+  const bool needs_norm = anchor.gradient != nullptr && anchor.needs_norm;
   keys.shares.resize(members_.size(), 1.0);
   keys.n = 0;
   for (size_t t = 0; t < members_.size(); ++t) {
     LookupKeys& of_table = keys.tables[t];
     of_table.order = keys.order;
     keys.n += of_table.n;
-    if (!measures) continue;
+    if (!needs_norm) continue;
     const Table& table = *members_[t].table;
     const BFloat16* none = nullptr;
     kept->emplace_back();
@@ -251,7 +251,7 @@ Status TableCollection::DepositByTable(CollectionKeys keys, std::shared_ptr<cons
     queue_->deposits.Add(std::move(keys), std::move(kept), nullptr, nullptr);
   } else {
     queue_->deposits.Add(std::move(keys), std::move(kept), nullptr, nullptr, anchor.gradient,
-                         anchor.measures);
+                         anchor.needs_norm);
   }
   return Status();
 }
@@ -289,7 +289,7 @@ Result<std::vector<CommitOutcome>> TableCollection::Commit(
       LookupKeys& keys = deposit.keys.tables[table];
       if (keys.n == 0) continue;  // no step for this table
       of_table.items += keys.n;
-      member.table->HandOnClaim(&keys);
+      member.table->TransferPin(&keys);
       of_tables[table].push_back(
           {std::move(keys), deposit.hold, deposit.keys.gradients[table], nullptr});
       of_tables[table].back().factor = deposit.factor;

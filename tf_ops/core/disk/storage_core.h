@@ -52,8 +52,7 @@ struct StorageCore {
   using Entrance = std::shared_lock<SharedMutex>;
   Result<Entrance> Enter(bool to_write);
 
-  // The gate, alone, with nothing that is being published beside it: waits until that is written,
-  // and ends it. Whoever takes the gate alone takes it in this way.
+  // Locks the gate exclusively after the running flush ends. Nothing else locks it exclusively.
   using Alone = std::unique_lock<SharedMutex>;
   Alone TakeAlone();
   // Publishes beside other calls: lets `gate` go, calls write(), takes it again, and returns what

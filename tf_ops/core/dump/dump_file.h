@@ -27,7 +27,7 @@ struct DumpGroup {
   int dim = 0;          // [1, 2^20]
   std::string meta;     // the caller's own, kept byte for byte; at most 1 MiB
   int slot_floats = 0;  // [0, 2^23], after the embedding of every row
-  uint64_t rows = 0;    // told by readers; writers count for themselves
+  uint64_t rows = 0;    // set by readers only
 };
 
 // Writes a dump. One thread at a time. After an error every later call returns the same error, the

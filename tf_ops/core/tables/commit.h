@@ -13,7 +13,7 @@ namespace sok {
 // The gradient of an anchor, which a deposit adds to.
 struct AnchorGradient {
   float* gradient = nullptr;  // (kAnchorSize); null: the deposit is not named
-  bool measures = true;       // whether it gets the norm of what is deposited
+  bool needs_norm = true;     // whether it gets the norm of what is deposited
 };
 
 struct CommitOptions {

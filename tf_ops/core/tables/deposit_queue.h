@@ -69,13 +69,14 @@ class DepositQueue {
   }
 
   // Takes gradients, and adds their mark to the gradient of their anchor (kAnchorSize); with
-  // `measures` also their coordinates, beside the deposits that wait. Returns the ticket's number.
+  // `needs_norm` also their coordinates, beside the deposits that wait. Returns the ticket's
+  // number.
   uint64_t Add(Keys keys, std::shared_ptr<const void> hold, const float* gradients,
-               const BFloat16* gradients_bf16, float* anchor_gradient, bool measures = true) {
+               const BFloat16* gradients_bf16, float* anchor_gradient, bool needs_norm = true) {
     std::lock_guard<std::mutex> guard(mu_);
     Deposit added{std::move(keys), std::move(hold), gradients, gradients_bf16};
     std::optional<double> norm;
-    if (measures) {
+    if (needs_norm) {
       Measure(&added);
       AddCoordinates(*added.coordinates, anchor_gradient);
       norm = std::sqrt(added.keys.square());

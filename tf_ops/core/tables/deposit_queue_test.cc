@@ -366,7 +366,7 @@ TEST_CASE("factors are told where nobody reads the norm") {
   DepositQueue<Numbered> queue;
   for (float factor : {1e-37f, 1e-18f, 0.3f, 1e12f}) {
     std::vector<float> arrived(kAnchorSize);
-    queue.Add({}, nullptr, nullptr, nullptr, arrived.data(), /*measures=*/false);
+    queue.Add({}, nullptr, nullptr, nullptr, arrived.data(), /*needs_norm=*/false);
     for (float& x : arrived) x *= factor;
     const auto taken = Value(queue.Redeem(arrived.data(), true));
     REQUIRE(taken.size() == 1);

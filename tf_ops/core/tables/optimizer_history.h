@@ -37,7 +37,7 @@ class OptimizerHistory {
   // Records the optimizer of a commit to a table that has taken `steps` steps. It is called in a
   // commit without deposits too, so that an optimizer's first step is seen even if this table has
   // no part in it.
-  void Meet(const Committer& who, int64_t steps) {
+  void Record(const Committer& who, int64_t steps) {
     const bool follows_another = !earlier_steps_.empty();
     const bool is_unknown = earlier_steps_.emplace(who.optimizer, 0).second;
     const bool is_first = IsFirstStep(who, follows_another);

@@ -15,7 +15,7 @@ class Commits {
     int64_t step;  // of bias correction
   };
   Seen Commit(const Committer& who, const std::string& rule = "adam") {
-    history_.Meet(who, steps_);
+    history_.Record(who, steps_);
     const bool anew = history_.StartsAnew(rule_, rule);
     if (anew) {
       steps_ = 0;
@@ -28,7 +28,7 @@ class Commits {
   }
   bool Anew(const Committer& who) { return Commit(who).anew; }
   int64_t Step(const Committer& who) { return Commit(who).step; }
-  void MeetOnly(const Committer& who) { history_.Meet(who, steps_); }
+  void RecordOnly(const Committer& who) { history_.Record(who, steps_); }
 
  private:
   OptimizerHistory history_;
@@ -86,7 +86,7 @@ TEST_CASE(
 TEST_CASE("a new optimizer whose first step has no deposits starts anew with the next that has") {
   Commits table;
   table.Commit({5, 1});
-  table.MeetOnly({6, 1});
+  table.RecordOnly({6, 1});
   CHECK(table.Anew({6, 2}));
   CHECK_FALSE(table.Anew({6, 3}));
 }

@@ -79,17 +79,17 @@ std::shared_ptr<SummedGradients> Table::SumByKey(const LookupKeys& keys, const f
 Status Table::Deposit(LookupKeys keys, std::shared_ptr<const void> hold, const float* gradients,
                       const BFloat16* gradients_bf16, const AnchorGradient& anchor,
                       const ParallelFor& parallel_for) {
-  HandOnClaim(&keys);
+  TransferPin(&keys);
   if (anchor.gradient == nullptr) {
     deposits_.Add(std::move(keys), std::move(hold), gradients, gradients_bf16);
     return Status();
   }
-  if (anchor.measures) {
+  if (anchor.needs_norm) {
     SOK_RETURN_IF_ERROR(ToHost(spec_.dim, &keys, &hold, &gradients, &gradients_bf16));
     keys.summed = SumByKey(keys, gradients, gradients_bf16, parallel_for);
   }
   deposits_.Add(std::move(keys), std::move(hold), gradients, gradients_bf16, anchor.gradient,
-                anchor.measures);
+                anchor.needs_norm);
   return Status();
 }
 
@@ -181,7 +181,7 @@ Result<CommitOutcome> Table::CommitLocked(const CommitOptions& options,
                                           const ParallelFor& parallel_for) {
   SOK_RETURN_IF_ERROR(CheckRule(options.rule));
   const Committer who{options.optimizer, options.step, options.first_step};
-  history_.Meet(who, state_.steps);
+  history_.Record(who, state_.steps);
   CommitOutcome outcome;
   if (options.lists_keys) outcome.keys.resize(1);
   if (deposits.empty()) return outcome;

@@ -127,7 +127,7 @@ std::shared_ptr<RowClaim> TableUpkeep::Claim(const LookupKeys& keys) {
   return in_use_ == nullptr ? nullptr : in_use_->Claim(keys.keys, keys.n, keys.hold);
 }
 
-void TableUpkeep::HandOnClaim(LookupKeys* keys) const {
+void TableUpkeep::TransferPin(LookupKeys* keys) const {
   if (in_use_ == nullptr) return;
   keys->claim = in_use_->HandOn(keys->claim, keys->keys, keys->n, keys->hold);
 }

@@ -70,7 +70,7 @@ class TableUpkeep {
   // an eviction.
   std::shared_ptr<RowClaim> Claim(const LookupKeys& keys);
   // Hands the claim of a lookup on to its deposit.
-  void HandOnClaim(LookupKeys* keys) const;
+  void TransferPin(LookupKeys* keys) const;
 
   // Returns the keys whose rows have gone since the last call, by an eviction, a removal or the TTL
   // of a storage, and that have no row now. At most `most` keys are noted for the next call; with 0
