@@ -2,9 +2,9 @@
 
 Arrays are one-dimensional and contiguous, of exactly the dtype named; others raise TypeError, and
 so do read-only ones where a call writes. `keys` is uint64 of shape (n,), embeddings and gradients
-are float32 of shape (n * dim,), flags (0 or 1) and counts have shape (n,). All calls may be made
-from several threads at once, and work without the GIL. Paths are what open() takes: str, bytes or
-os.PathLike, of any name.
+are float32 of shape (n * dim,), flags (0 or 1) and counts have shape (n,). All calls but those of
+writers of files may be made from several threads at once, and work without the GIL. Paths are what
+open() takes: str, bytes or os.PathLike, of any name.
 
 Errors: ValueError and RuntimeError; FileNotFoundError, PermissionError and those below.
 
@@ -257,6 +257,7 @@ class DumpReader:
     def __init__(self, path: _Path) -> None: ...
     # number, dim, slot floats, rows, meta as JSON
     def groups(self) -> list[tuple[int, int, int, int, str]]: ...
+    def verify(self) -> None: ...  # checks all blocks
     # keys, embeddings, slots, update counts and times of the block that begins with a row, 0 or
     # where the one before has ended; the index is the place of the group in `groups`
     def read(self, index: int, begin: int) -> tuple[_Keys, _Floats, _Floats, _Counts, _Counts]: ...

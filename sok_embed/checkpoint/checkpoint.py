@@ -23,6 +23,7 @@ from sok_embed.checkpoint.transfer.saves import Ready, Save, SaveOptions, make_f
 from sok_embed.communicators.agreement import Agreement, add_lists, check_same, number_of_text
 from sok_embed.files.place_of import place_of
 from sok_embed.files.places import check_record
+from sok_embed.kv import Storage
 
 _TRIES = 10  # attempts to open the same save on all workers, if another job saves
 
@@ -125,9 +126,10 @@ class Checkpoint:
             dense = self._prepared()
             parts = map(_partially_restored.get, self._restored_parts(dense.found))
             half_restored = next(filter(None, parts), None)
-            return Ready(
-                dense, self._own(agreement), *where(dense.found), secrets.randbelow(2**62) + 1
-            )
+            step, folder = where(dense.found)
+            for host in dense.found.tables:
+                _refuse_folder_of(host.table.storage, folder)
+            return Ready(dense, self._own(agreement), step, folder, secrets.randbelow(2**62) + 1)
 
         def numbers(ready: Ready) -> list[int]:
             tables = [host.description() for host in ready.dense.found.tables]
@@ -326,3 +328,15 @@ class Checkpoint:
         return {
             name: each for name, each in self._objects.items() if isinstance(each, tf.data.Iterator)
         }
+
+
+def _refuse_folder_of(storage: Storage | None, folder: str) -> None:
+    """Raises for a checkpoint among the files of a storage, with which it would be removed."""
+    if storage is None:
+        return
+    own = os.path.realpath(storage.path)
+    if os.path.commonpath([own, os.path.realpath(folder)]) == own:
+        raise ValueError(
+            f"Expected a path for the checkpoint outside of the folder of the storage. Received: "
+            f"'{folder}', in {storage!r}."
+        )

@@ -30,7 +30,7 @@ from sok_embed.training.strategies import own_part, parts_of, workers_summed
 
 
 class LookupContext(NamedTuple):
-    """The rights of one lookup in a table, and the place of its gradient.
+    """The training of one lookup: whether it makes rows, and where its gradient goes.
 
     Attributes:
         anchor: The anchor, which gets the gradient of the vectors. `None`: there is no gradient.

@@ -343,3 +343,13 @@ def test_dense_weights_that_were_cut_short_are_no_checkpoint(tmp_path, monkeypat
     with pytest.raises(sok.kv.CorruptionError, match="bytes"):
         Checkpoint(variable=tf.Variable(1.0)).save(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_checkpoint_does_not_go_into_the_folder_of_its_storage(tmp_path):
+    storage = sok.Storage(str(tmp_path / "rows"))
+    layer = sok.DynamicEmbedding(2, storage=storage)
+    layer.build((None, 1))
+    for folder in ("rows", "rows/within"):
+        with pytest.raises(ValueError, match="outside of the folder of the storage"):
+            Checkpoint(layer=layer).save(tmp_path / folder)
+    assert not (tmp_path / "rows" / "within").exists()

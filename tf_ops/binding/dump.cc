@@ -81,6 +81,7 @@ void OpenWriter(PyDumpWriter* self, nb::handle given) {
 
 void PutRows(PyDumpWriter& self, const KeysIn& keys, const NumbersIn& nums, const NumbersIn& times,
              const FloatsIn& embeddings, const FloatsIn& slots, int dim, int slot_floats) {
+  Check(self.writer->CheckWidths(dim, slot_floats));
   const TableContents piece = PieceOf(keys, nums, times, embeddings, slots, dim, slot_floats);
   Check(Unlocked([&] { return self.writer->AddRows(piece); }));
 }
@@ -91,6 +92,8 @@ void BindDump(nb::module_& module) {
   nb::class_<PyDumpReader>(module, "DumpReader")
       .def("__init__", OpenReader, nb::arg("path"))
       .def("groups", Groups)
+      .def("verify",
+           [](PyDumpReader& self) { Check(Unlocked([&] { return self.reader->Verify(); })); })
       .def("read", ReadPiece, nb::arg("index"), nb::arg("begin"));
   nb::class_<PyDumpWriter>(module, "DumpWriter")
       .def("__init__", OpenWriter, nb::arg("path"))

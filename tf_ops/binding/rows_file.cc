@@ -142,8 +142,12 @@ void BindRowsFile(nb::module_& module) {
           "put_stored",
           [](PyRowsFileWriter& self, uint32_t table, PyStorage& storage, int group) {
             RowsFileWriter& writer = self.get();
-            return Value(
-                Unlocked([&] { return storage.storage->CopyRows(group, table, &writer); }));
+            Progress progress{nb::none()};  // which sees an interrupt
+            auto rows = Unlocked([&] {
+              return storage.storage->CopyRows(group, table, &writer, progress.report());
+            });
+            progress.Rethrow();
+            return Value(std::move(rows));
           },
           nb::arg("table"), nb::arg("storage"), nb::arg("group"))
       .def("put_captures", PutAllCaptures, nb::arg("tables"), nb::arg("captures"))

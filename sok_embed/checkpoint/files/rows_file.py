@@ -62,8 +62,14 @@ class Rows(NamedTuple):
 
         Rows of a worker whose table had no optimizer yet have no slots.
         """
-        if self.slots.shape[1] or not len(start):
+        if self.slots.shape[1] == len(start) or not len(start):
             return self
+        if self.slots.shape[1]:
+            raise _core.CorruptionError(
+                f"Expected rows with {len(start)} numbers of slots, as the table has them. "
+                f"Received: rows with {self.slots.shape[1]}. The files are of different histories: "
+                "restore another checkpoint."
+            )
         return self._replace(slots=np.tile(np.array(start, np.float32), (len(self.keys), 1)))
 
     def between(self, begin: int, end: int) -> Rows:

@@ -71,7 +71,7 @@ def agreed_tables(
     check_same("step", steps, f"{verb.capitalize()} after the same step on all of them.")
     check_same("model", models, "Make the same model on all of them.", texts=True)
     for name, each in zip(texts, others, strict=True):
-        check_same(name, each, "Give all of them the same one.", texts=True)
+        check_same(name, each, f"Give all of them the same {name}.", texts=True)
     return hosts, number
 
 

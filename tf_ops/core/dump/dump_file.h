@@ -49,6 +49,9 @@ class DumpWriter {
   // The piece must have all columns, slots only if the group has them; its update counts and times
   // are in [0, 2^32 - 1].
   Status AddRows(const TableContents& piece);
+  // Returns kInvalidArgument unless the present group has rows of these widths, which AddRows takes
+  // for granted.
+  Status CheckWidths(int dim, int slot_floats) const;
 
   // Completes the file and puts it at path in one step. When this returns OK, the file is on the
   // device. The writer takes no more calls. If only the last step fails, which flushes the folder,

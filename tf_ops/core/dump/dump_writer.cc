@@ -85,6 +85,18 @@ Status DumpWriter::StartBlocks() {
   return Status();
 }
 
+Status DumpWriter::CheckWidths(int dim, int slot_floats) const {
+  if (!groups_.empty() && groups_.back().dim == dim && groups_.back().slot_floats == slot_floats) {
+    return Status();
+  }
+  const std::string expected =
+      groups_.empty() ? "a group that was begun"
+                      : "rows of " + std::to_string(groups_.back().dim) + " and slots of " +
+                            std::to_string(groups_.back().slot_floats) + " numbers";
+  return InvalidArgument("expected " + expected + " for a dump, got rows of " +
+                         std::to_string(dim) + " and slots of " + std::to_string(slot_floats));
+}
+
 Status DumpWriter::AddRows(const TableContents& piece) {
   if (!error_.ok()) return error_;
   if (rows_per_block_ == 0) {

@@ -160,8 +160,9 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // Does the same with a dump of Damo-Embedding, whose rows have no slots.
   Result<uint64_t> LoadDamo(const std::string& path, const DumpProgress& progress);
   // Writes the rows of a group into a file of a checkpoint, as those of the table with this number
-  // in the file. Returns how many.
-  Result<uint64_t> CopyRows(int group, uint32_t table, RowsFileWriter* writer);
+  // in the file. Returns how many. If `progress` returns false, it ends with kFailedPrecondition.
+  Result<uint64_t> CopyRows(int group, uint32_t table, RowsFileWriter* writer,
+                            const DumpProgress& progress = nullptr);
 
   Result<std::vector<GroupInfo>> Groups();
   Result<GroupSurvey> Survey(int group);

@@ -67,7 +67,8 @@ Result<uint64_t> Storage::Dump(const std::string& path, const DumpFilter& filter
   return written;
 }
 
-Result<uint64_t> Storage::CopyRows(int group, uint32_t table, RowsFileWriter* writer) {
+Result<uint64_t> Storage::CopyRows(int group, uint32_t table, RowsFileWriter* writer,
+                                   const DumpProgress& progress) {
   std::lock_guard<std::mutex> guard(mu_);
   const auto gate = core_->TakeAlone();
   SOK_RETURN_IF_ERROR(Ready());
@@ -78,7 +79,14 @@ Result<uint64_t> Storage::CopyRows(int group, uint32_t table, RowsFileWriter* wr
   const GroupMeta& meta = found->second;
   RowsBlocks blocks(writer, table, meta.dim, LayoutOf(meta).slot_floats());
   const auto add = [&](const TableContents& row) { return blocks.Add(row); };
-  SOK_ASSIGN_OR_RETURN(const auto rows, ForEachRow(group, meta, DumpFilter(), nullptr, add));
+  uint64_t seen = 0;
+  const auto see = [&] {
+    if (seen++ % kReportRows != 0 || !progress || progress(seen, std::max(seen, meta.rows))) {
+      return Status();
+    }
+    return Status(Code::kFailedPrecondition, "the copy of rows was cancelled");
+  };
+  SOK_ASSIGN_OR_RETURN(const auto rows, ForEachRow(group, meta, DumpFilter(), see, add));
   SOK_RETURN_IF_ERROR(blocks.End());
   return rows;
 }

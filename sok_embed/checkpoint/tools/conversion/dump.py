@@ -74,8 +74,9 @@ def _meta(head: TableHead) -> dict[str, Any]:
 
 
 def dump_tables(path: str) -> list[Moving]:
-    """Returns the groups of a dump."""
+    """Returns the groups of a dump, all of which is checked."""
     reader = _core.DumpReader(path)
+    reader.verify()
     return [
         Moving(head_of_group(path, *group), partial(_rows, reader, index))
         for index, group in enumerate(reader.groups())
