@@ -15,7 +15,7 @@ from sok_embed import communicators, kv, tf_ops
 from sok_embed.eviction import MaxAge, core_arguments
 from sok_embed.feature_column.categorical import OwnRowsCategorical
 from sok_embed.initializers import RowInitializer
-from sok_embed.kv.table_spec import RowOptions
+from sok_embed.kv.table_spec import RowOptions, TableSpec
 from sok_embed.tables.table import Table
 
 # Rows start as their static rows, so this is not used.
@@ -148,15 +148,16 @@ class OwnRows(Table):
         name: str,
     ) -> None:
         self._evict = Evictor(column, dim, static, f"sok_embed.{name}")
-        super().__init__(
-            dim,
-            NOTHING,
+        spec = TableSpec(
+            dim=dim,
+            initializer=NOTHING.bounds,
             owners=owners,
             owner=owner,
             storage=open_storage(column, name),
             name=name,
             **table_options(column),
         )
+        self._create(spec, None)
 
     def commit(
         self, anchor: tf.Tensor, steps: tf_ops.RuleSteps, redemption: tf_ops.Redemption

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable
@@ -141,6 +142,9 @@ def difference(lacking: str, more: str) -> str:
 def takes_options(options: type, *without: str) -> Callable[[_Function], _Function]:
     """Shows the fields of a dataclass in the signature of a constructor that takes them by `**`.
 
+    A constructor whose `**` is called `options` takes nothing else by it, and raises a `TypeError`
+    for other names. One whose `**` is called `kwargs` has other arguments too, and checks them.
+
     Args:
         options: The dataclass.
         *without: The names of fields that the constructor does not take.
@@ -159,11 +163,20 @@ def takes_options(options: type, *without: str) -> Callable[[_Function], _Functi
             for field in dataclasses.fields(options)
             if field.name not in {*without, *signature.parameters}
         ]
-        if rest.name == "kwargs":  # it takes other arguments too
+        if rest.name == "kwargs":
             shown.append(rest)
-        constructor.__signature__ = signature.replace(  # type: ignore[attr-defined]
-            parameters=[*before, *shown]
-        )
-        return constructor
+        full = signature.replace(parameters=[*before, *shown])
+
+        @functools.wraps(constructor)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            try:
+                full.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{constructor.__qualname__}(): {error}") from None
+            return constructor(*args, **kwargs)
+
+        made: Any = constructor if rest.name == "kwargs" else checked
+        made.__signature__ = full
+        return made
 
     return decorate

@@ -59,10 +59,11 @@ def anonymous_table(table_name: str, dim: int, **attributes: Any) -> tf.Tensor:
 
 def spec_of(dim: int, attributes: Mapping[str, Any]) -> str:
     """Returns the attribute `spec` of an op. Its numbers are those of the core, float32."""
-    rounded = {
-        name: float(np.float32(value)) if isinstance(value, float) else value
-        for name, value in attributes.items()
-    }
+    with np.errstate(over="ignore"):
+        rounded = {
+            name: float(np.float32(value)) if isinstance(value, float) else value
+            for name, value in attributes.items()
+        }
     return spec_text(dim, rounded)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -26,4 +27,7 @@ def spec_text(dim: int, attributes: Mapping[str, Any]) -> str:
         fields["seed"] = int(fields["seed"]) % 2**64
     if "storage" in fields:
         fields["storage"] = quote(os.fsencode(fields["storage"]))
+    for name, value in fields.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            fields[name] = str(value)  # JSON has no such numbers
     return json.dumps(fields, default=lambda number: number.item())  # of NumPy's numbers

@@ -163,7 +163,9 @@ class TableCollection(Mapping[str, Table]):
         if config.vocabulary_size is not None and plain:
             # This is set even if the part of this worker has a hash: an export has all keys.
             table.key_limit = config.vocabulary_size
-        self.seeded[config.name] = replace(config, seed=spec.seed)
+        self.seeded[config.name] = (
+            replace(config, seed=spec.seed) if config.seed is None else config
+        )
         if spec.storage is not None:
             group_holders.hold(spec.storage, spec.group, table, holder)
         return table

@@ -132,6 +132,8 @@ class TableConfig(TableOptions):
             "worker": self.worker,
             **self.options_config(),
             "storage": storage_copies.config_of(self.storage),
+            # Earlier releases refuse a group, even 0, without a storage.
+            "group": None if self.storage is None else self.group,
             "regularizer": keras.regularizers.serialize(self.regularizer),
             "constraint": keras.constraints.serialize(self.constraint),
             "trainable": self.trainable,

@@ -28,12 +28,12 @@ ROW_DTYPES = {FLOAT32: 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3":
 SLOT_DTYPES = (FLOAT32, "bfloat16")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class RowTypes:
-    """The types in which rows lie, in memory and on disk.
+    """The types in which rows lie, in memory and in a storage.
 
-    Lookups, gradients, the arithmetic of steps and files have float32. A step rounds a row at
-    random, without a bias, by draws of the seed, the key and the number of its updates.
+    Lookups, gradients, the arithmetic of steps, checkpoints and dumps have float32. A step rounds
+    a row at random, without a bias, by draws of the seed, the key and the number of its updates.
 
     Attributes:
         row_dtype: The type of the embeddings: `"float32"`, `"bfloat16"`, `"float16"`, `"int8"` or
@@ -83,7 +83,7 @@ def _stored_bytes(dtype: str, n: int) -> int:
     return -(-n * size // 4) * 4 + (4 if size == 1 else 0)  # rows of bytes have a scale
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class RowOptions(RowTypes):
     """The types of rows, and the memory in which they lie.
 
@@ -111,14 +111,14 @@ class RowOptions(RowTypes):
         return {name: arguments.pop(name) for name in cls.names() if name in arguments}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class TableOptions(RowOptions):
     """The options of a table that a layer or a config chooses.
 
     Attributes:
         seed: The seed of the initializer, any integer. `None`: the seed of the group, if the
-            storage has the group; else one that the layer chooses, from its name and Keras' global
-            seed; else 0.
+            storage has the group; else the seed that the Keras initializer has; else one from the
+            name of the layer and Keras' global seed. A table without a layer takes 0.
         max_rows: The most rows on each worker; beyond it rows are evicted, or training raises.
             `None`: no limit.
         storage: A `sok_embed.kv.Storage` that the rows live in, to outgrow memory and outlive the
@@ -152,15 +152,17 @@ class TableOptions(RowOptions):
             )
         for name in ("max_rows", "max_bytes"):
             if getattr(self, name) is not None:
-                self._set(name, check_positive(name, getattr(self, name)))
+                self._set(name, check_positive(name, getattr(self, name), 2**63))
         if self.seed is not None:
             self._set("seed", check_integer("seed", self.seed, named=True))
         # Files of earlier releases have None for 0.
         group = 0 if self.group is None else check_integer("group", self.group, named=True)
-        if not 0 <= group < GROUPS or (group > 0 and self.storage is None):
+        if not 0 <= group < GROUPS:
+            raise ValueError(f"{what}: expected group in [0, {GROUPS}). Received: {group}.")
+        if group > 0 and self.storage is None:
             raise ValueError(
-                f"{what}: expected group in [0, {GROUPS}) of a storage. Received: group={group}, "
-                f"storage={shown(self.storage)}."
+                f"{what}: expected a storage with group={group}. Received: storage=None. A group "
+                "is a part of a storage."
             )
         self._set("group", group)
         self._set("admission", admissions.get(self.admission))
@@ -226,6 +228,10 @@ class TableSpec(TableOptions):
         if not self.what:
             self._set("what", f"Table '{self.name}'")
         self.check(self.what)
+        check_positive("dim", self.dim)
+        check_positive("owners", self.owners)
+        check_integer("owner", self.owner, 0, self.owners, named=True)
+        self._set("shards", min(check_integer("shards", self.shards, 0, named=True), 2**32 - 1))
         if self.seed is not None:  # 64 bits, as a signed number
             self._set("seed", (self.seed + 2**63) % 2**64 - 2**63)
         if self.direct and self.max_rows is None:

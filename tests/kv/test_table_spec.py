@@ -24,6 +24,7 @@ CONSTRUCTORS = {
     kv.Embedding: (TableOptions, ("seed", "device", "max_bytes")),
     EmbeddingVariableOption: (RowOptions, ()),
 }
+UNIFORM = RowInitializer("uniform", -1.0, 1.0, None)
 START = {"dim": 2, "initializer": ("constant", 0.5, 0.0)}
 # Values that differ from the default, for each option that the core reads.
 OPTIONS = {
@@ -117,3 +118,65 @@ def test_a_text_that_describes_no_table_is_refused(text, tmp_path):
     storage = kv.Storage(str(tmp_path / "s"))
     with pytest.raises(ValueError, match="description of a table as a JSON object"):
         storage.ready().open_table(text)
+
+
+def test_configs_of_tables_are_equal_to_themselves_alone():
+    first, second = (sok.TableConfig("items", None, 4) for _ in range(2))
+    assert first != second
+    assert len({first, second, sok.TableConfig("users", None, 8)}) == 3
+    assert [first, second].index(second) == 1
+    assert TableSpec(**START) == TableSpec(**START)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda storage: sok.Table(2, UNIFORM, max_row=3),
+        lambda storage: sok.Table(2, UNIFORM, gpu=0),
+        lambda storage: sok.Table(2, UNIFORM, what="w"),
+        lambda storage: sok.AdaptiveTable(2, UNIFORM, static_buckets=3, storage=storage),
+        lambda storage: sok.AdaptiveTable(2, UNIFORM, static_buckets=3, max_bytes=1 << 20),
+        lambda storage: embedding(storage, device="gpu"),
+        lambda storage: embedding(storage, seed=5),
+        lambda storage: embedding(storage, owners=2),
+    ],
+)
+def test_an_option_that_a_constructor_does_not_take_is_refused(make, tmp_path):
+    storage = kv.Storage(str(tmp_path / "s"))
+    with pytest.raises(TypeError, match=r"__init__\(\): got an unexpected keyword argument '"):
+        make(storage)
+    assert storage.groups() == []
+
+
+def embedding(storage, **options):
+    return kv.Embedding(storage, kv.Optimizer("sgd"), kv.Initializer("zeros"), 2, **options)
+
+
+@pytest.mark.parametrize("norm", [float("inf"), 1e39])
+def test_a_norm_that_is_not_finite_removes_every_row(norm):
+    table = sok.Table(2, UNIFORM, eviction=MinNorm(norm))
+    assert table.spec.eviction.l2 == norm
+
+
+@pytest.mark.parametrize("value", [float("nan"), 1e39])
+def test_a_start_that_is_not_finite_is_refused_by_name(value):
+    with pytest.raises(ValueError, match="'odd'.*expected the value to be a finite float32"):
+        sok.Table(2, RowInitializer("constant", value, 0.0, None), name="odd")
+
+
+@pytest.mark.parametrize(
+    "options", [{"owners": 0}, {"owner": 1}, {"dim": 0}, {"max_rows": 2**63}, {"shards": -1}]
+)
+def test_numbers_out_of_range_are_refused(options):
+    with pytest.raises(ValueError, match="Expected "):
+        TableSpec(**{**START, **options})
+
+
+def test_a_config_keeps_its_seed_and_has_a_group_only_with_a_storage(tmp_path):
+    config = sok.TableConfig("items", None, 4, seed=-5)
+    layer = sok.DistributedEmbedding({"a": sok.FeatureConfig("a", config)})
+    saved = str(layer.get_config())
+    assert "'seed': -5" in saved
+    assert "'group': None" in saved  # earlier releases refuse 0 without a storage
+    stored = sok.TableConfig("items", None, 4, storage=kv.Storage(str(tmp_path / "s")))
+    assert stored.get_config()["group"] == 0

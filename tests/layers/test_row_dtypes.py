@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from row_types import of_type
+from row_rounding import of_type
 from strange_optimizer import RootMomentum
 
 from sok_embed import (

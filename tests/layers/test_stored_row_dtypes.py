@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from limits import HANG_S
-from row_types import of_type
+from row_rounding import of_type
 from seeds import seed_of_test
 
 from sok_embed import (

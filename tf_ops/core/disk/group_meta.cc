@@ -13,7 +13,8 @@ constexpr int kFormat = 1;
 // dump has float32 rows of every group, so its groups have the first format, which those versions
 // read.
 constexpr int kFormatOfTypes = 2;
-// The format of a group whose rows are float8_e4m3, which versions of the format 2 do not know.
+// The format of a group whose rows are float8_e4m3, whose name versions of the format 2 do not
+// know, in a dump either.
 constexpr int kFormatOfFloat8 = 3;
 
 // Adds the value's JSON. nlohmann formats it as a value without children: see FlatJson.
@@ -45,8 +46,8 @@ std::string Beginning(const std::string& text) {
 std::string GroupMeta::ToJson(std::optional<uint32_t> ttl) const {
   std::string text;
   const bool is_plain = form.plain() || ttl.has_value();
-  const int of_types = form.row == RowType::kFloat8E4M3 ? kFormatOfFloat8 : kFormatOfTypes;
-  Add("{\"format\":", is_plain ? kFormat : of_types, &text);
+  const bool is_float8 = form.row == RowType::kFloat8E4M3;
+  Add("{\"format\":", is_float8 ? kFormatOfFloat8 : is_plain ? kFormat : kFormatOfTypes, &text);
   Add(",\"dim\":", dim, &text);
   Add(",\"initializer\":{\"kind\":", initializer, &text);
   Add(",\"a\":", initializer_a, &text);

@@ -15,8 +15,8 @@ constexpr const char* kRowTypeNames[] = {"float32", "bfloat16", "float16", "int8
 
 inline const char* RowTypeName(RowType type) { return kRowTypeNames[static_cast<int>(type)]; }
 
-// The form of a row in memory. Rows are float32 wherever they are anywhere else: in lookups, in
-// the arithmetic of a step, in files.
+// The form of a row in memory and in a storage. Rows are float32 everywhere else: in lookups, in
+// the arithmetic of a step, in checkpoints and dumps.
 struct RowForm {
   RowType row = RowType::kFloat32;    // of the embedding
   RowType slots = RowType::kFloat32;  // kFloat32 or kBFloat16

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdlib>
+#include <type_traits>
 
 #include "core/base/flat_json.h"
 #include "core/base/hash.h"
@@ -40,7 +41,16 @@ Result<TableSpec> TableSpec::FromJson(const std::string& text) {
     const std::string path = "/" + name;
     if (!json->has(path)) return;
     ++known;
-    if (!json->Get(path, value)) wrong = name;
+    if (json->Get(path, value)) return;
+    if constexpr (std::is_floating_point_v<std::decay_t<decltype(*value)>>) {
+      // JSON has no numbers that are not finite: they are "inf", "-inf" and "nan".
+      std::string text;
+      if (json->Get(path, &text)) {
+        *value = static_cast<std::decay_t<decltype(*value)>>(std::strtod(text.c_str(), nullptr));
+        return;
+      }
+    }
+    wrong = name;
   }));
   if (!wrong.empty()) {
     return InvalidArgument("expected a value of " + wrong + " that a table can have, got " + text);
