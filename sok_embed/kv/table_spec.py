@@ -152,13 +152,15 @@ class TableOptions(RowOptions):
             )
         for name in ("max_rows", "max_bytes"):
             if getattr(self, name) is not None:
-                self._set(name, check_positive(name, getattr(self, name), 2**63))
+                value = getattr(self, name)
+                positive = "a positive integer"
+                self._set(name, check_integer(name, value, 1, 2**63, expected=positive, named=True))
         if self.seed is not None:
             self._set("seed", check_integer("seed", self.seed, named=True))
         # Files of earlier releases have None for 0.
         group = 0 if self.group is None else check_integer("group", self.group, named=True)
         if not 0 <= group < GROUPS:
-            raise ValueError(f"{what}: expected group in [0, {GROUPS}). Received: {group}.")
+            raise ValueError(f"{what}: expected group in [0, {GROUPS}). Received: group={group}.")
         if group > 0 and self.storage is None:
             raise ValueError(
                 f"{what}: expected a storage with group={group}. Received: storage=None. A group "
