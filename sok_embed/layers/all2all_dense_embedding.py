@@ -58,8 +58,8 @@ class All2AllDenseEmbedding(TableLayer):
         on_full: `"error"`: a batch that would exceed the limit, and that no eviction makes room
             for, raises and makes no rows.
         **kwargs: The options of `sok_embed.kv.table_spec.TableOptions` but `max_rows`, such as
-            `storage` and `eviction`, and the arguments of `keras.layers.Layer`. Without a hash
-            table there is no eviction, and no GPU.
+            `storage` and `eviction`, and the arguments of `keras.layers.Layer`. A table
+            without a hash takes no eviction, and does not lie on a GPU.
 
     Input shape:
         Integers `[batch, slot_num, nnz_per_slot]`; `[None]` with `dynamic_input`. With int64 keys

@@ -223,7 +223,7 @@ def pooled_rows(
     else:
         plan = _agreed(plan, tables, place)
         asked = _to_owners(plan, batch, name, trains)
-        rows = _to_askers(plan, asked.request, place.rows(plan, asked), name)
+        rows = _to_askers(asked.request, place.rows(plan, asked), name)
         pooled = place.pooled(plan, batch, rows, asked.request.asked, concat, of_ops)
     return [tf.cast(vectors, dtype) for vectors in pooled]
 
@@ -264,10 +264,7 @@ def _to_owners(plan: tf_ops.CollectionPlan, batch: PooledBatch, name: str, train
 
 
 def _to_askers(
-    plan: tf_ops.CollectionPlan,
-    request: tf_ops.CollectionRequest,
-    rows: tf_ops.CollectionRows,
-    name: str,
+    request: tf_ops.CollectionRequest, rows: tf_ops.CollectionRows, name: str
 ) -> tf_ops.CollectionRows:
     """Sends rows to the workers that have asked for them."""
     communicator = communicators.current()

@@ -42,6 +42,19 @@ class Group:
     hypers: tuple[tuple[str, float], ...]
     slot_floats: int
 
+    def spec(self) -> str:
+        """Returns the description of the group's table, as the core reads it."""
+        return json.dumps(
+            {
+                "group": self.number,
+                "dim": self.dim,
+                "initializer": "constant",
+                "initializer_a": START,
+                "initializer_b": 0.0,
+                "seed": 1,
+            }
+        )
+
 
 GROUPS = (
     Group(0, 128, "kv_sgd", (("gamma", 1.0),), 0),
@@ -122,16 +135,7 @@ def main(core_path: str, folder: str, durability: str, seed: int, done: int, las
     storage = core.Storage(folder, 0, CACHE_BYTES, durability == "update", False)
     tables = [
         storage.open_table(
-            json.dumps(
-                {
-                    "group": group.number,
-                    "dim": group.dim,
-                    "initializer": "constant",
-                    "initializer_a": START,
-                    "initializer_b": 0.0,
-                    "seed": 1,
-                }
-            ),
+            group.spec(),
             rule=group.rule,
             hypers=list(group.hypers),
         )

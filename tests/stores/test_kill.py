@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import subprocess
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 from dump_rows import DumpedRows, read_dump
 from killed_process import kill_and_read
-from killed_trainer import GROUPS, KEYS, LARGE_FLUSH, START, Group, Replay, batch_of, key_at
+from killed_trainer import GROUPS, KEYS, LARGE_FLUSH, Group, Replay, batch_of, key_at
 from seeds import seed_of_test
 from tiers import few_or_many
 
@@ -148,18 +147,7 @@ def assert_rows(found: DumpedRows | None, replay: Replay, seed: int, group: Grou
 
 def assert_vectors(storage: kv.Storage, replay: Replay, group: Group, rows: int) -> None:
     """A lookup finds them too; a key without a row has the vector that it starts from."""
-    table = storage.ready().open_table(
-        json.dumps(
-            {
-                "group": group.number,
-                "dim": group.dim,
-                "initializer": "constant",
-                "initializer_a": START,
-                "initializer_b": 0.0,
-                "seed": 1,
-            }
-        )
-    )
+    table = storage.ready().open_table(group.spec())
     vectors = np.empty((KEYS, group.dim), np.float32)
     table.lookup(key_at(np.arange(KEYS)), vectors.reshape(-1), False)
     np.testing.assert_array_equal(vectors, replay.rows[:, : group.dim])

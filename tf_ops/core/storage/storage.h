@@ -116,13 +116,11 @@ class Storage : public std::enable_shared_from_this<Storage> {
   // Returns the table of spec.group, and makes it if there is none. It lives as long as the storage
   // is open; later calls for the group return the same one. The description of the group has the
   // eviction that it was opened with last. `rule`: the row optimizer that trains it; empty: any
-  // that commits. reset_slots: the rule
-  // may differ from the group's; then all rows lose their slots and update counts, in one atomic
-  // step. reset_initializer: the initializer may differ from the group's; rows that are made from
-  // now on start from it. Errors:
-  // kInvalidArgument if the group was made with another dim, initializer, rule or admission, or is
-  // open with another eviction, naming both; kNotFound for a group that a read-only storage does
-  // not have.
+  // that commits. reset_slots: the rule may differ from the group's; then all rows lose their slots
+  // and update counts, in one atomic step. reset_initializer: the initializer may differ from the
+  // group's; rows that are made from now on start from it. Errors: kInvalidArgument if the group
+  // was made with another dim, initializer, rule or admission, or is open with another eviction,
+  // naming both; kNotFound for a group that a read-only storage does not have.
   Result<std::shared_ptr<Table>> OpenTable(const TableSpec& spec, const std::string& rule = "",
                                            const std::vector<Hyper>& hypers = {},
                                            bool reset_slots = false,

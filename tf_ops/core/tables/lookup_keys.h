@@ -40,7 +40,7 @@ struct LookupKeys {
   DepositOrder order = {};
   std::shared_ptr<SummedGradients> summed = nullptr;  // in a deposit: its gradients by key
   std::shared_ptr<RowClaim> claim = nullptr;          // Table::Claim; null: none
-  // Where `keys`, `positions` and the deposited gradients lie; none: in the host's memory.
+  // The device in whose memory `keys`, `positions` and the deposited gradients lie; none: the host.
   std::optional<DeviceBatch> device = std::nullopt;
 
   double square() const { return summed->square(); }
