@@ -52,7 +52,7 @@ class Storage:
     0
 
     Args:
-        path: The folder. It is made if there is none, unless `read_only`. With several Horovod
+        path: The folder. It is made if there is none, unless `read_only`. With several
             workers, after `sok_embed.init()`, each has `worker-<rank>-of-<size>` in there to
             itself.
         ttl: The seconds that a row is kept after its last update. 0: no limit. `None`: the TTL with
@@ -210,8 +210,9 @@ class Storage:
         """Writes everything so far, in one step that happens as a whole or not at all.
 
         Args:
-            wait: False: return at once. A thread writes the rows of one moment, at this call or a
-                little later, while training goes on. They survive once `flushing` is False and
+            wait: False: return at once if there is more than 16 MiB to write, or rows that left
+                memory. A thread writes the rows of one moment, at this call or a little later,
+                while training goes on. They survive once `flushing` is False and
                 `failed_flushes` of `stats()` is 0, or a `flush` that waits has returned. Where the
                 thread has an earlier flush under way, it begins another after that, one for all
                 such calls. `checkpoint`, `compact`, dumps, loads and `close` wait for the thread.
