@@ -5,8 +5,9 @@
 
 `command` gives the second one, which launchers start in place of `python SCRIPT`, and `program` in
 place of `python -c CODE`. It passes its folder, environment, standard files and signals on, and its
-fork ends when it is killed. `SOK_TEST_FRESH=1`, which `make test-all` sets, has each script import
-by itself.
+fork ends when it is killed: a moment later, so that whoever kills it reads its output to the end
+before looking at what the fork has done. `SOK_TEST_FRESH=1`, which `make test-all` sets, has each
+script import by itself.
 """
 
 from __future__ import annotations

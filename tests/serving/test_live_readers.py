@@ -116,6 +116,7 @@ def test_a_publisher_that_is_killed_goes_on_where_it_was(kills, tmp_path, monkey
                     versions += live_tests.versions_to(told + 1000)[len(versions) :]
                 time.sleep(random.uniform(0, 0.6))
             os.killpg(process.pid, signal.SIGKILL)
+            process.stdout.read()  # until the fork, which publishes, has ended, too
             process.wait()
             process.stdout.close()
             if number % 10 == 0:
