@@ -1,6 +1,7 @@
 // A shard of DiskStore. Included by its sources only.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -85,5 +86,12 @@ struct alignas(64) DiskStore::Shard final : CacheMemory::Holder {
   uint64_t charged = 0;                          // the bytes of the indexes that are counted
   uint32_t forgotten = 0;  // rows that were taken out since the index was last trimmed
 };
+
+// Sorts the numbers of rows, and removes kNone and repeated numbers.
+inline void SortDistinct(std::vector<uint32_t>* rows) {
+  std::sort(rows->begin(), rows->end());
+  rows->erase(std::unique(rows->begin(), rows->end()), rows->end());
+  if (!rows->empty() && rows->back() == CacheRows::kNone) rows->pop_back();
+}
 
 }  // namespace sok

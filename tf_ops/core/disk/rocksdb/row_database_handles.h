@@ -22,6 +22,8 @@ namespace sok {
 
 // Files that a publication has not finished begin with this.
 constexpr char kPublishPrefix[] = "sok-publish-";
+// The column families of pending rows.
+constexpr const char* kPendingNames[] = {"sok_pending", "sok_pending_2"};
 
 inline rocksdb::Slice SliceOf(std::string_view view) { return {view.data(), view.size()}; }
 inline std::string_view ViewOf(const rocksdb::Slice& slice) { return {slice.data(), slice.size()}; }
