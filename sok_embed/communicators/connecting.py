@@ -18,12 +18,12 @@ import socket
 from typing import NamedTuple
 
 from sok_embed.communicators import rendezvous_wire as wire
-from sok_embed.communicators.launchers import Workers
 from sok_embed.communicators.rendezvous_guests import Guest
 from sok_embed.communicators.rendezvous_host import Reception
 from sok_embed.communicators.rendezvous_listener import BACKLOG, bound
 from sok_embed.communicators.rendezvous_visitor import Visitor
 from sok_embed.communicators.secret import derived
+from sok_embed.communicators.workers import Workers
 
 _ADVICE = (
     "See what the other workers printed last. Where they do not reach a worker by its name or "

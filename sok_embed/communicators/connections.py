@@ -16,7 +16,7 @@ from sok_embed.binding import _core
 from sok_embed.communicators import rendezvous_wire as wire
 from sok_embed.communicators.base import Communicator
 from sok_embed.communicators.connecting import Address, Listening, connect_all
-from sok_embed.communicators.launchers import Workers
+from sok_embed.communicators.workers import Workers
 
 # The environment variable for the host at which others reach this worker, if its guess is wrong.
 HOST_VARIABLE = "SOK_EMBED_HOST"

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 from sok_embed.communicators.base import Communicator
-from sok_embed.communicators.launchers import Workers, find_workers
+from sok_embed.communicators.engines import find_engine_workers
+from sok_embed.communicators.launchers import find_workers
 from sok_embed.communicators.local import LocalCommunicator
+from sok_embed.communicators.workers import Workers
 
 _EXCHANGES = ("tcp", "horovod")
 
 _current: Communicator | None = None
-
-# The variables for the number of processes of launchers that are not supported.
-_SIZES_OF_OTHERS = ("JSM_NAMESPACE_SIZE", "FLUX_JOB_SIZE")
 
 
 def _has_horovod() -> bool:
@@ -23,26 +21,12 @@ def _has_horovod() -> bool:
     return hvd is not None and bool(hvd.is_initialized()) and int(hvd.size()) > 1
 
 
-def _refuse_other_launchers() -> None:
-    """Raises if an unknown launcher started several processes: each would train a model alone."""
-    for variable in _SIZES_OF_OTHERS:
-        text = os.environ.get(variable, "").strip()
-        if text.isdecimal() and int(text) > 1:
-            raise ValueError(
-                f"Expected a launcher that sok_embed knows. Received: {variable}={text}: each of "
-                "these processes would train a model of its own. Set RANK, WORLD_SIZE, LOCAL_RANK, "
-                "LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT for each, or call "
-                'sok_embed.init("local") for processes that are meant to train alone.'
-            )
-
-
 def _joined(exchange: str, timeout: float, pin_gpu: bool) -> Communicator:
     """Makes the communicator for the environment of this process."""
     if _has_horovod():
         return _horovod(exchange, timeout, pin_gpu)
-    workers = find_workers()
+    workers = find_engine_workers() or find_workers()
     if workers is None:
-        _refuse_other_launchers()
         return LocalCommunicator()
     if workers.address is None:  # horovodrun
         return _horovod(exchange, timeout, pin_gpu)
@@ -89,8 +73,10 @@ def init(
         communicator: `"auto"`: Horovod if `horovodrun` has started this process, or if Horovod is
             initialised with more than one worker; TCP connections if another launcher has started
             several, which are `sok-embed run`, `torchrun` and others that set RANK and WORLD_SIZE,
-            `mpirun` of Open MPI, MPICH, Intel MPI and MVAPICH, `srun`, and others with TF_CONFIG;
-            else one worker alone. `"horovod"`, `"tcp"`, `"local"`, or a `Communicator` of your
+            `mpirun` of Open MPI, MPICH, Intel MPI and MVAPICH, `srun`, `jsrun` and `flux run`, any
+            trainer of Ray Train, a barrier stage of Spark, an Indexed Job of Kubernetes, Kubeflow
+            Trainer, a LeaderWorkerSet, SageMaker, Vertex AI, and others with TF_CONFIG; else one
+            worker alone. `"horovod"`, `"tcp"`, `"local"`, or a `Communicator` of your
             own.
         exchange: Under Horovod, the transport of tensors: `"tcp"`, connections of our own, except
             for dense tensors if Horovod was built with NCCL; or `"horovod"` for all tensors.
@@ -104,8 +90,8 @@ def init(
     Raises:
         ValueError: For another name; if variables of launchers contradict each other; if workers on
             several hosts are not told where to meet; for a SOK_EMBED_SECRET that cannot be a
-            secret, and a SOK_EMBED_HOST that has no address; for several processes of a launcher
-            that is not among the above; for fewer GPUs of a host than workers.
+            secret, and a SOK_EMBED_HOST that has no address; for a launcher that does not say
+            enough to join its workers; for fewer GPUs of a host than workers.
         ImportError: If Horovod is asked for and missing.
         ConnectionError: If a worker cannot be reached.
         TimeoutError: If a worker does not come.
@@ -124,7 +110,7 @@ def init(
     elif communicator == "horovod":
         chosen = _horovod(exchange, timeout, pin_gpu)
     elif communicator == "tcp":
-        chosen = _tcp(find_workers(), exchange, timeout, pin_gpu)
+        chosen = _tcp(find_engine_workers() or find_workers(), exchange, timeout, pin_gpu)
     else:
         raise ValueError(
             'Expected communicator to be "auto", "horovod", "tcp", "local" or a '

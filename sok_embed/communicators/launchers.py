@@ -2,137 +2,72 @@
 
 Launchers set environment variables. If variables of several launchers are set, one launcher was
 started within another, and the innermost knows how many processes there are, since the outer one
-started launchers. The order in which they are checked:
+started launchers. `_LAUNCHERS`, at the end of this module, is in that order:
 
 1. `horovodrun`: it starts workers itself, in whatever allocation or container it runs.
 2. `torchrun`, which is known by `TORCHELASTIC_RUN_ID`: `srun` and `mpirun` may start one of it on
    each host, and a worker of it starts no other launcher.
-3. Open MPI, MVAPICH, MPICH and its relatives: `mpirun` reads the hosts of a Slurm allocation, and
-   stands in containers whose operator has set `RANK` and `WORLD_SIZE`.
+3. Open MPI, MVAPICH, MPICH and its relatives, `jsrun`, Flux: `mpirun` reads the hosts of a Slurm
+   allocation, and stands in containers whose operator has set `RANK` and `WORLD_SIZE`.
 4. `RANK` and `WORLD_SIZE`: `sok-embed run`, Kubeflow, Accelerate, DeepSpeed, or a script that
-   translates Slurm's variables.
+   translates Slurm's variables. In a Kubernetes Indexed Job `JOB_COMPLETION_INDEX` stands for
+   `RANK`.
 5. `srun`: its variables are inherited by all programs that its tasks start.
-6. `TF_CONFIG`: a description of a cluster, which starts nothing.
+6. What describes a group of containers or hosts and starts one process in each: `TF_CONFIG`,
+   Vertex AI, SageMaker, Kubeflow Trainer without `torchrun`, a LeaderWorkerSet, an Indexed Job.
+
+A launcher that starts several processes and does not say enough to join them is an error: each
+process would train a model of its own.
 """
 
 from __future__ import annotations
 
-import json
+import functools
 import os
 import re
-import warnings
-import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+
+from sok_embed.communicators.clusters import (
+    describes_cluster,
+    sagemaker_workers,
+    tensorflow_workers,
+    vertex_workers,
+)
+from sok_embed.communicators.launcher_variables import Variables
+from sok_embed.communicators.workers import Workers
 
 # Slurm's step ids from here on stand for the batch script, an interactive shell and the like.
 _SLURM_RESERVED_STEPS = 0xFFFFFFF0
-# The tasks of TF_CONFIG that train, one process each, in the order of their ranks. A cluster has a
-# chief or a master, two names for the same task.
-_TF_TRAINERS = ("chief", "master", "worker")
-_TF_EVALUATOR = "evaluator"
-# Ports of workers for which none is given lie below those that Linux gives to outgoing connections.
-_FIRST_PORT, _PORTS = 20000, 10000
-
-# The variables that launchers set for each worker. If they were inherited from an outer launcher,
-# they would mislead find_workers in a worker of an inner one. Names that end in _ are the
-# beginnings of names.
-_VARIABLES = (
-    *("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_", "HOROVOD_CROSS_", "HOROVOD_HOSTNAME"),
-    *("HOROVOD_GLOO_", "HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"),
-    *("OMPI_COMM_WORLD_", "OMPI_MCA_ess_", "OMPI_MCA_orte_", "PMIX_", "MV2_COMM_WORLD_"),
-    *("PMI_", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "JSM_NAMESPACE_", "FLUX_JOB_SIZE"),
-    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_", "SLURM_STEPID"),
-    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-    *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE"),
-    *("TORCHELASTIC_", "TF_CONFIG"),
-)
-
-
-@dataclass(frozen=True)
-class Workers:
-    """This process among the workers of a job.
-
-    Attributes:
-        rank: The number of this worker, in `[0, size)`.
-        size: The number of workers, at least 2.
-        local_rank: The number of this worker among those of its host, in `[0, local_size)`.
-        local_size: The number of workers on this host, if the launcher says it.
-        address: The host, by name or number, and the port at which worker 0 listens for the others.
-            `None` under `horovodrun`, which brings a meeting place of its own.
-        launcher: The name of the launcher, for messages.
-    """
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    address: tuple[str, int] | None
-    launcher: str
-
-    @property
-    def on_one_host(self) -> bool:
-        """True if the launcher says that all workers are on this host."""
-        return self.local_size == self.size
 
 
 @dataclass(frozen=True)
 class _Launcher:
-    """The variables of a launcher that gives each worker its rank.
+    """A launcher, and how it tells a process its place.
 
     Attributes:
         name: The name of the launcher, for messages.
-        rank: The variable of the rank.
-        size: The variable of the number of workers.
-        local_rank: The variables of the rank on this host, of which the first that is set counts.
-        local_size: The variables of the number of workers on this host.
-        job: The variables that are the same in all workers of a job and differ between jobs.
-        mark: A variable without which it is another launcher.
+        marks: The variables of which it sets at least one.
+        workers: The function that reads the place of a process with such a mark. It returns `None`
+            for a process that is alone.
+        is_set: A function that returns whether the marks come from this launcher; `None`: they
+            always do.
+        sets: Other variables that it sets for each worker. Names that end in _ are the beginnings
+            of names.
+        options: The arguments of `Variables`, except for the environment and the name.
     """
 
     name: str
-    rank: str
-    size: str
-    local_rank: tuple[str, ...]
-    local_size: tuple[str, ...]
-    job: tuple[str, ...] = ()
-    mark: str | None = None
+    marks: tuple[str, ...]
+    workers: Callable[[Variables], Workers | None]
+    is_set: Callable[[Variables], bool] | None = None
+    sets: tuple[str, ...] = ()
+    options: Mapping[str, object] | None = None
 
-
-def _of_one_prefix(name: str, prefix: str, job: tuple[str, ...] = ()) -> _Launcher:
-    local = ((f"{prefix}_LOCAL_RANK",), (f"{prefix}_LOCAL_SIZE",))
-    return _Launcher(name, f"{prefix}_RANK", f"{prefix}_SIZE", *local, job)
-
-
-_HOROVODRUN = _of_one_prefix("horovodrun", "HOROVOD")
-_TORCHRUN = _Launcher(
-    "torchrun",
-    *("RANK", "WORLD_SIZE", ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",), ("TORCHELASTIC_RUN_ID",)),
-    mark="TORCHELASTIC_RUN_ID",
-)
-_MPICH = _Launcher(
-    "mpiexec of MPICH or Intel MPI",
-    *("PMI_RANK", "PMI_SIZE"),
-    # The variables of Hydra, then those of Cray's PALS.
-    *(("MPI_LOCALRANKID", "PMI_LOCAL_RANK"), ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE")),
-    job=("PMI_JOBID",),
-)
-_LAUNCHERS = (
-    _HOROVODRUN,
-    _TORCHRUN,
-    _of_one_prefix(
-        "mpirun of Open MPI",
-        "OMPI_COMM_WORLD",
-        ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid"),
-    ),
-    _of_one_prefix("mpirun of MVAPICH", "MV2_COMM_WORLD", ("PMI_JOBID",)),
-    _MPICH,
-    _Launcher(
-        "a launcher that sets RANK and WORLD_SIZE",
-        *("RANK", "WORLD_SIZE", ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",)),
-    ),
-)
+    def variables(self, environ: Mapping[str, str]) -> Variables:
+        """Returns the environment as the variables of this launcher."""
+        return Variables(environ, self.name, **(self.options or {}))  # type: ignore[arg-type]
 
 
 def find_workers(environ: Mapping[str, str] = os.environ) -> Workers | None:
@@ -145,86 +80,142 @@ def find_workers(environ: Mapping[str, str] = os.environ) -> Workers | None:
         This process among the workers; `None` if it is alone.
 
     Raises:
-        ValueError: If the variables of a launcher contradict each other, or if the workers are on
-            several hosts and nothing says where they can meet.
+        ValueError: If the variables of a launcher contradict each other or are not all there, or if
+            the workers are on several hosts and nothing says where they can meet.
     """
     for launcher in _LAUNCHERS:
-        if launcher.mark is None or _text(environ, launcher.mark) is not None:
-            if any(_text(environ, name) is not None for name in (launcher.rank, launcher.size)):
-                return _workers_of(launcher, environ)
-    if _is_task_of_slurm(environ):
-        return _slurm_workers(environ)
-    return _tensorflow_workers(environ)
+        variables = launcher.variables(environ)
+        is_marked = variables.text(*launcher.marks) is not None
+        if is_marked and (launcher.is_set is None or launcher.is_set(variables)):
+            return launcher.workers(variables)
+    return None
 
 
 def without_launchers(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns an environment in which no launcher says that it started the process."""
-    beginnings = tuple(name for name in _VARIABLES if name.endswith("_"))
+    """Returns an environment in which no launcher says that it started the process.
+
+    The variables of an outer launcher would mislead `find_workers` in a worker of an inner one.
+    """
+    names = {name for each in _LAUNCHERS for name in (*each.marks, *each.sets)}
+    beginnings = tuple(name for name in names if name.endswith("_"))
     return {
         name: value
         for name, value in environ.items()
-        if name not in _VARIABLES and not name.startswith(beginnings)
+        if name not in names and not name.startswith(beginnings)
     }
 
 
-def _workers_of(launcher: _Launcher, environ: Mapping[str, str]) -> Workers | None:
-    rank_and_size = _rank_and_size(launcher.name, launcher.rank, launcher.size, environ)
+def _by_rank(
+    variables: Variables,
+    rank: tuple[str, ...],
+    size: str,
+    local_rank: tuple[str, ...] = (),
+    local_size: tuple[str, ...] = (),
+    job: tuple[str, ...] = (),
+    host: str | None = None,
+) -> Workers | None:
+    """Reads the variables of a launcher that gives each worker its rank.
+
+    Args:
+        variables: The environment.
+        rank: The variables of the rank, of which the first that is set counts, as in all of these.
+        size: The variable of the number of workers.
+        local_rank: The variables of the rank on this host.
+        local_size: The variables of the number of workers on this host.
+        job: The variables that are the same in all workers of a job and differ between jobs.
+        host: The variable of the host of worker 0.
+    """
+    rank_and_size = variables.rank_and_size(rank, size)
     if rank_and_size is None:
         return None
-    rank, size = rank_and_size
-    if launcher is _MPICH and _first(environ, launcher.local_size) is None:
-        # srun sets variables of MPICH too, but its own variables say more.
-        slurm = _slurm_workers(environ) if _is_task_of_slurm(environ) else None
-        if slurm is not None and (slurm.rank, slurm.size) == (rank, size):
-            return slurm
-    local_size = _number(launcher.name, launcher.local_size, environ)
-    local_rank = _number(launcher.name, launcher.local_rank, environ)
-    if local_rank is None:
+    number, workers = rank_and_size
+    here = variables.number(*local_size)
+    local = variables.number(*local_rank)
+    if local is None:
         # A launcher that sets no variables for hosts, such as Kubeflow's, starts one worker on each
         # host.
-        local_rank = rank % local_size if local_size else 0
-    workers = _placed(launcher.name, rank, size, local_rank, local_size)
-    if launcher is _HOROVODRUN:
+        local = number % here if here else 0
+    placed = variables.workers(number, workers, local, here)
+    name = variables.text(*job)
+    if name is None:
+        rank_name = next(each for each in rank if variables.text(each) is not None)
+        name = f"process {_launcher_process(rank_name, variables.environ[rank_name])}"
+    first = variables.text(host) if host is not None else None
+    address = variables.address(workers, placed.local_size, name, first)
+    return variables.workers(number, workers, local, placed.local_size, address)
+
+
+def _horovodrun_workers(variables: Variables) -> Workers | None:
+    rank_and_size = variables.rank_and_size(("HOROVOD_RANK",), "HOROVOD_SIZE")
+    if rank_and_size is None:
+        return None
+    here = variables.number("HOROVOD_LOCAL_SIZE")
+    local = variables.number("HOROVOD_LOCAL_RANK")
+    if local is None:
+        local = rank_and_size[0] % here if here else 0
+    return variables.workers(*rank_and_size, local, here)
+
+
+def _torchrun_workers(variables: Variables) -> Workers | None:
+    workers = _RANKED(variables, job=("TORCHELASTIC_RUN_ID",))
+    given = variables.given_address()
+    if workers is None or given is None:
         return workers
-    job = _first(environ, launcher.job)
-    if job is None:
-        job = f"process {_launcher_process(launcher.rank, environ.get(launcher.rank, ''))}"
-    return _with_address(workers, environ, job)
+    host, port = given
+    if variables.text("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        # torchrun listens at its port itself, and reserves none for its workers.
+        port += 1 if port < 65535 else -1
+    return variables.workers(
+        workers.rank, workers.size, workers.local_rank, workers.local_size, (host, port)
+    )
 
 
-def _is_task_of_slurm(environ: Mapping[str, str]) -> bool:
+def _mpich_workers(variables: Variables) -> Workers | None:
+    local_size = ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE")  # of Hydra, then of Cray's PALS
+    if variables.text(*local_size) is None and _is_task_of_slurm(variables):
+        # srun sets variables of MPICH too, but its own variables say more.
+        slurm = _slurm_workers(_SRUN.variables(variables.environ))
+        place = variables.rank_and_size(("PMI_RANK",), "PMI_SIZE")
+        if slurm is not None and (slurm.rank, slurm.size) == place:
+            return slurm
+    local_rank = ("MPI_LOCALRANKID", "PMI_LOCAL_RANK")
+    return _by_rank(variables, ("PMI_RANK",), "PMI_SIZE", local_rank, local_size, ("PMI_JOBID",))
+
+
+def _is_task_of_slurm(variables: Variables) -> bool:
     """Returns whether srun started this process; an allocation sets some of its variables too."""
-    step = _text(environ, "SLURM_STEP_ID")
-    if _text(environ, "SLURM_PROCID") is None or step is None:
+    step = variables.text("SLURM_STEP_ID")
+    if variables.text("SLURM_PROCID") is None or step is None:
         return False
     return not (step.isdecimal() and int(step) >= _SLURM_RESERVED_STEPS)
 
 
-def _slurm_workers(environ: Mapping[str, str]) -> Workers | None:
-    name = "srun"
+def _slurm_workers(variables: Variables) -> Workers | None:
     # An allocation sets SLURM_NTASKS too, and a step may have fewer tasks.
-    in_step = _text(environ, "SLURM_STEP_NUM_TASKS") is not None
-    size_variable = "SLURM_STEP_NUM_TASKS" if in_step else "SLURM_NTASKS"
-    rank_and_size = _rank_and_size(name, "SLURM_PROCID", size_variable, environ)
+    in_step = variables.text("SLURM_STEP_NUM_TASKS") is not None
+    size_name = "SLURM_STEP_NUM_TASKS" if in_step else "SLURM_NTASKS"
+    rank_and_size = variables.rank_and_size(("SLURM_PROCID",), size_name)
     if rank_and_size is None:
         return None
-    local_rank = _number(name, ("SLURM_LOCALID",), environ) or 0
-    workers = _placed(name, *rank_and_size, local_rank, _slurm_tasks_of_node(environ))
-    job = f"{_first(environ, ('SLURM_JOB_ID', 'SLURM_JOBID'))}.{environ['SLURM_STEP_ID']}"
-    nodes = _first(environ, ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"))
-    return _with_address(workers, environ, job, None if nodes is None else first_host(nodes))
+    local = variables.number("SLURM_LOCALID") or 0
+    here = variables.workers(*rank_and_size, local, _slurm_tasks_of_node(variables)).local_size
+    job = f"{variables.text('SLURM_JOB_ID', 'SLURM_JOBID')}.{variables.text('SLURM_STEP_ID')}"
+    nodes = variables.text("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
+    host = None if nodes is None else first_host(nodes)
+    address = variables.address(rank_and_size[1], here, job, host)
+    return variables.workers(*rank_and_size, local, here, address)
 
 
-def _slurm_tasks_of_node(environ: Mapping[str, str]) -> int | None:
+def _slurm_tasks_of_node(variables: Variables) -> int | None:
     """Returns how many tasks of the step this node has, by a list such as `2(x3),1`."""
-    text = _first(environ, ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"))
+    text = variables.text("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
     tasks: list[int] = []
     for part in (text or "").split(","):
         found = re.fullmatch(r"\s*(\d+)(?:\(x(\d+)\))?\s*", part)
         if found is None:
             return None
         tasks += [int(found[1])] * int(found[2] or 1)
-    node = _number("srun", ("SLURM_NODEID",), environ) or 0
+    node = variables.number("SLURM_NODEID") or 0
     return tasks[node] if node < len(tasks) else None
 
 
@@ -241,147 +232,20 @@ def first_host(nodes: str) -> str:
     return re.sub(r"\[\s*([^\],-]*)[^\]]*\]", r"\1", first[0] if first else "")
 
 
-def _tensorflow_workers(environ: Mapping[str, str]) -> Workers | None:
-    text = _text(environ, "TF_CONFIG")
-    if text is None:
-        return None
-    try:
-        config = json.loads(text)
-        cluster, task = config.get("cluster") or {}, config.get("task") or {}
-        kind, index = str(task.get("type", "worker")), int(task.get("index", 0))
-        addresses = {each: [str(one) for one in cluster.get(each, ())] for each in _TF_TRAINERS}
-    except (ValueError, TypeError, AttributeError) as error:
-        raise _contradiction(
-            'TF_CONFIG to be JSON such as {"cluster": {"worker": ["host:port", ...]}, "task": '
-            '{"type": "worker", "index": 0}}',
-            f"TF_CONFIG={text!r} ({error})",
-            "TF_CONFIG",
-        ) from None
-    trainers = [address for each in _TF_TRAINERS for address in addresses[each]]
-    if kind == _TF_EVALUATOR and trainers:
-        warnings.warn(
-            "Expected a process that trains with the others of TF_CONFIG. Received: an evaluator, "
-            f"which works alone, as worker 0 of 1, with {len(trainers)} others that train. It must "
-            "not write where they do: have it read their checkpoints and evaluate, and leave out "
-            "what trains and saves.",
-            stacklevel=2,
+def _elastic_workers(variables: Variables) -> Workers | None:
+    """Reads what Kubeflow Trainer tells torchrun, in a container that does not start torchrun."""
+    processes = variables.text("PET_NPROC_PER_NODE")
+    if processes not in (None, "1") and variables.text("PET_NNODES") is not None:
+        raise variables.error(
+            "PET_NPROC_PER_NODE=1 for a container that starts one process itself",
+            f"PET_NPROC_PER_NODE={processes}",
         )
-    if kind not in _TF_TRAINERS or len(trainers) < 2:
-        return None  # an evaluator works alone, and a parameter server has no layers
-    if not 0 <= index < len(addresses[kind]):
-        raise _contradiction(
-            "the task of TF_CONFIG to be one of its cluster",
-            f"{kind} {index} of {len(addresses[kind])}",
-            "TF_CONFIG",
-        )
-    before = _TF_TRAINERS[: _TF_TRAINERS.index(kind)]
-    rank = sum(len(addresses[each]) for each in before) + index
-    hosts = [address.rpartition(":")[0].strip("[]") for address in trainers]
-    local_rank = hosts[:rank].count(hosts[rank])
-    workers = _placed("TF_CONFIG", rank, len(trainers), local_rank, hosts.count(hosts[rank]))
-    address = _given_address(environ, "TF_CONFIG") or (hosts[0], _port_beside(trainers))
-    return replace(workers, address=address)
+    return _by_rank(variables, ("PET_NODE_RANK",), "PET_NNODES", job=("PET_MASTER_ADDR",))
 
 
-def _port_beside(addresses: list[str]) -> int:
-    """Returns the port at which the workers of a cluster of TensorFlow meet.
-
-    TensorFlow's own servers listen at the ports in the cluster, once a strategy is made.
-    """
-    taken = {
-        _checked_port("each address of TF_CONFIG", each.rpartition(":")[2], "TF_CONFIG")
-        for each in addresses
-    }
-    first = zlib.crc32(f"TF_CONFIG {' '.join(addresses)}".encode()) % _PORTS
-    places = (_FIRST_PORT + (first + more) % _PORTS for more in range(_PORTS))
-    return next(port for port in places if port not in taken)
-
-
-def _rank_and_size(
-    launcher: str, rank_variable: str, size_variable: str, environ: Mapping[str, str]
-) -> tuple[int, int] | None:
-    """Returns the rank and the number of workers; `None` for one worker alone."""
-    rank = _number(launcher, (rank_variable,), environ)
-    size = _number(launcher, (size_variable,), environ)
-    if size == 1 and not rank:
-        return None
-    if rank is None or size is None:
-        missing, there = rank_variable, f"{size_variable}={size}"
-        if size is None:
-            missing, there = size_variable, f"{rank_variable}={rank}"
-        raise _contradiction(f"{missing} to be set too", f"{there} without it", launcher)
-    if rank >= size:
-        raise _contradiction(
-            f"{rank_variable} to be less than {size_variable}",
-            f"{rank_variable}={rank} and {size_variable}={size}",
-            launcher,
-        )
-    return rank, size
-
-
-def _placed(
-    launcher: str, rank: int, size: int, local_rank: int, local_size: int | None
-) -> Workers:
-    """Returns the worker, which has no address yet."""
-    if local_size is None:
-        local_size = local_rank + 1  # the least number that is possible
-    if not local_rank < local_size <= size:
-        raise _contradiction(
-            "the rank on this host to be less than the number of workers on this host, and that "
-            "number to be at most the number of all",
-            f"rank {local_rank} of {local_size} on this host, of {size} in all",
-            launcher,
-        )
-    return Workers(rank, size, local_rank, local_size, None, launcher)
-
-
-def _with_address(
-    workers: Workers, environ: Mapping[str, str], job: str, first_host: str | None = None
-) -> Workers:
-    """Returns the worker with the address at which all meet.
-
-    Args:
-        workers: The worker without an address.
-        environ: The environment.
-        job: A text that all workers of the job share, and that differs in other jobs.
-        first_host: The host of worker 0, if the launcher names it.
-    """
-    address = _given_address(environ, workers.launcher)
-    if address is None:
-        host = "127.0.0.1" if workers.on_one_host else first_host
-        if host is None:
-            raise ValueError(
-                "Expected MASTER_ADDR and MASTER_PORT to say where workers on several hosts meet. "
-                f"Received: {workers.size} workers, of which {workers.local_size} on this host, by "
-                f"{workers.launcher}, and neither. Set MASTER_ADDR to the host of worker 0, by a "
-                "name that all hosts know, and MASTER_PORT to a free port there, alike on all."
-            )
-        job_port = _FIRST_PORT + zlib.crc32(f"{workers.launcher} {job}".encode()) % _PORTS
-        address = (host, job_port)
-    return replace(workers, address=address)
-
-
-def _given_address(environ: Mapping[str, str], launcher: str) -> tuple[str, int] | None:
-    host, port = _text(environ, "MASTER_ADDR"), _text(environ, "MASTER_PORT")
-    if host is None and port is None:
-        return None
-    if host is None or port is None:
-        there, missing = ("MASTER_PORT", "MASTER_ADDR")[:: 1 if host is None else -1]
-        raise _contradiction(
-            f"{missing} to be set too", f"{there}={environ[there]} without it", launcher
-        )
-    number = _checked_port("MASTER_PORT", port, launcher)
-    agent_listens = _text(environ, "TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if launcher == _TORCHRUN.name and agent_listens:
-        # torchrun listens at its port itself, and reserves none for its workers.
-        number += 1 if number < 65535 else -1
-    return host.strip("[]"), number
-
-
-def _checked_port(what: str, text: str, launcher: str) -> int:
-    if not (text.isdecimal() and 0 < int(text) < 65536):
-        raise _contradiction(f"a port from 1 to 65535 of {what}", repr(text), launcher)
-    return int(text)
+def _indexed_workers(variables: Variables) -> Workers | None:
+    index = variables.text("JOB_COMPLETION_INDEX")
+    raise variables.error("WORLD_SIZE to be set too", f"JOB_COMPLETION_INDEX={index} without it")
 
 
 def _launcher_process(variable: str, value: str) -> int:
@@ -401,29 +265,119 @@ def _launcher_process(variable: str, value: str) -> int:
     return pid
 
 
-def _text(environ: Mapping[str, str], name: str) -> str | None:
-    """Returns the value of a variable; `None` if it is empty."""
-    return environ.get(name, "").strip() or None
-
-
-def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> str | None:
-    return next((text for name in names if (text := _text(environ, name)) is not None), None)
-
-
-def _number(launcher: str, names: tuple[str, ...], environ: Mapping[str, str]) -> int | None:
-    """Returns the number in the first variable that is set."""
-    for name in names:
-        text = _text(environ, name)
-        if text is not None:
-            if not text.isdecimal():
-                raise _contradiction(f"{name} to be a number from 0 on", repr(text), launcher)
-            return int(text)
-    return None
-
-
-def _contradiction(expected: str, received: str, launcher: str) -> ValueError:
-    return ValueError(
-        f"Expected {expected}. Received: {received}, as if by {launcher}. Unset what an earlier "
-        "launcher has left in the environment, or start the workers with a launcher that sets all "
-        "of it, such as `sok-embed run`."
+def _of_one_prefix(name: str, prefix: str, job: tuple[str, ...], *sets: str) -> _Launcher:
+    """Returns a launcher with variables such as PREFIX_LOCAL_RANK."""
+    read = functools.partial(
+        _by_rank,
+        rank=(f"{prefix}_RANK",),
+        size=f"{prefix}_SIZE",
+        local_rank=(f"{prefix}_LOCAL_RANK",),
+        local_size=(f"{prefix}_LOCAL_SIZE",),
+        job=job,
     )
+    marks = (f"{prefix}_RANK", f"{prefix}_SIZE")
+    return _Launcher(name, marks, read, sets=(f"{prefix}_", *sets))
+
+
+_RANKED = functools.partial(
+    _by_rank,
+    rank=("RANK", "JOB_COMPLETION_INDEX"),
+    size="WORLD_SIZE",
+    local_rank=("LOCAL_RANK",),
+    local_size=("LOCAL_WORLD_SIZE",),
+)
+_SRUN = _Launcher(
+    "srun",
+    ("SLURM_PROCID",),
+    _slurm_workers,
+    _is_task_of_slurm,
+    ("SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_", "SLURM_STEPID"),
+)
+_LAUNCHERS = (
+    _Launcher(
+        "horovodrun",
+        ("HOROVOD_RANK", "HOROVOD_SIZE"),
+        _horovodrun_workers,
+        sets=(
+            *("HOROVOD_LOCAL_", "HOROVOD_CROSS_", "HOROVOD_HOSTNAME", "HOROVOD_GLOO_"),
+            *("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"),
+        ),
+    ),
+    _Launcher(
+        "torchrun",
+        ("TORCHELASTIC_RUN_ID",),
+        _torchrun_workers,
+        lambda variables: variables.text("RANK", "WORLD_SIZE") is not None,
+        ("TORCHELASTIC_", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME")
+        + ("ROLE_WORLD_SIZE",),
+    ),
+    _of_one_prefix(
+        "mpirun of Open MPI",
+        "OMPI_COMM_WORLD",
+        ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid"),
+        *("PMIX_", "OMPI_MCA_ess_", "OMPI_MCA_orte_"),
+    ),
+    _of_one_prefix("mpirun of MVAPICH", "MV2_COMM_WORLD", ("PMI_JOBID",)),
+    _Launcher(
+        "mpiexec of MPICH or Intel MPI",
+        ("PMI_RANK", "PMI_SIZE"),
+        _mpich_workers,
+        sets=("PMI_", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ),
+    _of_one_prefix("jsrun", "JSM_NAMESPACE", ("LSB_JOBID",)),
+    _Launcher(
+        "flux run",
+        ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
+        functools.partial(
+            _by_rank,
+            rank=("FLUX_TASK_RANK",),
+            size="FLUX_JOB_SIZE",
+            local_rank=("FLUX_TASK_LOCAL_ID",),
+            job=("FLUX_JOB_ID",),
+        ),
+        sets=("FLUX_TASK_LOCAL_ID",),
+    ),
+    _Launcher(
+        "a launcher that sets RANK and WORLD_SIZE",
+        ("RANK", "WORLD_SIZE"),
+        _RANKED,
+        sets=("LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    ),
+    _SRUN,
+    _Launcher("TF_CONFIG", ("TF_CONFIG",), tensorflow_workers, describes_cluster),
+    _Launcher("Vertex AI", ("CLUSTER_SPEC",), vertex_workers),
+    _Launcher("SageMaker", ("SM_HOSTS",), sagemaker_workers, sets=("SM_CURRENT_HOST",)),
+    _Launcher(
+        "Kubeflow Trainer",
+        ("PET_NNODES", "PET_NODE_RANK"),
+        _elastic_workers,
+        sets=("PET_",),
+        options={
+            "meeting": ("PET_MASTER_ADDR", "PET_MASTER_PORT"),
+            "remedy": "Start the workers in each container by torchrun, which reads these "
+            "variables, or let the TrainJob run one process a node.",
+        },
+    ),
+    _Launcher(
+        "a LeaderWorkerSet",
+        ("LWS_WORKER_INDEX", "LWS_GROUP_SIZE"),
+        functools.partial(
+            _by_rank,
+            rank=("LWS_WORKER_INDEX",),
+            size="LWS_GROUP_SIZE",
+            job=("LWS_LEADER_ADDRESS",),
+            host="LWS_LEADER_ADDRESS",
+        ),
+        sets=("LWS_LEADER_ADDRESS",),
+    ),
+    _Launcher(
+        "an Indexed Job or a JobSet of Kubernetes",
+        ("JOB_COMPLETION_INDEX",),
+        _indexed_workers,
+        options={
+            "remedy": "Set WORLD_SIZE to the number of pods, and MASTER_ADDR and MASTER_PORT to "
+            "where they meet: the host of the pod with index 0 and a free port there. For pods "
+            'that are meant to train alone call sok_embed.init("local").',
+        },
+    ),
+)

@@ -25,9 +25,9 @@ Nothing is encrypted. Received bytes are copied and never executed.
 from __future__ import annotations
 
 from sok_embed.communicators import rendezvous_wire as wire
-from sok_embed.communicators.launchers import Workers
 from sok_embed.communicators.rendezvous_host import Host
 from sok_embed.communicators.rendezvous_visitor import Visitor
+from sok_embed.communicators.workers import Workers
 
 
 def all_gather(

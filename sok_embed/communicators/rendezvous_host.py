@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 
 from sok_embed.communicators import rendezvous_wire as wire
-from sok_embed.communicators.launchers import Workers
 from sok_embed.communicators.rendezvous_guests import (
     SLOTS,
     Ended,
@@ -20,6 +19,7 @@ from sok_embed.communicators.rendezvous_guests import (
 )
 from sok_embed.communicators.rendezvous_listener import listen
 from sok_embed.communicators.secret import SECRET_VARIABLE
+from sok_embed.communicators.workers import Workers
 
 # The most missing ranks that a message names.
 _NAMED_RANKS = 16

@@ -7,8 +7,8 @@ import logging
 import socket
 
 from sok_embed.communicators import rendezvous_wire as wire
-from sok_embed.communicators.launchers import Workers
 from sok_embed.communicators.secret import HOW_TO_SET
+from sok_embed.communicators.workers import Workers
 
 # The system answers with these errors for an address that this host does not have.
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)

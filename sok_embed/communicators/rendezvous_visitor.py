@@ -9,8 +9,8 @@ import time
 from typing import NoReturn
 
 from sok_embed.communicators import rendezvous_wire as wire
-from sok_embed.communicators.launchers import Workers
 from sok_embed.communicators.secret import HOW_TO_SET, SECRET_VARIABLE
+from sok_embed.communicators.workers import Workers
 
 # Seconds for one of several addresses of a worker, since one of them may never answer.
 _LONGEST_TRY = 5.0

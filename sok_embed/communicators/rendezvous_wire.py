@@ -11,7 +11,7 @@ import struct
 import time
 from typing import Any
 
-from sok_embed.communicators.launchers import Workers
+from sok_embed.communicators.workers import Workers
 
 MAGIC = b"sok-meet"
 VERSION = 2

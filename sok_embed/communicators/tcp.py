@@ -8,9 +8,9 @@ from sok_embed.communicators import rendezvous
 from sok_embed.communicators.connections import Connections, host_of, shared_mesh
 from sok_embed.communicators.cores import share_cores
 from sok_embed.communicators.gpus import pin_gpu as pin_one_gpu
-from sok_embed.communicators.launchers import Workers
 from sok_embed.communicators.rendezvous_wire import is_loopback
 from sok_embed.communicators.secret import job_secret
+from sok_embed.communicators.workers import Workers
 
 
 class TcpCommunicator(Connections):
@@ -38,6 +38,8 @@ class TcpCommunicator(Connections):
         if pin_gpu:
             pin_one_gpu(workers.local_rank, workers.local_size)
         secret = job_secret()
+        if secret is None and workers.secret is not None:
+            secret = bytes.fromhex(workers.secret)
         # All workers that meet at an address of the loopback interface are on this host.
         is_here = workers.on_one_host or is_loopback(workers.address)
         mesh = shared_mesh(

@@ -33,7 +33,7 @@ from sharded.meeting import (
 from sok_embed.communicators import connections, tcp
 from sok_embed.communicators.connecting import Address, Listening, connect_all
 from sok_embed.communicators.connections import host_of, shared_mesh
-from sok_embed.communicators.launchers import Workers
+from sok_embed.communicators.workers import Workers
 
 
 def worker(rank: int, size: int) -> Workers:
@@ -377,7 +377,7 @@ def test_a_worker_that_waits_is_interrupted(begun: str, rank: int, port: int) ->
 FEW_DESCRIPTORS = """
 import resource, sys
 from sok_embed.communicators.connecting import Address, Listening, connect_all
-from sok_embed.communicators.launchers import Workers
+from sok_embed.communicators.workers import Workers
 workers = Workers(0, 2, 0, 1, None, "test")
 with Listening(workers, "127.0.0.1") as listening:
     print(listening.address.to_bytes().decode(), flush=True)

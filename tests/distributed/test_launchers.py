@@ -10,16 +10,14 @@ import zlib
 
 import pytest
 
-from sok_embed.communicators.launchers import (
-    Workers,
-    find_workers,
-    first_host,
-    without_launchers,
-)
+from sok_embed.communicators import launchers
+from sok_embed.communicators.launchers import find_workers, first_host, without_launchers
+from sok_embed.communicators.workers import Workers
 
 Environ = dict[str, str]
 MEETING = {"MASTER_ADDR": "host0", "MASTER_PORT": "1234"}
 MEET = ("host0", 1234)
+LWS = "a LeaderWorkerSet"
 
 
 def horovodrun(rank: int = 1, size: int = 4, local_rank: int = 1, local_size: int = 2) -> Environ:
@@ -80,9 +78,43 @@ def tf_config(kind: str | None, index: int, **cluster: list[str]) -> Environ:
     return {"TF_CONFIG": json.dumps({"cluster": cluster, **task})}
 
 
+def vertex(pool: str, index: int, **cluster: list[str]) -> Environ:
+    task = {"type": pool, "index": index}
+    return {"CLUSTER_SPEC": json.dumps({"cluster": cluster, "environment": "cloud", "task": task})}
+
+
+def sagemaker(here: str, *hosts: str) -> Environ:
+    job = {"TRAINING_JOB_NAME": "ctr-1"}
+    return {"SM_HOSTS": json.dumps(hosts), "SM_CURRENT_HOST": here} | job
+
+
+def kubeflow_trainer(rank: int = 1, nodes: object = 2, processes: object = 1) -> Environ:
+    given = {"PET_NNODES": nodes, "PET_NODE_RANK": rank, "PET_NPROC_PER_NODE": processes}
+    meeting = {f"PET_{name}": value for name, value in MEETING.items()}
+    return {name: str(value) for name, value in given.items()} | meeting | indexed(rank)
+
+
+def leader_worker_set(rank: int = 1, size: int = 2) -> Environ:
+    given = {"LWS_WORKER_INDEX": rank, "LWS_GROUP_SIZE": size, "LWS_LEADER_ADDRESS": "ctr-0.ctr"}
+    return {name: str(value) for name, value in given.items()}
+
+
+def indexed(rank: int) -> Environ:
+    return {"JOB_COMPLETION_INDEX": str(rank)}
+
+
+def flux(rank: int = 1, size: int = 2, local_rank: int = 1) -> Environ:
+    given = {"FLUX_TASK_RANK": rank, "FLUX_JOB_SIZE": size, "FLUX_TASK_LOCAL_ID": local_rank}
+    return {name: str(value) for name, value in given.items()} | {"FLUX_JOB_ID": "f3"}
+
+
+def port(job: str) -> int:
+    return 20000 + zlib.crc32(job.encode()) % 10000
+
+
 def beside(addresses: str) -> int:
     """The port that workers of these addresses meet at, where TensorFlow does not listen."""
-    return 20000 + zlib.crc32(f"TF_CONFIG {addresses}".encode()) % 10000
+    return port(f"TF_CONFIG {addresses}")
 
 
 def placed(environ: Environ) -> tuple[int, int, int, int]:
@@ -150,6 +182,35 @@ def address(environ: Environ) -> tuple[str, int]:
             tf_config("worker", 1, worker=["a:1", "a:2"]) | MEETING,
             Workers(1, 2, 1, 2, MEET, "TF_CONFIG"),
         ),
+        (
+            vertex("workerpool1", 1, workerpool0=["m:2222"], workerpool1=["a:2222", "b:2222"]),
+            Workers(2, 3, 0, 1, ("m", port("Vertex AI m:2222 a:2222 b:2222")), "Vertex AI"),
+        ),
+        (
+            sagemaker("algo-2", "algo-2", "algo-10", "algo-1"),
+            Workers(2, 3, 0, 1, ("algo-1", port("SageMaker ctr-1")), "SageMaker"),
+        ),
+        (kubeflow_trainer(3, 4), Workers(3, 4, 0, 1, MEET, "Kubeflow Trainer")),
+        (
+            leader_worker_set(3, 4),
+            Workers(3, 4, 0, 1, ("ctr-0.ctr", port("a LeaderWorkerSet ctr-0.ctr")), LWS),
+        ),
+        (
+            indexed(3) | {"WORLD_SIZE": "4"} | MEETING,
+            Workers(3, 4, 0, 1, MEET, "a launcher that sets RANK and WORLD_SIZE"),
+        ),
+        # A JobSet of several Jobs counts the pods of each: RANK counts those of all.
+        (
+            indexed(0) | ranked(3, 4) | MEETING,
+            Workers(3, 4, 0, 1, MEET, "a launcher that sets RANK and WORLD_SIZE"),
+        ),
+        (of_prefix("JSM_NAMESPACE", 5, 8, 1, 4) | MEETING, Workers(5, 8, 1, 4, MEET, "jsrun")),
+        (flux(5, 8, 1) | MEETING, Workers(5, 8, 1, 2, MEET, "flux run")),
+        # What describes no cluster leaves the word to others.
+        (
+            {"TF_CONFIG": "{}"} | leader_worker_set(1, 2) | MEETING,
+            Workers(1, 2, 0, 1, MEET, LWS),
+        ),
     ],
 )
 def test_each_launcher_is_understood(environ: Environ, expected: Workers) -> None:
@@ -193,15 +254,80 @@ ALLOCATION = {
         {"TF_CONFIG": '{"cluster": null}'},
         tf_config("worker", 0, worker=["a:1"], ps=["b:1", "c:1"]),
         tf_config("ps", 0, worker=["a:1", "b:1"], ps=["c:1"]),
+        vertex("workerpool0", 0, workerpool0=["m:1"]),
+        vertex("workerpool2", 0, workerpool0=["m:1"], workerpool1=["a:1"]),
+        sagemaker("algo-1", "algo-1"),
+        kubeflow_trainer(0, 1),
+        leader_worker_set(0, 1),
+        indexed(0) | {"WORLD_SIZE": "1"},
+        flux(0, 1, 0),
+        of_prefix("JSM_NAMESPACE", 0, 1, 0, 1),
     ],
 )
 def test_a_process_alone_is_told_from_workers(environ: Environ) -> None:
     assert find_workers(environ) is None
 
 
-def test_an_evaluator_works_alone_and_is_told_not_to_write() -> None:
+@pytest.mark.parametrize(
+    "environ",
+    [
+        tf_config("evaluator", 0, chief=["a:1"], worker=["b:1"]),
+        vertex("workerpool3", 0, workerpool0=["a:1"], workerpool1=["b:1"]),
+    ],
+)
+def test_an_evaluator_works_alone_and_is_told_not_to_write(environ: Environ) -> None:
     with pytest.warns(UserWarning, match="evaluator.* must not write"):
-        assert find_workers(tf_config("evaluator", 0, chief=["a:1"], worker=["b:1"])) is None
+        assert find_workers(environ) is None
+
+
+# What each launcher of the table sets for one of several workers, whole.
+WHOLE = {
+    "horovodrun": horovodrun(),
+    "torchrun": torchrun(),
+    "mpirun of Open MPI": open_mpi(),
+    "mpirun of MVAPICH": of_prefix("MV2_COMM_WORLD", 1, 2, 1, 2),
+    "mpiexec of MPICH or Intel MPI": hydra(),
+    "jsrun": of_prefix("JSM_NAMESPACE", 1, 2, 1, 2),
+    "flux run": flux() | MEETING,
+    "a launcher that sets RANK and WORLD_SIZE": ranked(LOCAL_RANK=1, **MEETING),
+    "srun": srun(),
+    "TF_CONFIG": tf_config("worker", 1, worker=["a:1", "b:1"]),
+    "Vertex AI": vertex("workerpool1", 0, workerpool0=["a:1"], workerpool1=["b:1"]),
+    "SageMaker": sagemaker("algo-2", "algo-1", "algo-2"),
+    "Kubeflow Trainer": kubeflow_trainer(),
+    "a LeaderWorkerSet": leader_worker_set(),
+    "an Indexed Job or a JobSet of Kubernetes": indexed(1) | {"WORLD_SIZE": "2"} | MEETING,
+}
+# Without one of these the process is taken for one of an allocation's shell, or nothing is left.
+TELL_ALONE = {"SLURM_PROCID", "SLURM_STEP_ID", "TF_CONFIG", "CLUSTER_SPEC", "SM_HOSTS"}
+
+
+@pytest.mark.parametrize("launcher", launchers._LAUNCHERS, ids=lambda each: each.name)
+def test_no_worker_of_a_launcher_of_the_table_trains_alone(launcher: object) -> None:
+    whole = WHOLE[launcher.name]
+    workers = find_workers(whole)
+    assert workers is not None and (workers.rank, workers.size > 1) == (1, True)
+    assert find_workers(without_launchers(whole)) is None
+    for name in whole.keys() - TELL_ALONE:
+        for value in ("", "?", "7"):  # incomplete, and contradicting
+            try:
+                found = find_workers(whole | {name: value})
+            except ValueError as error:
+                assert str(error).startswith("Expected ") and "Received: " in str(error)
+            else:
+                assert found is not None, (name, value)
+
+
+def test_a_pod_of_an_indexed_job_is_asked_how_many_there_are() -> None:
+    message = "WORLD_SIZE to be set too.*=3 without it.*Set WORLD_SIZE.*MASTER_ADDR.*local"
+    with pytest.raises(ValueError, match=message):
+        find_workers(indexed(3))
+
+
+def test_a_container_that_does_not_start_torchrun_runs_one_process() -> None:
+    for processes in ("auto", 2, "gpu"):
+        with pytest.raises(ValueError, match="PET_NPROC_PER_NODE=1.*torchrun"):
+            find_workers(kubeflow_trainer(processes=processes))
 
 
 @pytest.mark.parametrize(
@@ -360,6 +486,10 @@ def test_workers_of_several_hosts_are_asked_where_they_meet(environ: Environ) ->
         (tf_config("worker", 2, worker=["a:1", "b:1"]), "task of TF_CONFIG.*: worker 2 of 2"),
         (tf_config("chief", 0, worker=["a:1", "b:1"]), "task of TF_CONFIG.*: chief 0 of 0"),
         (tf_config("worker", 0, worker=["a", "b"]), "a port from 1 to 65535 of each address"),
+        (tf_config("Worker", 0, worker=["a:1", "b:1"]), "kind that trains.*Received: 'Worker'"),
+        ({"CLUSTER_SPEC": "{"}, "CLUSTER_SPEC to be JSON such as"),
+        ({"SM_HOSTS": "algo-1"}, "SM_HOSTS to be JSON such as"),
+        (sagemaker("algo-3", "algo-1", "algo-2"), "SM_CURRENT_HOST to be one of SM_HOSTS"),
     ],
 )
 def test_what_contradicts_itself_is_refused(environ: Environ, message: str) -> None:
@@ -387,9 +517,7 @@ def test_the_first_host_of_a_list_of_slurm(nodes: str, expected: str) -> None:
 
 @pytest.mark.parametrize(
     "environ",
-    [horovodrun(), open_mpi(), hydra(), torchrun(), ranked(**MEETING), srun()]
-    + [tf_config("worker", 0, worker=["a:1", "b:1"])]
-    + [of_prefix("MV2_COMM_WORLD", 1, 2, 1, 2)],
+    list(WHOLE.values()),
 )
 def test_without_launchers_nobody_has_started_workers(environ: Environ) -> None:
     others = {"HOROVOD_CYCLE_TIME": "1", "SLURM_JOB_ID": "7", "PATH": "/bin", "RANKS": "2"}

@@ -26,8 +26,8 @@ from sharded.meeting import (
     tell,
 )
 
-from sok_embed.communicators.launchers import Workers
 from sok_embed.communicators.rendezvous import all_gather
+from sok_embed.communicators.workers import Workers
 
 
 @pytest.mark.parametrize("size", [2, 3, 8])

@@ -10,8 +10,8 @@ import pytest
 from limits import HANG_S
 from sharded.meeting import HOST, SECRET, call, connected, meet
 
-from sok_embed.communicators.launchers import Workers
 from sok_embed.communicators.rendezvous import all_gather
+from sok_embed.communicators.workers import Workers
 
 
 def test_worker_0_is_heard_where_an_address_is_translated(

@@ -155,7 +155,7 @@ def test_a_guest_that_says_nothing_is_sent_away_in_time(
 # Runs worker 0 of two with so few descriptors that few connections take them all.
 FEW_DESCRIPTORS = """
 import resource, sys
-from sok_embed.communicators.launchers import Workers
+from sok_embed.communicators.workers import Workers
 from sok_embed.communicators.rendezvous import all_gather
 resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))
 workers = Workers(0, 2, 0, 2, ("127.0.0.1", int(sys.argv[1])), "test")

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from limits import HANG_S
 
-from sok_embed.communicators.launchers import Workers
 from sok_embed.communicators.rendezvous import all_gather
+from sok_embed.communicators.workers import Workers
 
 HOST = "127.0.0.1"
 SECRET = bytes(range(32))
