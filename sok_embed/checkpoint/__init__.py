@@ -12,17 +12,28 @@ if TYPE_CHECKING:
     from sok_embed.checkpoint.checkpoint import Checkpoint
     from sok_embed.checkpoint.fitting import fit
     from sok_embed.checkpoint.manager import CheckpointManager, set_copy_budget
+    from sok_embed.checkpoint.stopping import Stopped, stop_on
     from sok_embed.checkpoint.tools.compaction import compact
 
-__all__ = ["Checkpoint", "CheckpointManager", "compact", "fit", "set_copy_budget"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointManager",
+    "Stopped",
+    "compact",
+    "fit",
+    "set_copy_budget",
+    "stop_on",
+]
 
 # The module of each public name.
 _HOMES = {
     "Checkpoint": "checkpoint",
     "CheckpointManager": "manager",
+    "Stopped": "stopping",
     "compact": "tools.compaction",
     "fit": "fitting",
     "set_copy_budget": "manager",
+    "stop_on": "stopping",
 }
 
 

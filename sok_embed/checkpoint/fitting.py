@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from sok_embed import communicators
 from sok_embed.arguments import check_positive
 from sok_embed.checkpoint.batches import Batches, Position
 from sok_embed.checkpoint.progress import check_callbacks
 from sok_embed.checkpoint.run import Run
+from sok_embed.checkpoint.stopping import Stop
+from sok_embed.communicators.agreement import Agreement
 from sok_embed.keras_bridge.training_factors import dataset_with_factors
 
 _MOST = 2**31
@@ -31,6 +34,8 @@ def fit(
     max_deltas: int = 40,
     max_to_keep: int | None = 3,
     save_on_background: bool = True,
+    on_saved: Callable[[str], object] | None = None,
+    stop_when: Callable[[], bool] | None = None,
     callbacks: Sequence[keras.callbacks.Callback] | None = None,
     validation_data: Any = None,
     validation_steps: int | None = None,
@@ -84,6 +89,14 @@ def fit(
         max_to_keep: The most checkpoints that are kept, not counting those on which they build.
             `None`: all are.
         save_on_background: True if training goes on while a checkpoint is written.
+        on_saved: A function that is called with the folder of each checkpoint once it is whole, on
+            all workers, in the thread that trains, before the next one is saved. It must not
+            exchange anything over this package's connections.
+        stop_when: A function that returns True once training is to stop, such as `stop_on()` for
+            signals. It is asked about once a second and at the end of an epoch, on all workers.
+            Where one says True, all save at the same batch, wait until that checkpoint is whole,
+            and raise `Stopped`, which ends a process with exit status 75. `on_train_end` of
+            callbacks is not called, since the same call goes on from there.
         callbacks: Callbacks of Keras.
         validation_data: The validation data, as for `model.fit`.
         validation_steps: The validation steps, as for `model.fit`.
@@ -99,7 +112,8 @@ def fit(
             whose order is not known, as `position` needs it; for a dataset that ends within an
             epoch; for a checkpoint of other arguments, or of another number of workers with
             iterators.
-        Exception: As `CheckpointManager.save` and `restore_or_initialize`.
+        Stopped: Once `stop_when` has returned True on a worker and the place is saved.
+        Exception: As `CheckpointManager.save` and `restore_or_initialize`; the error of `on_saved`.
     """
     _check_model(model)
     _check_dataset(dataset)
@@ -120,9 +134,12 @@ def fit(
         "max_to_keep": max_to_keep,
         "save_on_background": save_on_background,
     }
-    run.agree(f"{save_freq}, {incremental}, {keeps}, {validation_freq}")
+    hooks = (on_saved is not None, stop_when is not None)
+    run.agree(f"{save_freq}, {incremental}, {keeps}, {validation_freq}, {hooks}")
     run.every = None if save_freq == "epoch" else int(save_freq)
     run.open(directory, incremental, **keeps)
+    run.on_saved = on_saved
+    run.stop = Stop(stop_when, Agreement(communicators.current()))
     run.validation = {"x": validation_data, "steps": validation_steps}
     run.validation_freq = validation_freq
     # Layers read the variable `callbacks` of a function named `fit` when metrics are reset.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -16,6 +17,7 @@ from sok_embed.checkpoint.checkpoint import Checkpoint
 from sok_embed.checkpoint.manager import POLL_EVERY, CheckpointManager
 from sok_embed.checkpoint.progress import Progress, plain, restore_states, states_of
 from sok_embed.checkpoint.state.tables import find
+from sok_embed.checkpoint.stopping import Stop, Stopped
 from sok_embed.checkpoint.transfer.saves import wait_for_writers
 from sok_embed.communicators.agreement import Agreement, check_same, number_of_text
 
@@ -65,6 +67,8 @@ class Run:
         validation: The arguments `x` and `steps` of `evaluate`; without `x` there is none.
         validation_freq: The number of epochs after each of which to validate.
         history: The history of all epochs.
+        on_saved: A function that takes the folder of each checkpoint once it is whole.
+        stop: The question to all workers whether to stop before the end.
     """
 
     def __init__(
@@ -97,6 +101,10 @@ class Run:
         self.validation: dict[str, Any] = {}
         self.validation_freq = 1
         self.history = keras.callbacks.History()
+        self.on_saved: Callable[[str], object] | None = None
+        self.stop = Stop(None, self._agreement)
+        self._folder = ""  # that of the last save
+        self._is_unreported = False  # `on_saved` has not been called for it
 
     def agree(self, others: str) -> None:
         """Raises on all workers unless all have the same arguments."""
@@ -249,7 +257,7 @@ class Run:
         if isinstance(model.optimizer, keras.optimizers.Optimizer):
             model.optimizer.finalize_variable_values(model.trainable_weights)
         callbacks.on_train_end(logs=logs)
-        self._manager.wait()
+        self._complete()
 
     def _train_epoch(self) -> dict[str, Any]:
         """Trains the rest of an epoch, and returns its logs."""
@@ -262,14 +270,14 @@ class Run:
         self._stopped = self._model.stop_training = any(stops)
         self._epoch, self._batch, self._logs, self._saved_at = self._epoch + 1, 0, {}, 0
         self._save(0)
+        if self._epoch < self._epochs and not self._stopped and self.stop.asked_now():
+            self._end_early()
         return logs
 
     def _train_batches(self) -> None:
         if self._batch == 0 and self._is_pass_over():
             self._begin_pass()
-        while self._steps is None or self._batch < self._steps:
-            if self._steps is None and self._batch and self._batches.at_end:
-                return
+        while not self._is_epoch_over():
             self._callbacks.on_train_batch_begin(self._batch)
             logs = self._step()
             if logs is None:
@@ -278,14 +286,23 @@ class Run:
             self._batches.taken += self._stride
             self._logs = logs
             self._callbacks.on_train_batch_end(self._batch - 1, logs)
-            if self._steps is not None and self._batch >= self._steps:
+            if self._is_epoch_over():
                 return  # the end of the epoch is saved
-            if self._due or (self.every and self._batch - self._saved_at >= self.every):
+            stops = self.stop.asked(self._stride)
+            if stops or self._due or (self.every and self._batch - self._saved_at >= self.every):
                 self._save(self._batch)
-            elif self._batch // self._stride % POLL_EVERY == 0:
-                self._manager.poll()
+            elif self._batch // self._stride % POLL_EVERY == 0 and self._manager.poll():
+                self._report()
+            if stops:
+                self._end_early()
             if self._model.stop_training:
                 return
+
+    def _is_epoch_over(self) -> bool:
+        """Returns true if the epoch has no more batches, as far as it is known."""
+        if self._steps is None:
+            return self._batch > 0 and self._batches.at_end
+        return self._batch >= self._steps
 
     def _is_pass_over(self) -> bool:
         """Returns true if the next epoch begins with a new pass."""
@@ -332,11 +349,30 @@ class Run:
         )
         return {f"val_{name}": value for name, value in logs.items()}
 
+    def _complete(self) -> None:
+        """Waits until the last save is whole, and reports it."""
+        self._manager.wait()
+        self._report()
+
+    def _report(self) -> None:
+        """Hands the folder of the last save, which is whole, to `on_saved`."""
+        is_new, self._is_unreported = self._is_unreported, False
+        if is_new and self.on_saved is not None:
+            report = functools.partial(self.on_saved, self._folder)
+            self._agreement.together("take note of a checkpoint", report)
+
+    def _end_early(self) -> None:
+        """Ends the process by `Stopped`, unless gradients are accumulated and were not saved."""
+        if not self._due:
+            self._complete()
+            raise Stopped(self._folder)
+
     def _save(self, batch: int) -> None:
         """Saves the place of the run, or waits while gradients are accumulated."""
         self._due = self._checkpoint.waiting_calls() > 0
         if self._due:
             return
+        self._complete()
         self._own_progress.fields = self._progress.fields = {
             "epoch": self._epoch,
             "batch": batch,
@@ -356,7 +392,8 @@ class Run:
             },
             "callbacks": states_of(self._given),
         }
-        self._manager.save(self._checkpoint.step(), self._incremental)
+        self._folder = self._manager.save(self._checkpoint.step(), self._incremental)
+        self._is_unreported = True
         self._saved_at = batch
 
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import sok_embed as sok
 from sok_embed import checkpoint
+from sok_embed.checkpoint import stopping
 from sok_embed.checkpoint.batches import Batches
 from sok_embed.checkpoint.run import Run
 
@@ -177,22 +178,38 @@ def callbacks_of(kinds):
 
 
 def run(folder, optimizer, eager, kinds, arguments, dataset, stops):
-    """Trains with stops after so many batches each; returns the model, the history, and the end."""
+    """Trains with stops after so many batches each; returns the model, the history, and the end.
+
+    A negative number of batches: the run is asked to stop, and saves its place first.
+    """
     for stop in [*stops, None]:
         model = fresh(OPTIMIZERS[optimizer](), run_eagerly=eager)
-        watch = Watch(stop)
+        is_asked = stop is not None and stop < 0
+        watch = Watch(None if is_asked else stop)
+
+        def stop_when(watch=watch, stop=stop):
+            return len(watch.batches) >= -stop
+
         try:
             history = fit(model, dataset(), folder, callbacks=[*callbacks_of(kinds), watch],
-                          **arguments)  # fmt: skip
+                          stop_when=stop_when if is_asked else None, **arguments)  # fmt: skip
         except Interruption:
             continue
-        return model, history, watch
+        except checkpoint.Stopped as stopped:
+            assert os.path.isdir(stopped.folder)
+            assert optimizer == "accumulating" or len(watch.batches) == -stop
+            continue
+        if stop is None:
+            return model, history, watch
     raise AssertionError("a fit without a stop has not ended")
 
 
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("seed", range(2))
-def test_random_runs_with_random_stops_end_as_if_they_had_not_been_stopped(tmp_path, seed):
+def test_random_runs_with_random_stops_end_as_if_they_had_not_been_stopped(
+    tmp_path, seed, monkeypatch
+):
+    monkeypatch.setattr(stopping, "_SECONDS", 0.0)  # asks after each batch
     draw = random.Random(seed)
     optimizer = draw.choice(sorted(OPTIMIZERS))
     kinds = draw.sample(["plateau", "early", "countdown"], 2)
@@ -208,7 +225,7 @@ def test_random_runs_with_random_stops_end_as_if_they_had_not_been_stopped(tmp_p
         "position": draw.choice(["iterator", "count"]),
         "validation_data": draw.choice([None, VALIDATION]),
     }
-    stops = [draw.randint(1, 9) for _ in range(3)]
+    stops = [draw.randint(1, 9) * draw.choice([1, -1]) for _ in range(3)]
     given = (optimizer, seed != 0, kinds, arguments, dataset)
     print(*given, stops)
     expected, history, _ = run(tmp_path / "whole", *given, [])

@@ -11,6 +11,8 @@ from sharded.launch import launch
 from test_restored_by_others import Held, assert_as_trained, held
 from tiers import long
 
+from sok_embed.checkpoint import stopping
+
 PROGRAM = Path(__file__).parent / "sharded" / "resuming.py"
 
 
@@ -74,3 +76,19 @@ def test_other_workers_go_on_by_count(killed: Path, whole: list[Held]) -> None:
     means = np.mean([worker["history.loss"] for worker in found], 0)
     np.testing.assert_allclose(means[2], whole[0]["history.loss"][2], rtol=0, atol=1e-5)
     assert_as_trained(found, whole, atol=1e-5)
+
+
+@pytest.mark.parametrize("workers", [long(1), 2])
+def test_a_signal_to_one_worker_saves_and_ends_all(
+    tmp_path: Path, whole: list[Held], workers: int
+) -> None:
+    ended = launch(PROGRAM, workers, [str(tmp_path), "stopped", "iterator", "stop"], horovod=False)
+    assert ended.status == stopping.TRY_AGAIN, ended.output[-6000:]
+    # The last of them is of the batch at which the signal came.
+    steps = [f"step-{step:09d}" for step in (0, 2, 4, 6, 7)]
+    for rank in range(workers):
+        assert (tmp_path / f"saved.{rank}").read_text().split() == steps
+    found = run(tmp_path, workers, "resumed")
+    for worker in found:
+        assert worker["seen"].tolist() == LEFT[1:]
+    assert_as_trained(found, whole, atol=1e-6 if workers == 1 else 1e-5)

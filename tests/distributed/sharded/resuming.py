@@ -1,10 +1,11 @@
 """A worker that trains by `checkpoint.fit`, and may be killed within an epoch.
 
-    python resuming.py FOLDER NAME POSITION [die]
+    python resuming.py FOLDER NAME POSITION [die|stop]
 
 The run's checkpoints are in `FOLDER/run`. With `die` the last worker kills itself at the third
-batch of the second epoch, where the second batch was saved. Else each worker leaves what it held
-and its history in `NAME.<rank>.npz`.
+batch of the second epoch, where the second batch was saved; with `stop` it sends itself SIGTERM
+then, which it waits for. Else each worker leaves what it held and its history in `NAME.<rank>.npz`.
+`FOLDER/saved.<rank>` gets a line for each checkpoint that is whole.
 """
 
 from __future__ import annotations
@@ -27,14 +28,16 @@ from checkpointing import model_in
 
 import sok_embed
 from sok_embed import checkpoint
+from sok_embed.checkpoint import stopping
 
 
 class Watch(keras.callbacks.Callback):
     """Notes batches, and kills this process after one of them."""
 
-    def __init__(self, kill_at: tuple[int, int] | None) -> None:
+    def __init__(self, kill_at: tuple[int, int] | None, by: signal.Signals) -> None:
         super().__init__()
         self.kill_at = kill_at
+        self.by = by
         self.seen: list[tuple[int, int]] = []
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -43,7 +46,7 @@ class Watch(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.seen.append((self.epoch, batch))
         if self.seen[-1] == self.kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self.by)
 
 
 def dataset() -> tf.data.Dataset:
@@ -53,13 +56,23 @@ def dataset() -> tf.data.Dataset:
     return examples.shuffle(48, seed=3).shard(size, rank).batch(12 // size).prefetch(1)
 
 
-def main(folder: Path, name: str, position: Any, *, die: bool = False) -> None:
+def main(folder: Path, name: str, position: Any, end: str | None = None) -> None:
     rank, size = sok_embed.rank(), sok_embed.size()
     model = model_in(folder / f"storage-{name}", "adam", admissions=False)
-    watch = Watch((1, 2) if die and rank == size - 1 else None)
+    ends = end is not None and rank == size - 1
+    watch = Watch((1, 2) if ends else None, signal.SIGKILL if end == "die" else signal.SIGTERM)
     arguments: dict[str, Any] = {"epochs": 3, "save_freq": 2, "verbose": 0, "position": position}
     # A save that is being written when the process is killed would be none.
-    arguments["save_on_background"] = not die
+    arguments["save_on_background"] = end != "die"
+    if end == "stop":
+        arguments["stop_when"] = checkpoint.stop_on(signal.SIGTERM)
+        stopping._SECONDS = 0.0  # asks after each batch
+
+    def on_saved(path: str) -> None:
+        with open(folder / f"saved.{rank}", "a") as saved:
+            print(Path(path).name, file=saved)
+
+    arguments["on_saved"] = on_saved
     history = checkpoint.fit(
         model, dataset(), directory=folder / "run", callbacks=[watch], **arguments
     )
@@ -70,4 +83,4 @@ def main(folder: Path, name: str, position: Any, *, die: bool = False) -> None:
 
 if __name__ == "__main__":
     sok_embed.init()
-    main(Path(sys.argv[1]), *sys.argv[2:4], die="die" in sys.argv[4:])
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -1,0 +1,128 @@
+"""A run that is asked to stop, and hooks after its saves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from sok_embed import DynamicEmbedding, checkpoint
+from sok_embed.checkpoint import Stopped, stop_on, stopping
+from sok_embed.checkpoint.stopping import Stop
+from sok_embed.checkpoint.tools.verify import verify
+
+
+def fit(folder, **arguments):
+    model = keras.Sequential([DynamicEmbedding(2, seed=1), keras.layers.Dense(1)])
+    model.build((None, 1))
+    model.compile("sgd", "mse")
+    data = tf.data.Dataset.from_tensor_slices((np.arange(24).reshape(-1, 1), np.ones((24, 1))))
+    given = {"epochs": 2, "save_freq": 2, "verbose": 0} | arguments
+    return checkpoint.fit(model, data.batch(4), directory=folder, **given)
+
+
+@pytest.mark.parametrize("on_background", [False, True])
+def test_each_checkpoint_is_reported_once_it_is_whole(tmp_path, on_background):
+    seen = []
+
+    def on_saved(folder):
+        assert threading.current_thread() is threading.main_thread()
+        assert verify(folder).faults == []
+        seen.append(folder)
+
+    fit(tmp_path, on_saved=on_saved, save_on_background=on_background, max_to_keep=None)
+    assert [os.path.basename(folder) for folder in seen] == sorted(os.listdir(tmp_path))
+    fit(tmp_path, on_saved=on_saved)
+    assert len(seen) == 7  # a run that has ended saves nothing
+
+
+def test_the_error_of_a_hook_ends_the_run_and_the_checkpoint_stays(tmp_path):
+    def on_saved(folder):
+        if folder.endswith("4"):
+            raise KeyError("the hook")
+
+    with pytest.raises(KeyError, match="the hook"):
+        fit(tmp_path, on_saved=on_saved)
+    assert "step-000000004" in os.listdir(tmp_path)
+    assert fit(tmp_path).epoch == [0, 1]
+
+
+def test_a_stop_at_the_end_of_an_epoch_saves_once_and_one_at_the_end_of_all_is_none(tmp_path):
+    seen = []
+    asked = {"epochs": 0}
+    count = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: asked.update(epochs=epoch + 1)
+    )
+    with pytest.raises(Stopped) as stopped:
+        fit(
+            tmp_path,
+            stop_when=lambda: asked["epochs"] == 1,
+            callbacks=[count],
+            save_freq="epoch",
+            on_saved=seen.append,
+        )
+    assert stopped.value.code == stopping.TRY_AGAIN == 75
+    assert [os.path.basename(each) for each in seen] == ["step-000000000", "step-000000006"]
+    assert stopped.value.folder == seen[-1] and seen[-1] in str(stopped.value)
+    assert fit(tmp_path, stop_when=lambda: asked["epochs"] == 2, callbacks=[count]).epoch == [0, 1]
+
+
+def test_the_first_signal_is_noted_and_the_second_does_what_it_did_before():
+    arrived = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: arrived.append(number))
+    try:
+        stop = stop_on(signal.SIGUSR1)
+        assert not stop() and not arrived
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert stop() and not arrived
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert stop() and arrived == [signal.SIGUSR1]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_what_cannot_be_noted_is_refused():
+    with pytest.raises(ValueError, match="a signal that can be noted. Received: .*SIGKILL"):
+        stop_on(signal.SIGKILL)
+    errors = []
+
+    def elsewhere():
+        try:
+            stop_on()
+        except ValueError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=elsewhere, name="other")
+    thread.start()
+    thread.join()
+    assert errors == [
+        "Expected stop_on in the main thread, which alone can take signals. Received: other."
+    ]
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+class Slowest:
+    """An agreement with a worker that takes so many seconds a batch."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+        self.exchanges = 0
+
+    def gather_lists(self, numbers, purpose):
+        self.exchanges += 1
+        return [numbers, [0, int(1e9 * self.seconds)]]
+
+
+@pytest.mark.parametrize(("seconds", "exchanges"), [(5.0, 100), (0.25, 25), (0.01, 1)])
+def test_workers_are_asked_about_once_a_second(seconds, exchanges):
+    agreement = Slowest(seconds)
+    stop = Stop(lambda: False, agreement)
+    assert not any(stop.asked(1) for _ in range(100))
+    assert agreement.exchanges == exchanges
+    assert not any(Stop(None, agreement).asked(1) for _ in range(9))
+    assert agreement.exchanges == exchanges
