@@ -32,7 +32,7 @@ class CounterFilter:
     filter_freq: int = 0
 
     def __post_init__(self) -> None:
-        freq = _check_freq(type(self).__name__, self.filter_freq, 0, 2**32)
+        freq = check_integer(f"{type(self).__name__}'s filter_freq", self.filter_freq, 0, 2**32)
         object.__setattr__(self, "filter_freq", freq)
 
     def admission(self) -> Admission | None:
@@ -74,7 +74,7 @@ class CBFFilter:
             )
         object.__setattr__(self, "counter_type", counter_type)
         bits = _COUNTER_BITS[counter_type]
-        freq = _check_freq(type(self).__name__, self.filter_freq, 1, 2**bits)
+        freq = check_integer("CBFFilter's filter_freq", self.filter_freq, 1, 2**bits)
         size = check_integer("CBFFilter's max_element_size", self.max_element_size, 1)
         object.__setattr__(self, "filter_freq", freq)
         object.__setattr__(self, "max_element_size", size)
@@ -92,8 +92,3 @@ class CBFFilter:
             self.false_positive_probability,
             _COUNTER_BITS[self.counter_type],
         )
-
-
-def _check_freq(owner: str, freq: Any, low: int, high: int) -> int:
-    expected = f"an integer of at least {low} and below {high}"
-    return check_integer(f"{owner}'s filter_freq", freq, low, high, expected=expected)

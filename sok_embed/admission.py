@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, TypeAlias
 
-from sok_embed.arguments import check_integer, shown
+from sok_embed.arguments import check_choice, check_integer, described
 
 __all__ = ["Admission", "CountingBloomAdmission", "FrequencyAdmission", "from_config", "get"]
 
@@ -124,9 +124,7 @@ def from_config(config: Mapping[str, Any]) -> Admission:
     """
     arguments = dict(config)
     kind = arguments.pop("kind", None)
-    if kind not in _KINDS:
-        raise ValueError(f"Expected an admission kind of {', '.join(_KINDS)}. Received: {kind!r}.")
-    return _KINDS[kind](**arguments)
+    return _KINDS[check_choice("the kind of an admission", kind, _KINDS)](**arguments)
 
 
 def get(admission: Admission | Mapping[str, Any] | None) -> Admission | None:
@@ -141,7 +139,7 @@ def get(admission: Admission | Mapping[str, Any] | None) -> Admission | None:
         return admission
     raise ValueError(
         "Expected admission to be a FrequencyAdmission, a CountingBloomAdmission or None. "
-        f"Received: {shown(admission)} (of type {type(admission).__name__})."
+        f"Received: {described(admission)}."
     )
 
 

@@ -1,18 +1,31 @@
-"""Checks of integers and flags, and the texts of values in messages, for all of the package."""
+"""Checks of arguments, and the texts of values in messages, for all of the package."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import inspect
+import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
+MOST_DIMENSION = 2**20
+UINT32 = 2**32
+UINT64 = 2**64
+# The text of messages about floats that were given as ids.
+FLOATS_ROUND = (
+    "float32 holds ids up to 2**24 exactly, float64 up to 2**53, and NaN is not an id. Read them "
+    "as integers; where all are small and none is missing, pass x.astype('int64'), which makes the "
+    "key -2**63 of NaN"
+)
+_OF_STRINGS = "Keys of strings are their fingerprints: sok_embed.fingerprint(keys)"
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 # Matches the repr that Python gives an object whose class has none of its own.
 _PLAIN = re.compile(
@@ -26,13 +39,143 @@ def shown(value: Any) -> str:
     Example:
     >>> shown([3, object()])
     '[3, object]'
-    >>> shown("adam")
-    "'adam'"
-
-    Args:
-        value: Anything.
     """
     return _PLAIN.sub(r"\1", repr(value))
+
+
+def described(value: Any) -> str:
+    """Returns a value and its type for a message; of an array only the dtype.
+
+    Example:
+    >>> described("adam"), described(np.zeros(3))
+    ("'adam' (of type str)", 'an array of float64')
+    """
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype}"
+    return f"{shown(value)} (of type {type(value).__name__})"
+
+
+def shown_arguments(name: str, parameters: Mapping[str, Any]) -> str:
+    """Returns a name and its parameters as in a call, for `repr`."""
+    return ", ".join([repr(name), *(f"{key}={value!r}" for key, value in parameters.items())])
+
+
+def difference(lacking: str, more: str) -> str:
+    """Returns a clause of a message about a thing "that …": the names that it lacks, and has more.
+
+    Example:
+    >>> difference("a, b", "")
+    'lacks a, b'
+    >>> difference("a", "c")
+    'lacks a and has c more'
+    """
+    parts = [f"lacks {lacking}"] if lacking else []
+    parts += [f"has {more} more"] if more else []
+    return " and ".join(parts) or "has them in another order"
+
+
+def check_choice(
+    name: str, value: Any, choices: Iterable[Any], *, what: str = "", remedy: str = ""
+) -> Any:
+    """Returns one of some names, integers and `None`, or raises ValueError.
+
+    Example:
+    >>> check_choice("hash", "md5", ("mixed", "modulo"))
+    Traceback (most recent call last):
+    ValueError: Expected hash to be one of 'mixed', 'modulo'. Received: 'md5'.
+
+    Args:
+        name: The name of the argument, for the message.
+        value: The value. An array, which `in` cannot compare, is not a choice.
+        choices: The values that are allowed.
+        what: The beginning of the message, such as `"Layer 'a'"`.
+        remedy: The last sentence of the message.
+    """
+    known = tuple(choices)
+    if isinstance(value, str | int | np.integer | None) and value in known:
+        return value
+    names = ", ".join(map(repr, known)) or "none"
+    expected = f"{what}: expected" if what else "Expected"
+    raise ValueError(
+        f"{expected} {name} to be one of {names}. Received: {shown(value)}. {remedy}".rstrip()
+    )
+
+
+def check_integer(name: str, value: Any, low: int | None = None, high: int | None = None) -> int:
+    """Returns an integer of Python or of NumPy as Python's `int`, or raises ValueError.
+
+    Example:
+    >>> check_integer("group", 256, 0, 256)
+    Traceback (most recent call last):
+    ValueError: Expected group to be an integer in [0, 256). Received: 256.
+
+    Args:
+        name: The name of the argument, for the message.
+        value: The value. True and False do not count as integers.
+        low: The least that is allowed. `None`: there is no bound.
+        high: The bound that the integer must be below. `None`: there is no bound.
+    """
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if whole and (low is None or value >= low) and (high is None or value < high):
+        return int(value)
+    if low is None:
+        expected = "an integer"
+    elif low == 1:
+        expected = "a positive integer" if high is None else f"a positive integer below {high}"
+    else:
+        expected = f"an integer of at least {low}"
+        expected = expected if high is None else f"an integer in [{low}, {high})"
+    received = shown(value) if whole else described(value)
+    raise ValueError(f"Expected {name} to be {expected}. Received: {received}.")
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """Returns True or False of Python or of NumPy as Python's, or raises ValueError."""
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    raise ValueError(f"Expected {name} to be True or False. Received: {shown(value)}.")
+
+
+def check_number(name: str, value: Any, flags: bool = False) -> float:
+    """Returns a number as a float, or raises ValueError; takes True and False only with `flags`."""
+    is_flag = isinstance(value, bool | np.bool_)
+    if isinstance(value, int | float | np.integer | np.floating | np.bool_):
+        if flags or not is_flag:
+            return float(value)
+    raise ValueError(f"Expected {name} to be a number. Received: {shown(value)}.")
+
+
+def check_seconds(name: str, time: Any) -> int:
+    """Returns a time in whole seconds since 1970."""
+    seconds = time.timestamp() if isinstance(time, datetime) else check_number(name, time)
+    if not 0 <= seconds < UINT32:
+        raise ValueError(f"Expected {name} between 1970 and 2106. Received: {shown(time)}.")
+    return int(seconds)
+
+
+def check_type(name: str, value: Any, *types: type[Any]) -> None:
+    """Raises TypeError unless the value is of one of this package's types."""
+    if not isinstance(value, types):
+        known = " or ".join(f"sok_embed.kv.{cls.__name__}" for cls in types)
+        raise TypeError(f"Expected {name} to be a {known}. Received: {described(value)}.")
+
+
+def check_path(path: str | bytes | os.PathLike[Any]) -> str:
+    """Returns the path as a str, with surrogates for bytes that are not UTF-8; refuses URLs."""
+    if not isinstance(path, str | bytes | os.PathLike):
+        raise TypeError(f"Expected a path. Received: {described(path)}.")
+    decoded = os.fsdecode(path)
+    if "\0" in decoded:
+        raise ValueError(f"Expected a path without NUL characters. Received: {decoded!r}.")
+    try:
+        os.fsencode(decoded)
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"Expected a path that the file system can have. Received: {decoded!r}, which cannot "
+            f"be encoded: {error.reason}."
+        ) from None
+    refuse_url(decoded)
+    return decoded
 
 
 def refuse_url(path: str) -> None:
@@ -51,92 +194,74 @@ def refuse_url(path: str) -> None:
         )
 
 
-def is_among(value: Any, choices: Iterable[str | None]) -> bool:
-    """Returns whether a value is one of some names. Arrays, which `in` cannot compare, are not.
-
-    Example:
-    >>> is_among("sum", ("sum", None)), is_among(np.zeros(2), ("sum", None))
-    (True, False)
-    """
-    return (value is None or isinstance(value, str)) and value in choices
-
-
-def check_integer(
-    name: str,
-    value: Any,
-    low: int | None = None,
-    high: int | None = None,
-    *,
-    expected: str | None = None,
-    named: bool = False,
-) -> int:
-    """Returns an integer as Python's `int`, or raises.
-
-    Example:
-    >>> check_integer("group", 256, 0, 256)
-    Traceback (most recent call last):
-    ValueError: Expected group to be an integer in [0, 256). Received: 256.
-
-    Args:
-        name: The name of the argument, for the message.
-        value: An integer of Python or of NumPy. True and False are none.
-        low: The least that is allowed. `None`: there is no bound.
-        high: The bound that the integer must be below. `None`: there is no bound.
-        expected: The expectation for the message. `None`: an integer within the bounds.
-        named: True if the message has the name before the value, as in `group=256`.
+def keys_of(keys: Any) -> npt.NDArray[Any]:
+    """Returns keys as an array: an integer, a sequence of integers, or an array as it is.
 
     Raises:
-        ValueError: For anything else.
+        TypeError: For strings.
+        ValueError: For other objects, True and False among them, and for integers that 64 bits do
+            not hold.
     """
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if whole and (low is None or value >= low) and (high is None or value < high):
-        return int(value)
-    given = f"{name}={shown(value)}" if named else shown(value)
-    kind = "" if whole else f" (of type {type(value).__name__})"
-    raise ValueError(
-        f"Expected {name} to be {expected or _within(low, high)}. Received: {given}{kind}."
-    )
+    if isinstance(keys, np.ndarray):
+        return keys
+    if are_strings(keys):
+        raise TypeError(f"Expected integer keys. Received: {keys!r}. {_OF_STRINGS}.")
+    given = keys if isinstance(keys, list | tuple | range | set | frozenset) else [keys]
+    whole = [check_integer("a key", key, -(2**63), UINT64) % UINT64 for key in given]
+    return np.array(whole, np.uint64)
 
 
-def check_flag(name: str, value: Any) -> bool:
-    """Returns True or False of Python or of NumPy as Python's.
-
-    Raises:
-        ValueError: For anything else.
-    """
-    if isinstance(value, bool | np.bool_):
-        return bool(value)
-    raise ValueError(f"Expected {name} to be True or False. Received: {name}={shown(value)}.")
+def are_strings(keys: Any) -> bool:
+    """Returns whether keys are strings or bytes, or have one of them first."""
+    if isinstance(keys, np.ndarray):
+        first = keys.ravel()[:1].tolist()
+        return keys.dtype.kind in "USO" and any(isinstance(each, str | bytes) for each in first)
+    several = isinstance(keys, list | tuple | set | frozenset)
+    return isinstance(next(iter(keys), None) if several else keys, str | bytes)
 
 
-def check_positive(name: str, value: Any, limit: int | None = None) -> int:
-    """Returns a positive integer, below the limit if there is one. See `check_integer`."""
-    below = "" if limit is None else f" below {limit}"
-    return check_integer(name, value, 1, limit, expected=f"a positive integer{below}", named=True)
+def check_keys(keys: Any) -> npt.NDArray[np.uint64]:
+    """Returns the keys, of any shape, as uint64 [n]."""
+    if not isinstance(keys, np.ndarray) or keys.dtype not in (np.uint64, np.int64):
+        floats = isinstance(keys, np.ndarray) and np.issubdtype(keys.dtype, np.floating)
+        if are_strings(keys):
+            remedy = f". {_OF_STRINGS}."
+        else:
+            convert = "Convert them: np.asarray(keys, np.uint64)"
+            remedy = f". {FLOATS_ROUND if floats else convert}."
+        raise TypeError(
+            "Expected keys to be a NumPy array of uint64 or int64. "
+            f"Received: {described(keys)}{remedy}"
+        )
+    _check_contiguous("keys", keys)
+    return keys.view(np.uint64).reshape(-1)
 
 
-def _within(low: int | None, high: int | None) -> str:
-    if low is None:
-        return "an integer"
-    return f"an integer of at least {low}" if high is None else f"an integer in [{low}, {high})"
+def check_floats(
+    name: str, values: Any, size: int | None, writable: bool = False
+) -> npt.NDArray[np.float32]:
+    """Returns the values as a view [size]."""
+    if not isinstance(values, np.ndarray) or values.dtype != np.float32:
+        raise TypeError(
+            f"Expected {name} to be a NumPy array of float32. Received: {described(values)}. "
+            "Convert it: np.asarray(values, np.float32)."
+        )
+    if size is not None and values.size != size:
+        raise ValueError(f"Expected {name} of size {size}. Received: size {values.size}.")
+    _check_contiguous(name, values)
+    if writable and not values.flags.writeable:
+        raise ValueError(
+            f"Expected {name} that can be written to. Received: a read-only array. Pass a copy."
+        )
+    return values.reshape(-1)
 
 
-def difference(lacking: str, more: str) -> str:
-    """Returns a clause of a message about a thing "that …": what it lacks, and what it has more.
-
-    Example:
-    >>> difference("a, b", "")
-    'lacks a, b'
-    >>> difference("a", "c")
-    'lacks a and has c more'
-
-    Args:
-        lacking: The names of what it lacks; empty if it lacks nothing.
-        more: The names of what it has more; likewise.
-    """
-    parts = [f"lacks {lacking}"] if lacking else []
-    parts += [f"has {more} more"] if more else []
-    return " and ".join(parts) or "has them in another order"
+def _check_contiguous(name: str, values: npt.NDArray[Any]) -> None:
+    if not values.flags.c_contiguous:
+        raise ValueError(
+            f"Expected {name} to be C-contiguous. Received: strides {values.strides} for shape "
+            f"{list(values.shape)}. Pass np.ascontiguousarray({name})."
+        )
 
 
 def takes_options(options: type, *without: str) -> Callable[[_Function], _Function]:

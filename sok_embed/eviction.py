@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, TypeAlias
 
-from sok_embed.arguments import check_integer, is_among, shown
+from sok_embed.arguments import check_integer, described
 
 __all__ = [
     "Eviction",
@@ -210,12 +210,12 @@ def get(eviction: Eviction | str | Mapping[str, Any] | None) -> Eviction | None:
         return eviction
     if isinstance(eviction, Mapping):
         return from_config(eviction)
-    if is_among(eviction, ("lru", "lfu")):
+    if isinstance(eviction, str) and eviction in ("lru", "lfu"):
         return from_config({"kind": eviction})
     raise ValueError(
         'Expected eviction to be "lru", "lfu", an eviction of sok_embed.eviction '
         f"({', '.join(cls.__name__ for cls in _KINDS.values())}) or None. Received: "
-        f"{shown(eviction)} (of type {type(eviction).__name__})."
+        f"{described(eviction)}."
     )
 
 

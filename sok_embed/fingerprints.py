@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from sok_embed.arguments import described
 from sok_embed.keras_bridge.layer_calls import LayerOfIds
 
 _REMEDY_OF_FLOATS = (
@@ -150,7 +151,4 @@ def _string(value: Any) -> str | bytes:
     if is_float and value != value:
         return ""
     remedy = f". {_REMEDY_OF_FLOATS}" if is_float else ""
-    raise ValueError(
-        f"Expected strings or integers. Received: {value!r} (of type {type(value).__name__})"
-        f"{remedy}."
-    )
+    raise ValueError(f"Expected strings or integers. Received: {described(value)}{remedy}.")

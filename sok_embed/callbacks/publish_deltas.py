@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from sok_embed.arguments import check_positive
+from sok_embed.arguments import check_integer
 from sok_embed.serving import Publisher
 
 
@@ -48,7 +48,7 @@ class PublishDeltas(keras.callbacks.Callback):
     def __init__(self, path: str | os.PathLike[str], every: int = 1000) -> None:
         super().__init__()
         self._path = path
-        self._every = check_positive("every", every)
+        self._every = check_integer("every", every, 1)
         self._publisher: Publisher | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from sok_embed import communicators
-from sok_embed.arguments import check_positive
+from sok_embed.arguments import check_choice, check_integer
 from sok_embed.checkpoint.batches import Batches, Position
 from sok_embed.checkpoint.progress import check_callbacks
 from sok_embed.checkpoint.run import Run
@@ -118,13 +118,12 @@ def fit(
     _check_model(model)
     _check_dataset(dataset)
     for name, number in (("epochs", epochs), ("validation_freq", validation_freq)):
-        check_positive(name, number, _MOST)
+        check_integer(name, number, 1, _MOST)
     if steps_per_epoch is not None:
-        check_positive("steps_per_epoch", steps_per_epoch, _MOST)
-    if position not in ("iterator", "count"):
-        raise ValueError(f"Expected position to be 'iterator' or 'count'. Received: {position!r}.")
+        check_integer("steps_per_epoch", steps_per_epoch, 1, _MOST)
+    check_choice("position", position, ("iterator", "count"))
     if save_freq != "epoch":
-        check_positive("save_freq", save_freq, _MOST)
+        check_integer("save_freq", save_freq, 1, _MOST)
     given = list(callbacks or ())
     check_callbacks(given)
     dataset = dataset_with_factors(model, dataset)

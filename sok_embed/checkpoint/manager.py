@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sok_embed import communicators
-from sok_embed.arguments import check_integer, check_positive
+from sok_embed.arguments import check_integer
 from sok_embed.binding import _core
 from sok_embed.checkpoint.checkpoint import Checkpoint
 from sok_embed.checkpoint.files import manifest as manifests
@@ -92,7 +92,7 @@ class CheckpointManager(StepFolders):
         save_on_background: bool = False,
     ) -> None:
         super().__init__(place_of(directory), max_to_keep, keep_every)
-        check_positive("max_deltas", max_deltas, MOST)
+        check_integer("max_deltas", max_deltas, 1, MOST)
         self._checkpoint = checkpoint
         self._max_deltas = max_deltas
         self._on_background = save_on_background
@@ -421,7 +421,7 @@ def set_copy_budget(mebibytes: int) -> None:
     Raises:
         ValueError: For a number that is not positive.
     """
-    check_positive("mebibytes", mebibytes, MOST)
+    check_integer("mebibytes", mebibytes, 1, MOST)
     _core.set_capture_budget(mebibytes << 20)
 
 

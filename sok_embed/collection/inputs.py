@@ -9,9 +9,9 @@ import keras
 import tensorflow as tf
 
 from sok_embed import tf_ops
+from sok_embed.arguments import FLOATS_ROUND
 from sok_embed.configs.configs import FeatureConfig
 from sok_embed.fingerprints import keys_of_strings
-from sok_embed.kv.arguments import FLOATS_ROUND
 from sok_embed.lookups.bags import Bags, bags_of
 from sok_embed.lookups.input_forms import flat_values, values_beside
 from sok_embed.lookups.padding import is_key

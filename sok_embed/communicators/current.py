@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from sok_embed.arguments import check_choice
 from sok_embed.communicators.base import Communicator
 from sok_embed.communicators.engines import find_engine_workers
 from sok_embed.communicators.launchers import find_workers
@@ -99,8 +100,7 @@ def init(
             alone.
     """
     global _current
-    if exchange not in _EXCHANGES:
-        raise ValueError(f'Expected exchange to be "tcp" or "horovod". Received: {exchange!r}.')
+    check_choice("exchange", exchange, _EXCHANGES)
     if isinstance(communicator, Communicator):
         chosen = communicator
     elif communicator == "local":

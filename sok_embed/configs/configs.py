@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from sok_embed.arguments import check_flag, check_integer, check_positive, is_among, shown
+from sok_embed.arguments import check_choice, check_flag, check_integer, described, shown
 from sok_embed.keras_bridge.keras_arguments import function_of_rows
 from sok_embed.kv.table_spec import TableOptions
 from sok_embed.lookups.padding import padding_keys
@@ -81,12 +81,12 @@ class TableConfig(TableOptions):
             self._set("storage", storage_copies.storage_of(self.storage))
         self.check(what)
         if self.vocabulary_size is not None:
-            self._set("vocabulary_size", check_positive("vocabulary_size", self.vocabulary_size))
-        self._set("embedding_dim", check_positive("embedding_dim", self.embedding_dim))
-        _check_choice(what, "combiner", self.combiner, COMBINERS)
-        _check_choice(what, "placement", self.placement, PLACEMENTS)
+            self._set("vocabulary_size", check_integer("vocabulary_size", self.vocabulary_size, 1))
+        self._set("embedding_dim", check_integer("embedding_dim", self.embedding_dim, 1))
+        check_choice("combiner", self.combiner, COMBINERS, what=what)
+        check_choice("placement", self.placement, PLACEMENTS, what=what)
         if self.worker is not None:
-            self._set("worker", check_integer("worker", self.worker, 0, named=True))
+            self._set("worker", check_integer("worker", self.worker, 0))
             if self.placement != "worker":
                 raise ValueError(
                     f"{what}: expected placement='worker' beside worker. Received: "
@@ -188,9 +188,9 @@ class FeatureConfig:
                 f"{what}: expected table to be a TableConfig. Received: {self.table!r} (of type "
                 f"{type(self.table).__name__})."
             )
-        _check_choice(what, "combiner", self.combiner, ("table", *COMBINERS))
+        check_choice("combiner", self.combiner, ("table", *COMBINERS), what=what)
         if self.max_length is not None:
-            self.max_length = check_positive("max_length", self.max_length)
+            self.max_length = check_integer("max_length", self.max_length, 1)
         try:
             self.padding = padding_keys(self.mask_zero, self.padding_value)
         except ValueError as error:
@@ -237,7 +237,7 @@ def feature_config(given: Any) -> FeatureConfig:
     if type(given).__module__.partition(".")[0] != "keras_rs":
         raise ValueError(
             "Expected feature_configs to be a nest (dicts, lists, tuples) of "
-            f"sok_embed.FeatureConfig. Received: {shown(given)} (of type {type(given).__name__})."
+            f"sok_embed.FeatureConfig. Received: {described(given)}."
         )
     return FeatureConfig(
         given.name, _table_config(given.table), given.input_shape, given.output_shape
@@ -256,11 +256,8 @@ _made: dict[int, _Made] = {}  # by `id()`, since a table of keras-rs may not be 
 
 def _table_config(table: Any) -> TableConfig:
     """Returns the config for a table of keras-rs, the same object each time."""
-    if table.placement not in _KERAS_RS:
-        raise ValueError(
-            f"TableConfig '{table.name}': expected placement to be one of {_KERAS_RS}. "
-            f"Received: {table.placement!r}."
-        )
+    what = f"TableConfig '{table.name}'"
+    check_choice("placement", table.placement, _KERAS_RS, what=what)
     arguments = (
         table.name,
         table.vocabulary_size,
@@ -350,11 +347,3 @@ def _without_identity(config: dict[str, Any]) -> dict[str, Any]:
 def _check_name(what: str, name: Any) -> None:
     if not isinstance(name, str) or not name:
         raise ValueError(f"{what}: expected a name. Received: name={shown(name)}.")
-
-
-def _check_choice(what: str, argument: str, value: Any, choices: tuple[Any, ...]) -> None:
-    if not is_among(value, choices):
-        raise ValueError(
-            f"{what}: expected {argument} to be one of {choices}. Received: "
-            f"{argument}={shown(value)}."
-        )

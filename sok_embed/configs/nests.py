@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from sok_embed.arguments import described
 from sok_embed.configs.configs import FeatureConfig, feature_config
 
 _ABSENT = object()  # stands for the value of a feature that a nest does not have
@@ -193,7 +194,7 @@ def _mapped(nest: Any, function: Callable[[Any], Any]) -> Any:
             if not isinstance(key, str):  # a file would have a string instead
                 raise ValueError(
                     "Expected the keys of dicts in feature_configs to be strings. Received: "
-                    f"{key!r} (of type {type(key).__name__})."
+                    f"{described(key)}."
                 )
         return {key: _mapped(part, function) for key, part in nest.items()}
     if isinstance(nest, (list, tuple)):

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from sok_embed.arguments import shown
+from sok_embed.arguments import described, shown
 
 _SECOND_LAYER = (
     "To adapt a trained table cheaply, freeze it with trainable=False, and add the outputs of a "
@@ -86,7 +86,7 @@ def function_of_rows(kind: str, get: Callable[[Any], Any], identifier: Any) -> A
             )
         raise ValueError(
             f"Expected a {low}: None, a keras.{low}s.{kind}, its name or config, or a function of "
-            f"rows. Received: {shown(identifier)} (of type {type(identifier).__name__}).{reason}"
+            f"rows. Received: {described(identifier)}.{reason}"
         ) from error
 
 

@@ -28,8 +28,8 @@ import keras
 import tensorflow as tf
 from keras import tree
 
+from sok_embed.arguments import FLOATS_ROUND
 from sok_embed.keras_bridge import callers
-from sok_embed.kv.arguments import FLOATS_ROUND
 
 # Maps float types to the bound below which they hold each integer, so that none rounds to another.
 EXACT_BELOW = {tf.bfloat16: 2**8, tf.float16: 2**11, tf.float32: 2**24, tf.float64: 2**53}

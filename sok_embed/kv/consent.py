@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextvars import ContextVar
 
-from sok_embed.kv.arguments import check_path
+from sok_embed.arguments import check_path
 
 _roots: ContextVar[tuple[str, ...]] = ContextVar("sok_embed_storage_roots", default=())
 

@@ -6,8 +6,8 @@ import json
 import os
 from typing import Any, NamedTuple
 
+from sok_embed.arguments import check_path
 from sok_embed.binding import _core
-from sok_embed.kv.arguments import check_path
 from sok_embed.kv.group import Group, group_of
 
 

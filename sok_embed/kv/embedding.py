@@ -9,13 +9,16 @@ from typing import Any, Literal, NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
-from sok_embed.arguments import check_flag, check_integer, takes_options
-from sok_embed.kv.arguments import (
+from sok_embed.arguments import (
     MOST_DIMENSION,
     UINT64,
+    check_choice,
+    check_flag,
     check_floats,
+    check_integer,
     check_keys,
     check_type,
+    takes_options,
 )
 from sok_embed.kv.group import GROUPS
 from sok_embed.kv.initializer import Initializer
@@ -101,10 +104,7 @@ class Embedding:
         check_type("storage", storage, Storage)
         check_type("optimizer", optimizer, Optimizer)
         check_type("initializer", initializer, Initializer)
-        if duplicates not in ("sum", "sequential"):
-            raise ValueError(
-                f"Expected duplicates to be 'sum' or 'sequential'. Received: {duplicates!r}."
-            )
+        check_choice("duplicates", duplicates, ("sum", "sequential"))
         self.storage = storage
         self.optimizer = optimizer
         self.initializer = initializer
@@ -340,7 +340,7 @@ class Embedding:
         Raises:
             ValueError: For a limit below 0.
         """
-        most = check_integer("limit", limit, 0, UINT64 // 4, named=True)
+        most = check_integer("limit", limit, 0, UINT64 // 4)
         self.storage.ready()
         keys, complete = self._table.removed_keys(most)
         return RemovedKeys(np.frombuffer(keys, np.uint64), complete)

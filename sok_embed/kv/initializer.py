@@ -7,15 +7,15 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from sok_embed.arguments import check_integer
-from sok_embed.binding import _core
-from sok_embed.kv.arguments import (
+from sok_embed.arguments import (
     MOST_DIMENSION,
     UINT64,
+    check_choice,
+    check_integer,
     check_number,
     shown_arguments,
-    unknown_name,
 )
+from sok_embed.binding import _core
 from sok_embed.kv.group import GROUPS
 
 
@@ -55,16 +55,11 @@ class Initializer:
     }
 
     def __init__(self, name: str, *, seed: int = 0, **parameters: float) -> None:
-        if name not in self._DEFAULTS:
-            raise unknown_name("an initializer", self._DEFAULTS, name)
-        self.name = name
+        self.name = check_choice("the name of an initializer", name, self._DEFAULTS)
         self.seed = check_integer("seed", seed)
         self.parameters = dict(self._DEFAULTS[name])
         for parameter, value in parameters.items():
-            if parameter not in self.parameters:
-                raise unknown_name(
-                    f"parameters of initializer '{name}'", self.parameters, parameter
-                )
+            check_choice(f"parameters of initializer '{name}'", parameter, self.parameters)
             self.parameters[parameter] = check_number(f"initializer '{name}': {parameter}", value)
         self.draw(0, dimension=1)
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from sok_embed.kv.arguments import check_keys
+from sok_embed.arguments import check_keys
 
 Keys: TypeAlias = npt.NDArray[np.uint64] | npt.NDArray[np.int64]
 

@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sok_embed.arguments import check_integer
-from sok_embed.binding import _core
-from sok_embed.binding._core import RULE_PREFIX
-from sok_embed.kv.arguments import (
+from sok_embed.arguments import (
     MOST_DIMENSION,
     UINT32,
+    check_choice,
     check_floats,
-    check_parameters,
+    check_integer,
+    check_number,
     described,
     shown_arguments,
-    unknown_name,
 )
+from sok_embed.binding import _core
+from sok_embed.binding._core import RULE_PREFIX
 
 
 class Schedule:
@@ -56,10 +56,8 @@ class Schedule:
         self, name: str, parameters: Mapping[str, float] | None = None, /, **more: float
     ) -> None:
         names = _core.schedule_names()
-        if name not in names:
-            raise unknown_name("a schedule", names, name)
-        self.name = name
-        self.parameters = check_parameters(f"schedule '{name}'", parameters, more, flags=True)
+        self.name = check_choice("the name of a schedule", name, names)
+        self.parameters = _checked(f"schedule '{name}'", parameters, more, flags=True)
         self(1.0, 0)
 
     def __call__(self, initial: float, step: int) -> float:
@@ -114,8 +112,7 @@ class Optimizer:
         names = [
             r.removeprefix(RULE_PREFIX) for r in _core.rule_names() if r.startswith(RULE_PREFIX)
         ]
-        if name not in names:
-            raise unknown_name("an optimizer", names, name)
+        check_choice("the name of an optimizer", name, names)
         if schedule is not None and not isinstance(schedule, Schedule):
             raise TypeError(
                 f"Expected a sok_embed.kv.Schedule or None. Received: {described(schedule)}."
@@ -123,7 +120,7 @@ class Optimizer:
         self.name = name
         self.schedule = schedule
         self.rule = RULE_PREFIX + name
-        given = check_parameters(f"optimizer '{name}'", parameters, more)
+        given = _checked(f"optimizer '{name}'", parameters, more)
         self._native = _core.Optimizer(
             self.rule,
             list(given.items()),
@@ -162,3 +159,17 @@ class Optimizer:
         if self.schedule is not None:
             parameters["schedule"] = self.schedule
         return f"Optimizer({shown_arguments(self.name, parameters)})"
+
+
+def _checked(
+    owner: str,
+    parameters: Mapping[str, float] | None,
+    more: Mapping[str, float],
+    flags: bool = False,
+) -> dict[str, float]:
+    """Merges the parameters of `owner` into one dict, without the underscore of `lambda_`."""
+    given = {**(parameters or {}), **more}
+    return {
+        name.removesuffix("_"): check_number(f"{owner}: {name.removesuffix('_')}", value, flags)
+        for name, value in given.items()
+    }

@@ -12,15 +12,17 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Literal
 
-from sok_embed.arguments import check_flag, check_integer, is_among
-from sok_embed.binding import _core
-from sok_embed.binding._core import StorageLockedError
-from sok_embed.kv.arguments import (
+from sok_embed.arguments import (
     UINT32,
     UINT64,
+    check_choice,
+    check_flag,
+    check_integer,
     check_path,
     check_seconds,
 )
+from sok_embed.binding import _core
+from sok_embed.binding._core import StorageLockedError
 from sok_embed.kv.consent import check_consent
 from sok_embed.kv.dump import read_dump
 from sok_embed.kv.group import GROUPS, Group, group_of
@@ -99,12 +101,7 @@ class Storage:
     ) -> None:
         self._given = check_path(path)
         self.path = worker_folder(self._given)
-        if not is_among(durability, _DURABILITIES):
-            raise ValueError(
-                "Expected durability to be 'checkpoint', 'update' or 'sync'. Received: "
-                f"{durability!r}."
-            )
-        self.durability = durability
+        self.durability = check_choice("durability", durability, _DURABILITIES)
         self._ttl_by_default = ttl is None
         self._clock = clock
         # True if it is a copy beside the file of a model, with the id of the copied storage.

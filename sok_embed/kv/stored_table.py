@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 import numpy.typing as npt
 
-from sok_embed.arguments import check_flag, check_integer, check_positive
-from sok_embed.kv.arguments import UINT32, check_keys, keys_of
+from sok_embed.arguments import UINT32, check_flag, check_integer, check_keys, keys_of
 from sok_embed.kv.group import GROUPS, Group, group_of
 from sok_embed.kv.metadata import Metadata, read_metadata
 
@@ -139,7 +138,7 @@ class StoredTable:
         Raises:
             ValueError: For an `n` that is not a positive integer.
         """
-        rows = check_positive("n", n, UINT32)
+        rows = check_integer("n", n, 1, UINT32)
         return self._pages(rows)
 
     def _pages(self, n: int) -> Iterator[tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32]]]:

@@ -16,7 +16,7 @@ import numpy as np
 from sok_embed import admission as admissions
 from sok_embed import eviction as evictions
 from sok_embed.admission import Admission
-from sok_embed.arguments import check_integer, check_positive, is_among, shown
+from sok_embed.arguments import check_choice, check_integer, described, shown
 from sok_embed.binding.spec_text import spec_text
 from sok_embed.eviction import Eviction, MaxAge
 from sok_embed.kv.devices import CPU, check_device
@@ -52,12 +52,7 @@ class RowTypes:
             what: The beginning of the message, such as `"Layer 'a'"`.
         """
         for name, known in (("row_dtype", ROW_DTYPES), ("slot_dtype", SLOT_DTYPES)):
-            dtype = getattr(self, name)
-            if dtype is None or not is_among(dtype, known):
-                raise ValueError(
-                    f"{what}: expected {name} to be one of {', '.join(known)}. Received: "
-                    f"{shown(dtype)}."
-                )
+            check_choice(name, getattr(self, name), known, what=what)
 
     def types(self) -> dict[str, str]:
         """Returns the types by the names of their options."""
@@ -148,17 +143,15 @@ class TableOptions(RowOptions):
         if self.storage is not None and not isinstance(self.storage, Storage):
             raise ValueError(
                 f"{what}: expected storage to be a sok_embed.kv.Storage. Received: "
-                f"{shown(self.storage)} (of type {type(self.storage).__name__})."
+                f"{described(self.storage)}."
             )
         for name in ("max_rows", "max_bytes"):
             if getattr(self, name) is not None:
-                value = getattr(self, name)
-                positive = "a positive integer"
-                self._set(name, check_integer(name, value, 1, 2**63, expected=positive, named=True))
+                self._set(name, check_integer(name, getattr(self, name), 1, 2**63))
         if self.seed is not None:
-            self._set("seed", check_integer("seed", self.seed, named=True))
+            self._set("seed", check_integer("seed", self.seed))
         # Files of earlier releases have None for 0.
-        group = 0 if self.group is None else check_integer("group", self.group, named=True)
+        group = 0 if self.group is None else check_integer("group", self.group)
         if not 0 <= group < GROUPS:
             raise ValueError(f"{what}: expected group in [0, {GROUPS}). Received: group={group}.")
         if group > 0 and self.storage is None:
@@ -230,10 +223,10 @@ class TableSpec(TableOptions):
         if not self.what:
             self._set("what", f"Table '{self.name}'")
         self.check(self.what)
-        check_positive("dim", self.dim)
-        check_positive("owners", self.owners)
-        check_integer("owner", self.owner, 0, self.owners, named=True)
-        self._set("shards", min(check_integer("shards", self.shards, 0, named=True), 2**32 - 1))
+        check_integer("dim", self.dim, 1)
+        check_integer("owners", self.owners, 1)
+        check_integer("owner", self.owner, 0, self.owners)
+        self._set("shards", min(check_integer("shards", self.shards, 0), 2**32 - 1))
         if self.seed is not None:  # 64 bits, as a signed number
             self._set("seed", (self.seed + 2**63) % 2**64 - 2**63)
         if self.direct and self.max_rows is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sok_embed.arguments import check_integer, check_positive, shown
+from sok_embed.arguments import check_choice, check_integer, shown
 from sok_embed.lookups.combining import COMBINERS
 
 _ROUTES = (-1, 0, 1)
@@ -18,24 +18,20 @@ _UINT32, _INT64, _MOST_KEYS = 2**32, 2**63, 2**40
 
 def check_adaptive_arguments(**arguments: Any) -> None:
     """Raises ValueError for an argument that an adaptive embedding cannot have."""
-    check_positive("output_dim", arguments["output_dim"])
-    check_positive("promote_after", arguments["promote_after"])
-    check_positive("static_buckets", arguments["static_buckets"], _UINT32)
-    check_positive("sketch_capacity", arguments["sketch_capacity"], _MOST_KEYS)
+    check_integer("output_dim", arguments["output_dim"], 1)
+    check_integer("promote_after", arguments["promote_after"], 1)
+    check_integer("static_buckets", arguments["static_buckets"], 1, _UINT32)
+    check_integer("sketch_capacity", arguments["sketch_capacity"], 1, _MOST_KEYS)
     for name, limit in (("max_rows", _INT64), ("decay_every", _INT64), ("ttl", _UINT32)):
         if arguments[name] is not None:
-            check_positive(name, arguments[name], limit)
-    check_integer("counter_bits", arguments["counter_bits"], named=True)
+            check_integer(name, arguments[name], 1, limit)
+    check_integer("counter_bits", arguments["counter_bits"])
     for name, choices in (
         ("combiner", (None, *COMBINERS)),
         ("slots", _SLOTS),
         ("counter_bits", _COUNTER_BITS),
     ):
-        known = arguments[name] is None or isinstance(arguments[name], (str, int, np.integer))
-        if not known or arguments[name] not in choices:
-            raise ValueError(
-                f"Expected {name} to be one of {choices}. Received: {shown(arguments[name])}."
-            )
+        check_choice(name, arguments[name], choices)
     if arguments["mask"] is not None:
         check_route(arguments["mask"])
     most = 2 ** arguments["counter_bits"] - 1

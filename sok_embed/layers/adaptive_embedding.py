@@ -205,7 +205,7 @@ class AdaptiveEmbedding(KeyLayer):
         self.counter_bits = counter_bits
         if seed is None:
             seed = self._choose_seed()
-        self.seed = check_integer("seed", seed, named=True) % 2**63
+        self.seed = check_integer("seed", seed) % 2**63
         communicator = communicators.current()
         self.table = AdaptiveTable(
             output_dim,

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from sok_embed.arguments import check_flag, check_positive, takes_options
+from sok_embed.arguments import check_flag, check_integer, takes_options
 from sok_embed.fingerprints import keys_of_strings
 from sok_embed.keras_bridge.keras_arguments import refuse_unknown_arguments
 from sok_embed.keras_bridge.layer_calls import true_ids
@@ -95,10 +95,10 @@ class All2AllDenseEmbedding(TableLayer):
         **kwargs: Any,
     ) -> None:
         refuse_unknown_arguments(All2AllDenseEmbedding, kwargs)
-        check_positive("max_vocabulary_size_per_gpu", max_vocabulary_size_per_gpu)
-        check_positive("embedding_vec_size", embedding_vec_size)
-        check_positive("slot_num", slot_num)
-        check_positive("nnz_per_slot", nnz_per_slot)
+        check_integer("max_vocabulary_size_per_gpu", max_vocabulary_size_per_gpu, 1)
+        check_integer("embedding_vec_size", embedding_vec_size, 1)
+        check_integer("slot_num", slot_num, 1)
+        check_integer("nnz_per_slot", nnz_per_slot, 1)
         if on_full != "error":
             raise ValueError(f'Expected on_full to be "error". Received: {on_full!r}.')
         if kwargs.get("storage") is not None and not use_hashtable:

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from sok_embed.arguments import is_among, shown
+from sok_embed.arguments import check_choice
 from sok_embed.collection.inputs import (
     FeatureInput,
     absent_input,
@@ -150,15 +150,8 @@ class DistributedEmbedding(LayerWithRows):
         super().__init__(**kwargs)
         self.supports_masking = True
         self._compute_type = activation_type(self.compute_dtype)
-        if not is_among(output, _OUTPUTS):
-            raise ValueError(f"Expected output to be one of {_OUTPUTS}. Received: {shown(output)}.")
-        if not is_among(exchange_dtype, EXCHANGED):
-            raise ValueError(
-                f"Expected exchange_dtype to be one of {tuple(EXCHANGED)}. "
-                f"Received: {shown(exchange_dtype)}."
-            )
-        self.output_form = output
-        self.exchange_dtype = exchange_dtype
+        self.output_form = check_choice("output", output, _OUTPUTS)
+        self.exchange_dtype = check_choice("exchange_dtype", exchange_dtype, EXCHANGED)
         self._nest = FeatureNest(self.name, feature_configs)
         self._features = tuple(self._nest.features)
         distinct_tables(self._features)  # this checks them

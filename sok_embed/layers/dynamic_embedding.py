@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from sok_embed import communicators
-from sok_embed.arguments import check_integer, check_positive, is_among, shown, takes_options
+from sok_embed.arguments import check_choice, check_integer, takes_options
 from sok_embed.keras_bridge.keras_arguments import refuse_unknown_arguments
 from sok_embed.keras_bridge.layer_calls import refuse_dense_signature
 from sok_embed.kv.table_spec import TableOptions
@@ -156,11 +156,8 @@ class DynamicEmbedding(TableLayer):
                 "Expected DynamicEmbedding(output_dim, …), which has no input_dim: its vocabulary "
                 "grows. Received: the arguments of keras.layers.Embedding(input_dim, output_dim)."
             )
-        check_positive("output_dim", output_dim)
-        if not is_among(combiner, (*COMBINERS, None)):
-            raise ValueError(
-                f"Expected combiner to be one of {(*COMBINERS, None)}. Received: {shown(combiner)}."
-            )
+        check_integer("output_dim", output_dim, 1)
+        check_choice("combiner", combiner, (*COMBINERS, None))
         padding = padding_keys(mask_zero, padding_value)
         default_key = _default_key(default_vector)
         given_rows = None if weights is None else start_rows(weights, output_dim)
@@ -279,14 +276,13 @@ class DynamicEmbedding(TableLayer):
 
 def _default_key(default_vector: Any) -> str | int | None:
     """Returns the key, as int64, whose vector keys without a row have."""
-    if is_among(default_vector, ("zeros", None)):
-        return None if default_vector is None else "zeros"
-    if isinstance(default_vector, str):
+    if isinstance(default_vector, str) and default_vector != "zeros":
         raise ValueError(
-            "Expected default_vector to be 'zeros', a key or None. "
-            f"Received: default_vector={default_vector!r}."
+            f"Expected default_vector to be 'zeros', a key or None. Received: {default_vector!r}."
         )
-    key = check_integer("default_vector", default_vector, -(2**63), 2**64, named=True)
+    if default_vector is None or isinstance(default_vector, str):
+        return default_vector
+    key = check_integer("default_vector", default_vector, -(2**63), 2**64)
     if communicators.size() > 1:
         raise ValueError(
             "Expected default_vector to be 'zeros' or None with several workers, of which one has "

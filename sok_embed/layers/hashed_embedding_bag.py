@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from sok_embed.arguments import check_flag, check_integer, check_positive, is_among
+from sok_embed.arguments import check_choice, check_flag, check_integer
 from sok_embed.keras_bridge.layer_calls import refuse_dense_signature
 from sok_embed.layers.hashed_layer import HashedLayer
 from sok_embed.lookups.bags import rows_of
@@ -124,12 +124,11 @@ class HashedEmbeddingBag(HashedLayer):
         sparse_gradient: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        if not is_among(mode, _MODES):
-            raise ValueError(f"Expected mode to be one of {_MODES}. Received: {mode!r}.")
+        check_choice("mode", mode, _MODES)
         check_flag("include_last_offset", include_last_offset)
         if padding_idx is not None:
-            check_positive("num_embeddings", num_embeddings)
-            padding_idx = check_integer("padding_idx", padding_idx, named=True)
+            check_integer("num_embeddings", num_embeddings, 1)
+            padding_idx = check_integer("padding_idx", padding_idx)
             if not -num_embeddings <= padding_idx < num_embeddings:
                 raise ValueError(
                     f"Expected padding_idx in [-{num_embeddings}, {num_embeddings}). "

@@ -14,13 +14,12 @@ import numpy as np
 import tensorflow as tf
 
 from sok_embed import tf_ops
-from sok_embed.arguments import check_flag, check_integer, check_positive, is_among, shown
+from sok_embed.arguments import FLOATS_ROUND, check_choice, check_flag, check_integer, shown
 from sok_embed.keras_bridge import callers
 from sok_embed.keras_bridge.graph_casts import checked_ids
 from sok_embed.keras_bridge.keras_arguments import refuse_unknown_arguments
 from sok_embed.keras_bridge.layer_calls import LayerOfIds, refuse_casts, true_ids
 from sok_embed.keras_bridge.rebuilding import check_rebuilt
-from sok_embed.kv.arguments import FLOATS_ROUND
 from sok_embed.layers.arguments import attributes_of
 from sok_embed.layers.weight_users import WeightUsers
 from sok_embed.training.descriptions import plain
@@ -70,14 +69,13 @@ class HashedLayer(LayerOfIds):
     ) -> None:
         refuse_unknown_arguments(type(self), kwargs, _REMEDIES)
         super().__init__(**kwargs)
-        check_positive("num_embeddings", num_embeddings, _LIMIT)
-        check_positive("block_size", block_size, _LIMIT)
-        if not is_among(hash, _HASHES):
-            raise ValueError(f"Expected hash to be one of {_HASHES}. Received: {shown(hash)}.")
+        check_integer("num_embeddings", num_embeddings, 1, _LIMIT)
+        check_integer("block_size", block_size, 1, _LIMIT)
+        check_choice("hash", hash, _HASHES)
         check_flag("sign", sign)
         if sparse_gradient is not None:
             check_flag("sparse_gradient", sparse_gradient)
-        check_positive("embedding_dim", embedding_dim, _MAX_DIM + 1)
+        check_integer("embedding_dim", embedding_dim, 1, _MAX_DIM + 1)
         if hash == "modulo" and num_embeddings * embedding_dim >= _LIMIT:
             raise ValueError(
                 "Expected num_embeddings * embedding_dim to be below 2**63 with hash='modulo'. "
@@ -96,7 +94,7 @@ class HashedLayer(LayerOfIds):
         self._initializer: Any = None
         self._values: Any = None
         if size is not None:
-            check_positive("size", size)
+            check_integer("size", size, 1)
         self._config_size = None if size is None else int(size)
         self._take_weight(weight)
         self._check_dtypes()
@@ -181,7 +179,7 @@ class HashedLayer(LayerOfIds):
 
         Raises if another layer would unintentionally hash its ids in the same way.
         """
-        seed = self._users.next_seed() if seed is None else check_integer("seed", seed, named=True)
+        seed = self._users.next_seed() if seed is None else check_integer("seed", seed)
         if not 0 <= seed < _LIMIT:
             raise ValueError(f"Expected seed to be in [0, 2**63). Received: {seed}.")
         self.seed = seed

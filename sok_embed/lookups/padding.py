@@ -34,7 +34,7 @@ def padding_keys(mask_zero: Any, padding_value: Any) -> tuple[int, ...]:
     given = padding_value
     if isinstance(given, (str, bytes)):
         given = int(fingerprint(given))
-    key = check_integer("padding_value", given, -(2**63), 2**64, named=True)
+    key = check_integer("padding_value", given, -(2**63), 2**64)
     key = key - 2**64 if key >= 2**63 else key
     if keys and key not in keys:
         raise ValueError(

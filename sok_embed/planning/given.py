@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sok_embed.arguments import check_integer, check_positive
+from sok_embed.arguments import check_choice, check_integer
 from sok_embed.binding import _core
 from sok_embed.binding.rules import rule_of_class
 from sok_embed.kv.table_spec import RowOptions, RowTypes, TableOptions
@@ -266,11 +266,7 @@ def _table(raw: Mapping[str, Any]) -> GivenTable:
     if "embedding_dim" not in raw:
         raise ValueError(f"Expected embedding_dim of the {what}. Received: none.")
     placement, worker = raw.get("placement", AUTO), raw.get("worker")
-    if placement not in (AUTO, *PLACED):
-        raise ValueError(
-            f"Expected placement of the {what} to be one of {', '.join((AUTO, *PLACED))}. "
-            f"Received: {placement!r}."
-        )
+    check_choice(f"placement of the {what}", placement, (AUTO, *PLACED))
     if worker is not None and placement != "worker":
         raise ValueError(
             f"Expected placement 'worker' of the {what} beside worker. Received: {placement!r}. "
@@ -287,12 +283,12 @@ def _table(raw: Mapping[str, Any]) -> GivenTable:
     rows.check(f"The {what}")
 
     def positive(name: str) -> int | None:
-        return None if raw.get(name) is None else check_positive(f"{name} of {what}", raw[name])
+        return None if raw.get(name) is None else check_integer(f"{name} of {what}", raw[name], 1)
 
     return GivenTable(
         raw["name"],
         positive("vocabulary_size"),
-        check_positive(f"embedding_dim of {what}", raw["embedding_dim"]),
+        check_integer(f"embedding_dim of {what}", raw["embedding_dim"], 1),
         rule_of(f"optimizer of {what}", raw.get("optimizer")),
         placement,
         None if worker is None else check_integer(f"worker of {what}", worker, 0),
@@ -313,13 +309,10 @@ def _feature(raw: Mapping[str, Any], table: str, raw_table: Mapping[str, Any]) -
     combiner = raw.get("combiner", "table")
     if combiner == "table":
         combiner = raw_table.get("combiner", "mean")
-    if combiner not in COMBINERS:
-        raise ValueError(
-            f"Expected combiner of the {what} to be one of {COMBINERS}. Received: {combiner!r}."
-        )
+    check_choice(f"combiner of the {what}", combiner, COMBINERS)
     most = raw.get("max_length")
     if most is not None:
-        most = check_positive(f"max_length of {what}", most)
+        most = check_integer(f"max_length of {what}", most, 1)
     length = _length(most, raw.get("input_shape"))
     return GivenFeature(raw["name"], table, combiner is not None, length)
 

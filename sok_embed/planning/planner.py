@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from sok_embed.arguments import check_positive
+from sok_embed.arguments import check_choice, check_integer
 from sok_embed.planning.given import AUTO, Given, GivenTable, given_by_configs, rule_of, slot_floats
 from sok_embed.planning.hardware import Hardware
 from sok_embed.planning.search import choose_placements
@@ -111,14 +111,10 @@ def plan_of(
     exchange_dtype: str = "float32",
 ) -> Plan:
     """Makes a plan as `plan` does, for tables that have been read, without TensorFlow."""
-    workers = check_positive("workers", workers)
-    batch_size = check_positive("batch_size", batch_size)
+    workers = check_integer("workers", workers, 1)
+    batch_size = check_integer("batch_size", batch_size, 1)
     limit = None if memory is None else size_in_bytes("memory", memory)
-    if exchange_dtype not in EXCHANGED:
-        raise ValueError(
-            f"Expected exchange_dtype to be one of {tuple(EXCHANGED)}. Received: "
-            f"{exchange_dtype!r}."
-        )
+    check_choice("exchange_dtype", exchange_dtype, EXCHANGED)
     usage = usage or Usage()
     if usage.batch_size not in (None, batch_size):
         raise ValueError(
@@ -138,7 +134,7 @@ def plan_of(
     _check_names("weighted", "feature", weighted, feature_names)
     Usage(lengths, distinct)  # this also checks values from a file
     for name, count in rows.items():
-        check_positive(f"rows[{name!r}]", count)
+        check_integer(f"rows[{name!r}]", count, 1)
     notes = _notes(given, rows, lengths, limit)
     features: dict[str, list[PlannedFeature]] = {name: [] for name in table_names}
     for feature in given.features:

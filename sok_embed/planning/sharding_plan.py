@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from sok_embed.arguments import check_integer, check_positive
+from sok_embed.arguments import check_choice, check_integer
 from sok_embed.planning.given import given_by_configs
 from sok_embed.planning.hardware import MESSAGES, Hardware
 from sok_embed.planning.sizes import shown_size
@@ -80,8 +80,8 @@ class Plan:
 
     def __post_init__(self) -> None:
         """Checks placements, which a person may have edited."""
-        check_positive("workers", self.workers)
-        check_positive("batch_size", self.batch_size)
+        check_integer("workers", self.workers, 1)
+        check_integer("batch_size", self.batch_size, 1)
         for table in self.tables:
             _check_placement(table, self.workers)
 
@@ -363,11 +363,7 @@ def _header_bytes(tables: int) -> int:
 
 def _check_placement(table: PlannedTable, workers: int) -> None:
     what = f"the table '{table.name}'"
-    if table.placement not in PLACED:
-        raise ValueError(
-            f"Expected placement of {what} to be one of {', '.join(PLACED)}. Received: "
-            f"{table.placement!r}."
-        )
+    check_choice(f"placement of {what}", table.placement, PLACED)
     if table.placement == WORKER:
         check_integer(f"worker of {what}", table.worker, 0, workers)
     elif table.worker is not None:
@@ -375,17 +371,9 @@ def _check_placement(table: PlannedTable, workers: int) -> None:
             f"Expected no worker of {what} beside placement={table.placement!r}. Received: "
             f"{table.worker!r}. Set it to None, or the placement to 'worker'."
         )
-    if table.decided_by not in (BY_CONFIG, BY_PLAN, BY_HAND):
-        raise ValueError(
-            f"Expected decided_by of {what} to be 'config', 'plan' or 'hand'. Received: "
-            f"{table.decided_by!r}."
-        )
+    check_choice(f"decided_by of {what}", table.decided_by, (BY_CONFIG, BY_PLAN, BY_HAND))
     table.check(f"Plan, {what}")
-    if table.exchange_dtype not in EXCHANGED:
-        raise ValueError(
-            f"Expected exchange_dtype of {what} to be one of {', '.join(EXCHANGED)}. Received: "
-            f"{table.exchange_dtype!r}."
-        )
+    check_choice(f"exchange_dtype of {what}", table.exchange_dtype, EXCHANGED)
 
 
 def _table_from_json(content: Mapping[str, Any]) -> PlannedTable:

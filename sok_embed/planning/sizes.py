@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from sok_embed.arguments import check_positive
+from sok_embed.arguments import check_integer
 
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)(i?)B?", re.IGNORECASE)
@@ -29,7 +29,7 @@ def size_in_bytes(name: str, value: Any) -> int:
         ValueError: For anything else.
     """
     if not isinstance(value, str):
-        return check_positive(name, value)
+        return check_integer(name, value, 1)
     found = _SIZE.fullmatch(value.strip())
     size = 0
     if found is not None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sok_embed.arguments import check_positive
+from sok_embed.arguments import check_integer
 
 _Keys = npt.NDArray[np.int64]
 
@@ -55,7 +55,7 @@ class Usage:
                     f"distinct[{name!r}]={share!r}."
                 )
         if self.batch_size is not None:
-            check_positive("batch_size", self.batch_size)
+            check_integer("batch_size", self.batch_size, 1)
 
 
 def _is_number(value: Any) -> bool:

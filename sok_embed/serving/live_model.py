@@ -12,9 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from sok_embed.arguments import shown
+from sok_embed.arguments import check_number, shown
 from sok_embed.files.scratch import ScratchFolder
-from sok_embed.kv.arguments import check_number
 from sok_embed.serving.delta_files import check_there, read_current
 from sok_embed.serving.layers import first_state, next_state
 from sok_embed.serving.loaded_export import LoadedExport, Snapshot, Version

@@ -12,17 +12,19 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sok_embed.arguments import check_integer, check_positive, is_among, shown
-from sok_embed.binding import _core
-from sok_embed.kv.arguments import (
+from sok_embed.arguments import (
     MOST_DIMENSION,
     UINT64,
+    check_choice,
     check_floats,
+    check_integer,
     check_keys,
     check_number,
     check_path,
     described,
+    shown,
 )
+from sok_embed.binding import _core
 
 __all__ = ["MissingRows", "RowsFile", "RowsInfo", "open", "write"]
 
@@ -135,11 +137,7 @@ def write(
     """
     path = check_path(path)
     dim = check_integer("dim", dim, 1, MOST_DIMENSION + 1)
-    if not is_among(dtype, _DTYPES):
-        raise ValueError(
-            f"Expected dtype of {', '.join(_DTYPES)}. Received: {shown(dtype)}. Pass the name, as "
-            "in dtype='float16'."
-        )
+    check_choice("dtype", dtype, _DTYPES, remedy="Pass the name, as in dtype='float16'.")
     extra = dict(extra or {})
     for key, value in extra.items():
         if not (isinstance(key, str) and isinstance(value, str)):
@@ -273,7 +271,7 @@ class RowsFile:
         Raises:
             RuntimeError: For a file that is closed.
         """
-        size = check_positive("size", size)
+        size = check_integer("size", size, 1)
         keys = self.keys()
         for begin in range(0, self._size, size):
             part = keys[begin : begin + size]
@@ -321,7 +319,7 @@ def open(path: str | bytes | os.PathLike[Any]) -> RowsFile:  # noqa: A001
 
 def _start_of(missing: Any) -> tuple[str, float, float, int, int] | None:
     """Returns kind, numbers, seed and group, rounded as ops round them; `None` for zeros."""
-    if is_among(missing, ("zeros",)):
+    if isinstance(missing, str) and missing == "zeros":
         return None
     seed = getattr(missing, "seed", None)
     if not hasattr(missing, "kind") or seed is None:

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from sok_embed import communicators
-from sok_embed.arguments import check_integer, is_among, shown
+from sok_embed.arguments import check_choice, check_integer, described
 from sok_embed.communicators.agreement import Agreement
 from sok_embed.keras_bridge.private_state import takes_training
 from sok_embed.serving.adapted_layers import adapted_layers
@@ -129,18 +129,10 @@ def export(
         RuntimeError: If another thread changes the model meanwhile, and if another worker has
             failed.
     """
-    if not is_among(dtype, _DTYPES):
-        raise ValueError(
-            f"Expected dtype to be one of {_DTYPES}. Received: {shown(dtype)}. Pass the name, as "
-            "in dtype='float16'."
-        )
-    if not is_among(missing, _MISSING):
-        raise ValueError(f"Expected missing to be one of {_MISSING}. Received: {shown(missing)}.")
-    if not is_among(ops, _OPS):
-        raise ValueError(f"Expected ops to be one of {_OPS}. Received: {shown(ops)}.")
-    options = _Options(
-        dtype, check_integer("min_count", min_count, 0, named=True), missing, ops, progress
-    )
+    check_choice("dtype", dtype, _DTYPES, remedy="Pass the name, as in dtype='float16'.")
+    check_choice("missing", missing, _MISSING)
+    check_choice("ops", ops, _OPS)
+    options = _Options(dtype, check_integer("min_count", min_count, 0), missing, ops, progress)
     agreement = Agreement(communicators.current())
     # A checkpoint has the optimizer too, which is compared.
     compiled = source is not None
@@ -191,8 +183,7 @@ def _model(model: Any, compiled: bool) -> keras.Model:
         return model
     if not isinstance(model, (str, os.PathLike)):
         raise ValueError(
-            "Expected a Keras model, or the path of a .keras file. "
-            f"Received: {shown(model)} (of type {type(model).__name__})."
+            f"Expected a Keras model, or the path of a .keras file. Received: {described(model)}."
         )
     return keras.models.load_model(os.fspath(model), compile=compiled)
 

@@ -21,5 +21,5 @@ def taken_keys(handle: tf.Tensor, limit: int) -> RemovedKeys:
     Raises:
         ValueError: For a limit below 0.
     """
-    taken = tf_ops.removed_keys(handle, check_integer("limit", limit, 0, _MOST, named=True))
+    taken = tf_ops.removed_keys(handle, check_integer("limit", limit, 0, _MOST))
     return RemovedKeys(taken.keys.numpy(), bool(taken.complete))

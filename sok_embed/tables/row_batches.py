@@ -10,7 +10,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from sok_embed import tf_ops
-from sok_embed.arguments import check_positive
+from sok_embed.arguments import check_integer
 
 Batch = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
 
@@ -30,7 +30,7 @@ def batches_in_memory(owner: Any, handle: tf.Tensor, dim: int, n: int) -> Iterat
     Raises:
         ValueError: For an `n` that is not a positive integer.
     """
-    return _batches(owner, handle, dim, check_positive("n", n, 2**32))
+    return _batches(owner, handle, dim, check_integer("n", n, 1, 2**32))
 
 
 def _batches(owner: Any, handle: tf.Tensor, dim: int, n: int) -> Iterator[Batch]:

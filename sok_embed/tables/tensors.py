@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from sok_embed import kv
+from sok_embed.arguments import FLOATS_ROUND
 from sok_embed.fingerprints import keys_of_strings
-from sok_embed.kv.arguments import FLOATS_ROUND
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 

@@ -64,7 +64,7 @@ def test_a_config_leads_back(rule):
 
 
 def test_an_unknown_config_is_refused():
-    with pytest.raises(ValueError, match="frequency, counting_bloom. Received: 'lru'"):
+    with pytest.raises(ValueError, match="'frequency', 'counting_bloom'. Received: 'lru'"):
         admission.from_config({"kind": "lru"})
 
 

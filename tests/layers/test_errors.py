@@ -223,7 +223,7 @@ def test_an_initializer_that_rows_cannot_be_drawn_from_is_refused(initializer):
     ["max_vocabulary_size_per_gpu", "embedding_vec_size", "slot_num", "nnz_per_slot"],
 )
 def test_a_size_that_is_no_positive_integer_is_refused(argument, size):
-    text = re.escape(f"Expected {argument} to be a positive integer. Received: {argument}={size!r}")
+    text = re.escape(f"Expected {argument} to be a positive integer. Received: {size!r}")
     with pytest.raises(ValueError, match=text):
         all2all(**{argument: size})
 
@@ -231,7 +231,7 @@ def test_a_size_that_is_no_positive_integer_is_refused(argument, size):
 @pytest.mark.parametrize("size", [0, -1, True, 2.5, "4"])
 @pytest.mark.parametrize("argument", ["output_dim", "max_rows"])
 def test_a_size_of_a_dynamic_embedding_that_is_no_positive_integer_is_refused(argument, size):
-    text = re.escape(f"Expected {argument} to be a positive integer. Received: {argument}={size!r}")
+    text = f"Expected {argument} to be a positive integer.*Received: {size!r}"
     with pytest.raises(ValueError, match=text):
         DynamicEmbedding(**{"output_dim": DIM, argument: size})
 
@@ -349,7 +349,7 @@ def test_what_an_optimizer_of_the_layers_own_cannot_do_to_rows_is_refused():
 @pytest.mark.parametrize("make", [all2all, lambda **k: DynamicEmbedding(DIM, **k)])
 def test_a_seed_that_is_no_integer_is_refused(make, seed):
     with pytest.raises(
-        ValueError, match=re.escape(f"Expected seed to be an integer. Received: seed={seed!r}")
+        ValueError, match=re.escape(f"Expected seed to be an integer. Received: {seed!r}")
     ):
         make(seed=seed)
 

@@ -202,7 +202,7 @@ def test_the_config_has_the_padding(make, padding):
 @pytest.mark.parametrize("make", [dynamic, adaptive, collection])
 def test_what_is_not_a_key_cannot_be_padding(make):
     for wrong in (0.0, ["0"], True, 2**64, -(2**63) - 1):
-        with pytest.raises(ValueError, match="padding_value.*Received: padding_value="):
+        with pytest.raises(ValueError, match="padding_value.*Received: "):
             make("mean", padding_value=wrong)
     with pytest.raises(ValueError, match="one padding value. Received: mask_zero=True.*=3"):
         make("mean", padding_value=3, mask_zero=True)

@@ -156,7 +156,7 @@ def test_rows_take_fewer_bytes():
 
 @pytest.mark.parametrize("make", [layer, table], ids=["layer", "table"])
 def test_what_rows_cannot_be_is_refused(make):
-    with pytest.raises(ValueError, match=r"expected row_dtype to be one of float32, .*'int4'"):
+    with pytest.raises(ValueError, match=r"expected row_dtype to be one of 'float32', .*'int4'"):
         make("int4")
     with pytest.raises(ValueError, match=r"expected slot_dtype to be one of .*'float16'"):
         make("int8", "float16")

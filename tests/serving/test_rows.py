@@ -193,7 +193,7 @@ def test_arguments_are_checked(tmp_path):
         rows.write(tmp_path / "rows", [batch], dim=2)
     with pytest.raises(ValueError, match="Pass batches as pairs"):
         rows.write(tmp_path / "rows", (np.array([1, 2]), np.zeros((2, 2))), dim=2)
-    with pytest.raises(ValueError, match="dtype of float32, float16, int8, int4"):
+    with pytest.raises(ValueError, match="dtype to be one of 'float32', 'float16', 'int8', 'int4'"):
         rows.write(tmp_path / "rows", [], dim=2, dtype="bfloat16")
     with pytest.raises(ValueError, match="missing to be 'zeros'"):
         rows.write(tmp_path / "rows", [], dim=2, missing=RowInitializer("uniform", 0, 1, None))

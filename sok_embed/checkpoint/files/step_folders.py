@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from sok_embed.arguments import check_positive
+from sok_embed.arguments import check_integer
 from sok_embed.checkpoint.files import manifest as manifests
 from sok_embed.checkpoint.files.manifest import Manifest
 from sok_embed.checkpoint.files.names import OWN_NAME, ROWS_NAME
@@ -61,7 +61,7 @@ class StepFolders:
         self.directory = self._place.path
         for name, number in (("max_to_keep", max_to_keep), ("keep_every", keep_every)):
             if number is not None:
-                check_positive(name, number, MOST)
+                check_integer(name, number, 1, MOST)
         self._max_to_keep = max_to_keep
         self._keep_every = keep_every
 

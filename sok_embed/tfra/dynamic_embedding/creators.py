@@ -114,7 +114,7 @@ class HkvHashTableConfig:
         evict_strategy: int = 0,
         **kwargs: Any,
     ) -> None:
-        self.max_capacity = check_integer("max_capacity", max_capacity, 1, named=True)
+        self.max_capacity = check_integer("max_capacity", max_capacity, 1)
         evictions: dict[int, Eviction] = {
             HkvEvictStrategy.LRU: LeastRecentlyUsed(),
             HkvEvictStrategy.LFU: LeastFrequentlyUsed(),

@@ -46,9 +46,9 @@ class RestrictPolicy:
         trigger = kwargs.pop("trigger", num_reserved)
         if kwargs:
             raise ValueError(f"Expected trigger= alone. Received: {', '.join(kwargs)}.")
-        num_reserved = check_integer("num_reserved", num_reserved, 0, named=True)
+        num_reserved = check_integer("num_reserved", num_reserved, 0)
         table = self.var.table
-        if table.size() <= check_integer("trigger", trigger, 0, named=True):
+        if table.size() <= check_integer("trigger", trigger, 0):
             return 0
         keys = np.sort(table.export()[0])
         order = np.argsort(self.rank(table.metadata(keys)), kind="stable")

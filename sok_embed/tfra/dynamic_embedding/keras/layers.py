@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from sok_embed import communicators
-from sok_embed.arguments import check_positive, shown
+from sok_embed.arguments import check_integer, shown
 from sok_embed.keras_bridge.layer_calls import LayerOfIds, refuse_casts
 from sok_embed.layers.arguments import check_key_type, serialize_initializer
 from sok_embed.tfra.dynamic_embedding.variable import Variable, row_start
@@ -217,7 +217,7 @@ class FieldWiseEmbedding(Embedding):
                 f"Expected combiner to be sum, mean or sqrt_n. Received: {shown(self.combiner)}."
             )
         self.nslots = int(nslots)
-        check_positive("nslots", self.nslots)
+        check_integer("nslots", self.nslots, 1)
         self.slot_map_fn = slot_map_fn
 
     def call(self, ids: Any, training: bool | None = None) -> Any:
