@@ -29,6 +29,7 @@ from sok_embed.files.records import FileRecord
 from sok_embed.files.scratch import locked_folder, remove_leftovers, work_folder
 from sok_embed.files.whole_files import sync
 from sok_embed.keras_bridge.layer_with_rows import LayerWithRows
+from sok_embed.kv.open_storages import is_copy
 from sok_embed.tables import contents, storage_copies
 
 
@@ -123,7 +124,7 @@ def save_whole(
 
         def finish() -> None:
             assert temporary is not None
-            storages = [each for each in storages_of(model) if copy_storages or each._is_copy]
+            storages = [each for each in storages_of(model) if copy_storages or is_copy(each)]
             with storage_copies.kept_beside(target, storages):
                 if records:
                     rows = WorkerRows(work, records, number, hosts)

@@ -1,15 +1,11 @@
-"""A folder of groups: opened and closed, dumped and loaded."""
+"""A folder of groups: opened, flushed and closed."""
 
 from __future__ import annotations
 
-import gc
 import json
 import os
-import threading
-import warnings
 import weakref
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from typing import Any, Literal
 
 from sok_embed.arguments import (
@@ -19,27 +15,19 @@ from sok_embed.arguments import (
     check_flag,
     check_integer,
     check_path,
-    check_seconds,
 )
 from sok_embed.binding import _core
-from sok_embed.binding._core import StorageLockedError
-from sok_embed.kv.consent import check_consent
-from sok_embed.kv.dump import read_dump
-from sok_embed.kv.group import GROUPS, Group, group_of
+from sok_embed.files.forks import check_process
+from sok_embed.kv import open_storages
+from sok_embed.kv.dump import DumpedRows
+from sok_embed.kv.group import Group, group_of
 from sok_embed.kv.stored_table import StoredTable
 from sok_embed.kv.worker_folder import copy_owners_note, worker_folder
 
 _DURABILITIES = ("checkpoint", "update", "sync")
-_CONFIG = ("path", "cache_bytes", "durability", "read_only")
-_NOT_ARGUMENTS = ("ttl", "id")  # fields of configs that are not arguments
-
-_Progress = Callable[[int, int], Any]
-
-_open_storages: weakref.WeakValueDictionary[str, Storage] = weakref.WeakValueDictionary()
-_open_lock = threading.RLock()
 
 
-class Storage:
+class Storage(DumpedRows):
     """A folder of embeddings. One process at a time has it open; its threads may share it.
 
     It is flushed and closed by `close`, at the end of a `with` block, when nothing refers to it any
@@ -102,13 +90,12 @@ class Storage:
         self._given = check_path(path)
         self.path = worker_folder(self._given)
         self.durability = check_choice("durability", durability, _DURABILITIES)
-        self._ttl_by_default = ttl is None
+        super().__init__(ttl_by_default=ttl is None)
         self._clock = clock
-        # True if it is a copy beside the file of a model, with the id of the copied storage.
-        self._is_copy = False
         self._process = os.getpid()
-        with _open_lock:
-            self._native = self._open(
+        with open_storages.lock:
+            self._native = open_storages.open_folder(
+                self.path,
                 # The process may change its working directory while the storage is open.
                 self.path and os.path.join(os.getcwd(), self.path),
                 None if ttl is None else check_integer("ttl", ttl, 0, UINT32),
@@ -121,33 +108,8 @@ class Storage:
                 # Rows that have expired may be removed as soon as the folder is open.
                 now=None if clock is None else int(clock()),
             )
-            _open_storages[os.path.realpath(self.path)] = self
+            open_storages.register(self)
         self._finalizer = weakref.finalize(self, _finish, self._native, self._process)
-
-    def _open(self, *arguments: Any, **options: Any) -> _core.Storage:
-        """Opens the folder; models of this process that nothing refers to any more let it go."""
-        try:
-            return _core.Storage(*arguments, **options)
-        except StorageLockedError:
-            if not self._is_open_here():
-                raise
-        gc.collect()  # a model is kept by cycles of references alone
-        try:
-            return _core.Storage(*arguments, **options)
-        except StorageLockedError:
-            if not self._is_open_here():
-                raise
-        raise StorageLockedError(
-            f"Expected a folder that this process does not have open. Received: '{self.path}', "
-            "which it opened before, perhaps in another run of a notebook's cell. Close it first: "
-            "storage.close(), or layer.storage.close() if a layer opened it, such as "
-            "model.layers[0].storage.close(). Or use that storage again."
-        )
-
-    def _is_open_here(self) -> bool:
-        """Returns whether this process has the folder open in another storage."""
-        other = _open_storages.get(os.path.realpath(self.path))
-        return other is not None and not other.closed
 
     @property
     def id(self) -> str:
@@ -253,100 +215,6 @@ class Storage:
         """Flushes and rewrites the files, without expired and superseded rows."""
         self.ready().compact()
 
-    def dump(
-        self,
-        path: str | bytes | os.PathLike[Any],
-        group: int | None = None,
-        min_count: int = 0,
-        newer_than: float | datetime | None = None,
-        progress: _Progress | None = None,
-    ) -> int:
-        """Writes rows with the state of their optimizer into one file, to move them elsewhere.
-
-        The file gets its name once it is complete. Expired rows are left out.
-
-        Args:
-            path: The file, outside of the storage's folder; one that is there is replaced. What a
-                killed dump to the same path left beside it is removed.
-            group: The only group to write; `None`: all.
-            min_count: The least number of updates of a row.
-            newer_than: Rows updated after this time, in seconds since 1970 or as a datetime, which
-                is local time unless it says otherwise; `None`: all.
-            progress: Called now and then as `progress(done, total)`. The dump is given up if it
-                returns False. It must not use the storage.
-
-        Returns:
-            The number of rows.
-
-        Raises:
-            FileNotFoundError: If there is no such group.
-            ValueError: For a path in the storage's own folder, or one that cannot be a file.
-            RuntimeError: If `progress` gave it up.
-        """
-        return self.ready().dump(
-            check_path(path),
-            -1 if group is None else check_integer("group", group, 0, GROUPS),
-            check_integer("min_count", min_count, 0, UINT32),
-            None if newer_than is None else check_seconds("newer_than", newer_than),
-            _watched(progress),
-        )
-
-    def load(self, path: str | bytes | os.PathLike[Any], progress: _Progress | None = None) -> int:
-        """Loads the rows of a dump and flushes; all of them or, after an error, none.
-
-        An existing key gets the file's row. Rows that were last updated longer ago than this
-        storage's TTL are left out. New groups are made as they were. The storage keeps its own TTL;
-        `read_dump` returns the TTL of the storage from which the rows come.
-
-        Args:
-            path: The path that `dump` wrote to.
-            progress: The callback, as for `dump`.
-
-        Returns:
-            The number of rows that were loaded.
-
-        Raises:
-            CorruptionError: For a damaged file.
-            ValueError: For another kind of file; if a group has another dimension or optimizer; or
-                for rows that no training leaves: a key twice, absurd counts, negative or NaN sums
-                of squares, slots of another rule.
-            RuntimeError: If `progress` gave it up.
-
-        Warns:
-            UserWarning: If rows expire in the storage from which they come, and never do in this
-                one, unless it was opened with `ttl=0`.
-        """
-        file = check_path(path)
-        rows = self.ready().load(file, _watched(progress))
-        theirs = read_dump(file).ttl
-        if theirs and not self.ttl and self._ttl_by_default:
-            warnings.warn(
-                f"The rows of '{file}' expire {theirs} s after their last update where "
-                f"they come from, and never in {self!r}. Open it with ttl={theirs}, or with ttl=0 "
-                "to keep them without limit.",
-                stacklevel=2,
-            )
-        return rows
-
-    def load_damo(
-        self, path: str | bytes | os.PathLike[Any], progress: _Progress | None = None
-    ) -> int:
-        """Does what `load` does for a dump of Damo-Embedding, which has only vectors.
-
-        The optimizer's state and the counts of updates start anew. The rows count as updated now.
-
-        Args:
-            path: The file.
-            progress: The callback, as for `dump`.
-
-        Returns:
-            The number of rows.
-
-        Raises:
-            CorruptionError, ValueError, RuntimeError: As `load`.
-        """
-        return self.ready().load_damo(check_path(path), _watched(progress))
-
     def stats(self) -> dict[str, int]:
         """Returns figures of the database below the cache, over all groups.
 
@@ -423,13 +291,11 @@ class Storage:
 
     def check_process(self) -> None:
         """Raises RuntimeError in a process that was forked after the storage was opened."""
-        process = os.getpid()
-        if process != self._process:
-            raise RuntimeError(
-                f"Expected storage '{self.path}' in the process that opened it, {self._process}. "
-                f"Received: a call in process {process}, forked from it. Start processes with "
-                "multiprocessing's 'spawn', and open the storage in one of them."
-            )
+        check_process(
+            self._process,
+            f"storage '{self.path}'",
+            "Start processes with multiprocessing's 'spawn', and open the storage in one of them.",
+        )
 
     def get_config(self) -> dict[str, Any]:
         """Returns how the folder was opened, as JSON, without what the folder itself stores.
@@ -468,40 +334,7 @@ class Storage:
             StorageLockedError, StorageError, ValueError: As the constructor; ValueError also for a
                 config that none of this version wrote.
         """
-        arguments = _checked_config(config)
-        path, wanted = arguments["path"], config.get("id")
-        with _open_lock:
-            folder = worker_folder(path)
-            storage = _open_storages.get(os.path.realpath(folder))
-            is_open = storage is not None and not storage.closed
-            if storage is not None and is_open and _may_have_id(storage, wanted):
-                return storage
-            holds = _core.holds_storage(folder)
-            elsewhere = _open_elsewhere(path, wanted, at_any_path=not holds and not is_open)
-            if elsewhere is not None and (is_open or not holds):
-                return elsewhere
-            if storage is not None and is_open:
-                warn_of_another(storage, wanted)
-                return storage
-            check_consent(path, folder)
-            if not holds:
-                there = "no storage" if os.path.exists(folder) else "no such folder"
-                raise FileNotFoundError(
-                    f"Expected a storage in '{folder}'. Received: {there}. Move it there, "
-                    "or open another there first, with sok_embed.Storage."
-                )
-            if elsewhere is not None and not _folder_holds(folder, wanted):
-                return elsewhere
-            storage = cls(**arguments)
-            if not _may_have_id(storage, wanted):
-                storage.close()
-                raise ValueError(
-                    f"Expected the storage {wanted} in '{folder}', as it was saved with the model. "
-                    f"Received: the storage {storage.id}. Put the first storage back, or one of "
-                    "its checkpoints. If this storage has the rows of the model, from a dump, "
-                    "say, open it first, with sok_embed.Storage."
-                )
-            return storage
+        return open_storages.storage_of_config(cls, config)
 
     def __enter__(self) -> Storage:
         return self
@@ -515,115 +348,6 @@ class Storage:
         return f"<Storage '{self.path}'{state}>"
 
 
-def _watched(progress: _Progress | None) -> Callable[[int, int], bool] | None:
-    if progress is None:
-        return None
-    watch = progress
-    return lambda done, total: watch(done, total) is not False
-
-
-def _may_have_id(storage: Storage, id: str | None) -> bool:
-    """Returns true if this may be the storage `id` of saved rows."""
-    return not id or not storage.id or id == storage.id
-
-
-def _open_elsewhere(path: str, id: str | None, at_any_path: bool) -> Storage | None:
-    """Returns the storage of that id which is open in another folder than the one at `path` now.
-
-    It may have been opened by the same relative path before the working directory changed. Without
-    `at_any_path` only such a storage is found: a checkpoint has the id of its storage, and must not
-    be trained instead of it.
-    """
-    writers = [s for s in _open_storages.values() if not s._is_copy and not s.closed]
-    same = [s for s in writers if id and s.id == id]
-    moved = [s for s in same if s._given == path and not os.path.isabs(path)]
-    found = same if at_any_path and not moved else moved
-    return found[0] if len(found) == 1 else None
-
-
-def _folder_holds(folder: str, id: str | None) -> bool:
-    """Returns true if a folder that no process has open holds the storage of that id.
-
-    Returns false for a storage that cannot be read, since its files are damaged or another process
-    writes to it.
-    """
-    try:
-        native = _core.Storage(os.path.abspath(folder), None, 1 << 20, False, True, False)
-    except OSError:
-        return False
-    try:
-        return f"{native.id:016x}" == id
-    finally:
-        native.close()
-
-
-def open_copy(folder: str, config: Mapping[str, Any]) -> Storage:
-    """Opens the copy of a storage read-only, or returns it if this process has it open.
-
-    Args:
-        folder: The path of the copy, which the caller may open.
-        config: The config of the storage that was copied; only the size of the cache is used.
-
-    Raises:
-        Exception: As the constructor.
-    """
-    arguments = _checked_config({**config, "path": folder})
-    cache = {name: arguments[name] for name in ("cache_bytes",) if name in arguments}
-    with _open_lock:
-        storage = _open_storages.get(os.path.realpath(folder))
-        if storage is None or storage.closed:
-            storage = Storage(folder, read_only=True, **cache)
-            storage._is_copy = True
-        return storage
-
-
-def warn_of_another(storage: Storage, id: str | None) -> None:
-    """Warns if a storage is not the one of that id, which was saved with a model."""
-    if not _may_have_id(storage, id):
-        warnings.warn(
-            f"The model was saved with the storage {id}, and '{storage.path}' is another, "
-            f"{storage.id}. Its rows should be those of the model, as a dump has them.",
-            stacklevel=3,
-        )
-
-
-def _checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the constructor's arguments in a config."""
-    unknown = sorted(set(config) - {*_CONFIG, *_NOT_ARGUMENTS})
-    path = config.get("path")
-    if unknown or not isinstance(path, str) or not path or "\0" in path:
-        raise ValueError(
-            f"Expected the config of a storage, with a path and any of {', '.join(_CONFIG[1:])}. "
-            f"Received: {f'path={path!r}' if not unknown else ', '.join(map(repr, unknown))}."
-        )
-    if not isinstance(config.get("id", ""), str):
-        raise ValueError(f"Expected the id of a storage, a string. Received: {config['id']!r}.")
-    arguments = {name: config[name] for name in _CONFIG if name in config}
-    if not isinstance(arguments.get("read_only", False), bool):
-        raise ValueError(
-            f"Expected read_only to be True or False. Received: {arguments['read_only']!r}."
-        )
-    if "cache_bytes" in arguments:
-        most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if check_integer("cache_bytes", arguments["cache_bytes"], 0, UINT64) > most:
-            raise ValueError(
-                f"Expected cache_bytes of at most {most}, the memory of this machine. Received: "
-                f"{arguments['cache_bytes']} from a config. Open the storage first, with "
-                "sok_embed.Storage and a cache that fits."
-            )
-    return arguments
-
-
 def _finish(native: _core.Storage, process: int) -> None:
     if os.getpid() == process:
         native.close()
-
-
-def _leave_to_parent() -> None:
-    """Makes a forked child forget what its parent has open."""
-    global _open_lock
-    _open_lock = threading.RLock()  # a thread of the parent may hold the old lock
-    _open_storages.clear()
-
-
-os.register_at_fork(after_in_child=_leave_to_parent)

@@ -15,6 +15,7 @@ from sok_embed import communicators, tf_ops
 from sok_embed.checkpoint.transfer.reading import rows_of_copy
 from sok_embed.checkpoint.transfer.worker_rows import own_part
 from sok_embed.keras_bridge import callers
+from sok_embed.kv.open_storages import is_copy
 from sok_embed.tables import contents, storage_copies
 from sok_embed.tables.table import Table
 
@@ -129,7 +130,7 @@ class StorableRows(SavedRows):
         store[self._storage_entry] = np.int64(self.table.size())
         store[self._steps_entry] = np.int64(self.table.step_count())
         copy = storage_copies.name_of(storage)
-        if copy is None and storage._is_copy:
+        if copy is None and is_copy(storage):
             raise ValueError(
                 f"Layer '{self.layer}': expected sok_embed.save_model, which brings the rows "
                 f"along. Received: a save of Keras, whose file would have them in {storage!r}, "

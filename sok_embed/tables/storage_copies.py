@@ -24,7 +24,7 @@ from sok_embed import communicators, kv
 from sok_embed.files.forks import HeldFile
 from sok_embed.files.whole_files import sync
 from sok_embed.keras_bridge import callers
-from sok_embed.kv.storage import open_copy
+from sok_embed.kv.open_storages import open_copy
 
 _ENDING = ".rows"
 _COPY = "copy"  # the field of a storage's config with the number
@@ -150,7 +150,7 @@ def open_beside_file(name: CopyName, config: Mapping[str, Any] | None = None) ->
             f"Bring '{os.path.basename(file)}{_ENDING}' along wherever the file goes; where a "
             "training replaces the file just now, load it again."
         )
-    storage = open_copy(folder, config or {})
+    storage = open_copy(kv.Storage, folder, config or {})
     weakref.finalize(storage, lock.close)
     return storage
 

@@ -17,7 +17,7 @@ from sok_embed.arguments import takes_options
 from sok_embed.initializers import RowInitializer
 from sok_embed.kv import RemovedKeys
 from sok_embed.kv.devices import CPU
-from sok_embed.kv.storage import warn_of_another
+from sok_embed.kv.open_storages import warn_of_another
 from sok_embed.kv.table_spec import TableSpec
 from sok_embed.tables import contents
 from sok_embed.tables.base_table import BaseTable, Part

@@ -76,6 +76,7 @@ def test_a_public_name_is_in_the_reference(module, name):
         sok_embed.communicators.Communicator,
         sok_embed.kv.Embedding,
         sok_embed.kv.Storage,
+        sok_embed.kv.dump.DumpedRows,
     ],
 )
 def test_public_methods_have_a_docstring_and_are_in_the_reference(cls):

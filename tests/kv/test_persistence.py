@@ -186,7 +186,7 @@ def test_a_forked_child_is_refused_and_harms_nothing(tmp_path):
         os._exit(0)
     os.close(write)
     with os.fdopen(read) as pipe:
-        assert "in the process that opened it" in pipe.read()
+        assert "forked from it" in pipe.read()
     assert os.waitpid(child, 0)[1] == 0
     embedding.apply_gradients(keys(1), ones(1))
     storage.close()

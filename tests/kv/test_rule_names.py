@@ -101,8 +101,8 @@ def test_an_unknown_rule_comes_with_the_names_that_users_type(tmp_path):
     assert len(set(listed)) == len(listed) == len(_core.rule_names())
     with pytest.raises(ValueError) as caught:
         kv.Optimizer("dama")
-    own = str(caught.value).partition(" of ")[2].partition(". Received: ")[0].split(", ")
-    assert set(own) == {name for name in listed if not name.startswith("keras.")}
+    own = str(caught.value).partition(" one of ")[2].partition(". Received: ")[0].split(", ")
+    assert set(own) == {repr(name) for name in listed if not name.startswith("keras.")}
 
 
 def test_shown_names_of_rules_are_distinct_and_unknown_ones_are_left_alone():
