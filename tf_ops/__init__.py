@@ -58,29 +58,21 @@ from sok_embed.tf_ops.exchange import (
 from sok_embed.tf_ops.hashed_bags import HashSpec, hash_positions, hashed_bag, row_splits
 from sok_embed.tf_ops.measuring import note_update
 from sok_embed.tf_ops.pooled import PooledFeature, lookup_on_gpu, lookup_pooled_on_gpu
-from sok_embed.tf_ops.tables import (
-    ANCHOR_COORDINATES,
-    ANCHOR_MARK_STEP,
-    ANCHOR_SIZE,
+from sok_embed.tf_ops.contents import (
     Export,
     ExportedPiece,
-    Lookup,
     Metadata,
     add_rows,
-    anonymous_table,
     assign,
     assign_rows,
     check_restore,
-    deposit,
     exists,
     export,
     BegunCapture,
     begin_capture,
     export_piece,
     list_keys,
-    lookup,
     metadata,
-    release,
     remove,
     read_rows,
     removed_keys,
@@ -88,6 +80,16 @@ from sok_embed.tf_ops.tables import (
     size,
     stats,
     steps,
+)
+from sok_embed.tf_ops.tables import (
+    ANCHOR_COORDINATES,
+    ANCHOR_MARK_STEP,
+    ANCHOR_SIZE,
+    Lookup,
+    anonymous_table,
+    deposit,
+    lookup,
+    release,
     table_handle,
 )
 

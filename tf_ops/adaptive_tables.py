@@ -9,12 +9,14 @@ import numpy as np
 import tensorflow as tf
 
 from sok_embed.tf_ops import stock_hashes
+from sok_embed.tf_ops.contents import (
+    Export,
+    checked,
+)
 from sok_embed.tf_ops.native import on_cpu, ops
 from sok_embed.tf_ops.served import ServedAdaptiveRows, as_int64, is_serving
 from sok_embed.tf_ops.tables import (
-    Export,
     Lookup,
-    checked,
     deposit,
     has_marks,
     number_in_graph,
