@@ -61,12 +61,7 @@ class OwnRowsCategorical(fc_v2.CategoricalColumn, fc_v1._CategoricalColumn):
 
     @abstractmethod
     def lookup_buckets(self, ids: tf.Tensor, transformed: tf.Tensor) -> tf.Tensor | None:
-        """Returns the static row of each id, if the lookup cannot compute it from the key.
-
-        Args:
-            ids: The ids as the caller passes them.
-            transformed: The result of `transform_feature` for the ids.
-        """
+        """Returns the static row of each id, if the lookup cannot compute it from the key."""
 
     @property
     def _is_v2_column(self) -> bool:
@@ -167,12 +162,7 @@ class OwnRowsCategorical(fc_v2.CategoricalColumn, fc_v1._CategoricalColumn):
 
 
 def read_feature(inputs: Any, key: str) -> Any:
-    """Returns a feature of a call, dense or sparse, of rank 2 at least.
-
-    Args:
-        inputs: The features, as TensorFlow's columns of either version read them.
-        key: The name of the feature.
-    """
+    """Returns a feature of a call, dense or sparse, of rank 2 at least."""
     if isinstance(inputs, fc_v2.FeatureTransformationCache):
         return inputs.get(key, None)
     return inputs.get(key)

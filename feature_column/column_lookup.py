@@ -39,10 +39,6 @@ class EmbeddingRows:
 
     A host, which is a Keras layer or a TF1 graph, makes them.
 
-    Args:
-        column: A `RowsColumn`.
-        static: The function that returns the variable of the static rows.
-
     Attributes:
         column: The `RowsColumn`.
         table: The table of own rows. `None`: there are none.
@@ -73,11 +69,7 @@ class EmbeddingRows:
     ) -> None:
         """Adds own rows, and makes their anchor.
 
-        Args:
-            table: The table of the own rows.
-            host: The name of the host, as for `TableLookup`.
-            make_anchor: Makes a variable of the host.
-            static: The variable of the static rows that the host's optimizer trains.
+        `static` is the variable of the static rows that the host's optimizer trains.
         """
         self.table = table
         self._own = TableLookup(table, host, self._read)
@@ -119,14 +111,7 @@ class EmbeddingRows:
     def routed(
         self, keys: tf.Tensor, buckets: tf.Tensor, mask: tf.Tensor, training: bool
     ) -> Routed:
-        """Reads static rows, all of which every worker has, and lists the own rows to ask for.
-
-        Args:
-            keys: The keys, as for `lookup`.
-            buckets: int64 `[n]`.
-            mask: The mask, as for `lookup`.
-            training: True for training, as for `lookup`.
-        """
+        """Reads static rows, all of which every worker has, and lists the own rows to ask for."""
         is_own = tf.equal(mask, 1)
         shared, own = (tf.cast(tf.where(at)[:, 0], tf.int32) for at in (~is_own, is_own))
         context = self._begin(training)
@@ -167,12 +152,7 @@ class EmbeddingRows:
 
 
 def check_same_rows(column: Any, made: Any) -> None:
-    """Raises ValueError if a column shares rows with another that has other options.
-
-    Args:
-        column: The column that comes later.
-        made: The column whose rows have been made.
-    """
+    """Raises ValueError if a column shares rows with another that has other options."""
     wanted, there = own_rows_column_in(column), own_rows_column_in(made)
     if wanted is None or there is None:
         same = wanted is there

@@ -40,12 +40,7 @@ def static_positions(
 
 
 def with_weight(column: Any, positions: Positions) -> Positions:
-    """Returns the positions that are looked up: a safe mean leaves out weights of 0 and below.
-
-    Args:
-        column: The column, whose options say how to combine.
-        positions: All positions of the batch.
-    """
+    """Returns the positions that are looked up: a safe mean leaves out weights of 0 and below."""
     ids, weights, keys, buckets, mask, safe = positions
     if not safe or weights is None or column.combiner == "sum":
         return positions
@@ -66,10 +61,7 @@ def with_weight(column: Any, positions: Positions) -> Positions:
 def combine(column: Any, positions: Positions, rows: tf.Tensor) -> tf.Tensor:
     """Combines as `tf.nn.embedding_lookup_sparse` does, with rows that have been looked up.
 
-    Args:
-        column: The column, whose options say how to combine.
-        positions: The positions, from `with_weight`.
-        rows: The rows of their keys, float32 `[n, dim]`.
+    `rows` are float32 `[n, dim]`, one for each key of the positions.
 
     Returns:
         float32 `[batch, …, dim]`, the last dimension of the ids combined.

@@ -183,11 +183,7 @@ class _FeaturesLayer(LayerWithRows, ABC):
 
     @abstractmethod
     def _nothing(self, batch: Any) -> Any:
-        """Returns outputs for a batch whose features the columns do not read.
-
-        Args:
-            batch: The number of examples.
-        """
+        """Returns outputs for a batch whose features the columns do not read."""
 
     def _check_symbolic(self, masks: Any) -> None:
         wanting = [column for column in self._state.columns if isinstance(column, RowsColumn)]

@@ -35,14 +35,7 @@ _EMBEDDINGS = ("sok_embed.feature_column",)
 
 
 class GraphTable:
-    """The table of own rows in a TF1 graph. Each session has rows of its own.
-
-    Args:
-        column: The column of the rows.
-        dim: The length of a row.
-        static: The variable of the static rows.
-        name: The name in TensorFlow's resource manager.
-    """
+    """The table of own rows in a TF1 graph. Each session has rows of its own."""
 
     # TF1 graphs are for one worker.
     owners = 1
@@ -104,7 +97,6 @@ class GraphEmbedding(EmbeddingRows):
     """The rows of a column in a graph.
 
     Args:
-        column: The column that made them.
         static: The variable of the static rows, `[buckets, dim]`.
 
     Attributes:
@@ -175,13 +167,7 @@ def embedding(column: Any, weight_collections: Any, trainable: Any) -> GraphEmbe
 
 
 def check_graph(what: str, call: str, instead: str) -> None:
-    """Raises ValueError unless rows can be looked up in the graph that is being built.
-
-    Args:
-        what: The beginning of a message: the name of the object that looks rows up.
-        call: The call that looks them up.
-        instead: The replacement outside of TF1 graphs and with several workers.
-    """
+    """Raises ValueError unless rows can be looked up in the graph that is being built."""
     graph = tf.compat.v1.get_default_graph()
     if graph._get_control_flow_context() is not None or isinstance(graph, _BRANCHES):
         raise ValueError(
@@ -292,10 +278,7 @@ def _collections(weight_collections: Any) -> list[str] | None:
 def check_regularizer(what: str, remedy: str, given: Any = None) -> None:
     """Raises ValueError for a regularizer, which would see the start of rows and not the rows.
 
-    Args:
-        what: The beginning of a message: the name of the object that has rows.
-        remedy: The remedy for a regularizer of a variable scope.
-        given: The regularizer that was asked for. `None`: the one of the variable scope.
+    Without a given regularizer, the one of the variable scope counts.
     """
     regularizer, place, origin = given, "", ""
     if given is None:

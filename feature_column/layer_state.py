@@ -25,12 +25,7 @@ from sok_embed.optimizers.slot_variables import slots_beside
 
 
 class LayerEmbedding(EmbeddingRows):
-    """The rows of a column in a layer.
-
-    Args:
-        layer: The layer that gets the weights.
-        column: A `RowsColumn`.
-    """
+    """The rows of a column in a layer."""
 
     table: OwnRows | None = None
 
@@ -92,9 +87,6 @@ class LayerEmbedding(EmbeddingRows):
 
 class LayerState(fc_v2.StateManager):
     """The state of the columns of a layer, with the methods that TensorFlow's columns call.
-
-    Args:
-        layer: The layer that gets the weights of the columns.
 
     Attributes:
         embeddings: The rows of the layer's `RowsColumn`s, by their names.

@@ -48,11 +48,7 @@ def with_masks(
 
 
 def named_masks(columns: Iterable[Any], masks: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns masks by the names of their adaptive columns.
-
-    Raises:
-        ValueError: For a mask of a column that takes none, and two masks of one column.
-    """
+    """Returns masks by the names of their adaptive columns."""
     if masks is not None and not isinstance(masks, Mapping):
         raise ValueError(
             "Expected adaptive_mask_tensors to be a dict, from names of columns to masks. "
@@ -77,13 +73,7 @@ def named_masks(columns: Iterable[Any], masks: Mapping[str, Any] | None) -> dict
 def check_symbolic_masks(
     columns: Iterable[Any], wanting: Iterable[Any], masks: Mapping[str, Any] | None
 ) -> None:
-    """Raises for masks of a symbolic call what a call would raise, as far as it is known.
-
-    Args:
-        columns: The columns of the layer.
-        wanting: The columns that need a mask.
-        masks: The masks, as the call receives them.
-    """
+    """Raises for masks of a symbolic call what a call would raise, as far as it is known."""
     named = named_masks(columns, masks)
     for name, mask in named.items():
         if hasattr(mask, "dtype"):
@@ -113,10 +103,7 @@ def aligned_mask(
 ) -> tf.Tensor:
     """Returns the mask of a column, with an entry for each value of its ids.
 
-    Args:
-        column: The column of the mask.
-        features: The result of `with_masks`.
-        ids: The ids of the column; of a dense feature, those that are not missing.
+    `features` come from `with_masks`; the ids of a dense feature are those that are not missing.
 
     Returns:
         int32 `[n]`; ones for a column in which all ids have rows of their own.

@@ -64,9 +64,6 @@ class Evictor:
     """Evicts own rows after a commit, as the column's options say.
 
     Args:
-        column: The column of the rows.
-        dim: The length of a row.
-        static: The function that returns the variable of the static rows.
         name: The name of the rows, the same on every worker.
     """
 
@@ -79,15 +76,7 @@ class Evictor:
         self._name = name
 
     def __call__(self, table: tf.Tensor, anchor: tf.Tensor) -> tf.Tensor:
-        """Evicts from a table after a commit.
-
-        Args:
-            table: The handle of the table.
-            anchor: The anchor, as the commit returned it.
-
-        Returns:
-            The same value, computed after the eviction.
-        """
+        """Evicts from a table after a commit. Returns the anchor, computed after the eviction."""
         option = self._column.ev_option.evict_option
         if option is None:
             return anchor
@@ -129,11 +118,6 @@ class OwnRows(Table):
     """The table of the own rows of a layer's column.
 
     Args:
-        column: The column of the rows.
-        dim: The length of a row.
-        static: The function that returns the variable of the static rows.
-        owners: The number of workers that share the keys.
-        owner: The number of this worker.
         name: The name for messages and the folder of a storage.
     """
 

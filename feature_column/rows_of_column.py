@@ -161,12 +161,7 @@ class RowsColumn(
         )
 
     def positions(self, ids: Any, inputs: Any) -> Positions:
-        """Returns the positions to look up.
-
-        Args:
-            ids: The categorical column's ids and weights.
-            inputs: The features, and transformed features of columns.
-        """
+        """Returns the positions to look up."""
         safe = self.use_safe_embedding_lookup or ids.id_tensor.shape.rank != 2
         adaptive = own_rows_column_in(self)
         if adaptive is None:

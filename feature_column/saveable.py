@@ -18,9 +18,6 @@ class RowsSaveable(saveable_object.SaveableObject):
 
     For a table on disk the checkpoint has only the path: saving flushes the storage, and the rows
     stay there.
-
-    Args:
-        table: The table, with a name, a handle, a dim and a storage or `None`.
     """
 
     def __init__(self, table: Any) -> None:

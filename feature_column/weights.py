@@ -19,12 +19,6 @@ def aligned_weights(
     TensorFlow would leave out weights of 0 of a dense feature, and put those that are left beside
     the ids in their order.
 
-    Args:
-        column: The column under an embedding.
-        categorical: The column of the ids below it.
-        inputs: The features of the call, as TensorFlow's columns read them.
-        ids: The ids that are looked up, `raw_ids` of `categorical`.
-
     Raises:
         ValueError: For weights of a dense feature of another rank than the ids.
         tf.errors.InvalidArgumentError: For ids without a weight at their place, and for weights of

@@ -84,12 +84,7 @@ def check_choice(
     Traceback (most recent call last):
     ValueError: Expected hash to be one of 'mixed', 'modulo'. Received: 'md5'.
 
-    Args:
-        name: The name of the argument, for the message.
-        value: The value. An array, which `in` cannot compare, is not a choice.
-        choices: The values that are allowed.
-        what: The beginning of the message, such as `"Layer 'a'"`.
-        remedy: The last sentence of the message.
+    An array, which `in` cannot compare, is not a choice.
     """
     known = tuple(choices)
     if isinstance(value, str | int | np.integer | None) and value in known:
@@ -182,9 +177,6 @@ def refuse_url(path: str) -> None:
     """Raises ValueError for a URL where a path of a file system is needed.
 
     Python takes `s3://bucket/file` for a path in a folder `s3:`, and may make that folder.
-
-    Args:
-        path: The path.
     """
     if _URL.match(path):
         raise ValueError(
@@ -269,10 +261,7 @@ def takes_options(options: type, *without: str) -> Callable[[_Function], _Functi
 
     A constructor whose `**` is called `options` takes nothing else by it, and raises a `TypeError`
     for other names. One whose `**` is called `kwargs` has other arguments too, and checks them.
-
-    Args:
-        options: The dataclass.
-        *without: The names of fields that the constructor does not take.
+    Fields in `without` are not taken.
     """
 
     def decorate(constructor: _Function) -> _Function:

@@ -148,9 +148,6 @@ def checked(contents: Any) -> dict[str, Any]:
 
     Args:
         contents: An `Export` or an `AdaptiveExport`.
-
-    Raises:
-        ValueError: With the name of the first tensor that should hold integers but does not.
     """
     tensors: dict[str, Any] = contents.by_name()
     for name, value in tensors.items():

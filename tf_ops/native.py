@@ -27,10 +27,6 @@ def on_cpu() -> Any:
 def find_library(folder: Path, version: str) -> Path:
     """Returns the library of ops for a version of TensorFlow.
 
-    Args:
-        folder: where the libraries lie.
-        version: of TensorFlow, such as "2.21.0".
-
     Raises:
         ImportError: there is no library for it; the message names the versions that have one.
     """

@@ -186,9 +186,7 @@ def lookup_on_gpu(
 def trained_token(tables: tf.Tensor | CollectionTables, reports: bool = False) -> tf.Tensor:
     """Returns a token for ops on a GPU, instead of the handles of tables that one commit trains.
 
-    Args:
-        tables: The handle of one table, or the handles of a collection.
-        reports: True if an error is not raised, since other workers wait; the token holds it.
+    With `reports` an error is not raised, since other workers wait: the token holds it.
     """
     alone = not isinstance(tables, CollectionTables)
     queue: list[tf.Tensor] = [] if alone else [tables.queue]
@@ -202,12 +200,8 @@ def pooled_gradients(
 ) -> list[tf.Tensor]:
     """Returns gradients of a lookup that pools on a GPU, where it ran.
 
-    Args:
-        upstream: The gradients of its vectors, a scalar variant.
-        receipt: The receipt of the lookup.
-        device: The name of the GPU.
-        weighted: The numbers of the features that have weights, whose gradients are returned.
-            Empty: the gradients of the rows that workers have sent, as one message.
+    They are those of the weights of the features in `weighted`. Without any they are the gradients
+    of the rows that workers have sent, as one message.
     """
     with tf.device(device):
         of_rows, of_weights = ops.sok_embed_pooled_gradients(

@@ -125,16 +125,9 @@ def as_int64(keys: tf.Tensor) -> tf.Tensor:
 
 
 def checked(tensor: tf.Tensor, condition: tf.Tensor, message: str, *shown: Any) -> tf.Tensor:
-    """Returns the tensor, whose computation fails if a condition does not hold.
+    """Returns the tensor, whose computation fails unless all of a condition holds.
 
-    Args:
-        tensor: The tensor.
-        condition: bool of any shape, all of which must hold.
-        message: The words of the error.
-        *shown: Tensors that the error shows.
-
-    Raises:
-        tf.errors.InvalidArgumentError: When the graph runs.
+    It raises `tf.errors.InvalidArgumentError` when the graph runs, which shows the tensors `shown`.
     """
     check = tf.debugging.Assert(tf.reduce_all(condition), [message, *shown])
     with tf.control_dependencies([] if check is None else [check]):

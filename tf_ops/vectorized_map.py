@@ -31,10 +31,7 @@ pfor.force_stateful_ops.update(f"SokEmbed>{name}" for name in _CONVERTED_ALWAYS)
 def _again(turns: Any, learns: str | None = None) -> Any:
     """Makes the op that was traced once more, for all turns, from inputs that were converted.
 
-    Args:
-        turns: The conversion.
-        learns: The attribute by which the op counts keys and makes rows. The op that was traced
-            loses it.
+    The op that was traced loses the attribute `learns`, by which it counts keys and makes rows.
     """
     op = turns.op
     with tf.device(op.device):

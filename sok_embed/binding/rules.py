@@ -62,12 +62,7 @@ _OPTIONS = {
 
 
 def rule_of_class(optimizer: str, option: Callable[[str], Any]) -> str | None:
-    """Returns the rule of an optimizer, or `None` if its class has none.
-
-    Args:
-        optimizer: The name of the optimizer's class.
-        option: A function that returns an option of the optimizer by its name.
-    """
+    """Returns the rule of an optimizer, or `None` if its class has none."""
     options = _OPTIONS.get(optimizer, ())
     chosen = frozenset(name for name in options if (option(name) or 0) > 0)
     return _RULES.get((optimizer, chosen))

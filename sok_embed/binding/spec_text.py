@@ -17,10 +17,8 @@ def spec_text(dim: int, attributes: Mapping[str, Any]) -> str:
     >>> spec_text(8, {"seed": -1, "storage": "/rows of items"})
     '{"dim": 8, "seed": 18446744073709551615, "storage": "/rows%20of%20items"}'
 
-    Args:
-        dim: The length of a row.
-        attributes: The other fields of the core's `TableSpec`; those that are left out have their
-            defaults. The path of a storage is percent-encoded, since it may have any bytes.
+    Fields that are left out have the core's defaults. The path of a storage is percent-encoded,
+    since it may have any bytes.
     """
     fields = {"dim": dim, **attributes}
     if "seed" in fields:

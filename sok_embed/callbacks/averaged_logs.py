@@ -101,10 +101,6 @@ def averaged_logs(
     Collective. Values that are not numbers stay as they are. A number that is a metric on every
     worker is the metric of all examples; any other is the average over the workers.
 
-    Args:
-        logs: The logs of an epoch or a batch on this worker.
-        states: The states of the metrics that may be in the logs, under different names.
-
     Raises:
         ValueError: On all workers, if they have other names in their logs.
     """

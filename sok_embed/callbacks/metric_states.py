@@ -18,10 +18,6 @@ class MetricStates:
 
     A metric says of each of its variables how those of replicas are put together. A sum of losses
     and a number of examples are summed, so the metric of all workers is that of all examples.
-
-    Args:
-        model: The model.
-        prefix: The prefix of the metrics' names in logs.
     """
 
     def __init__(self, model: keras.Model, prefix: str = "") -> None:

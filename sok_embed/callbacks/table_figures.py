@@ -114,10 +114,6 @@ def sums_over_workers(numbers: Figures, communicator: Communicator) -> Figures:
 
     The share of full cells of sketches and the seconds of exchanges are averaged.
 
-    Args:
-        numbers: The numbers of this worker.
-        communicator: The communicator of the workers.
-
     Raises:
         ValueError: On all workers, if they have other names.
     """

@@ -178,10 +178,7 @@ class TableMetrics(keras.callbacks.Callback):
     ) -> dict[str, float]:
         """Returns the figures of all workers. Collective.
 
-        Args:
-            now: The present counters of this worker.
-            trained: The rises of counters in training; `None` for an evaluation outside of `fit`.
-            tested: The rises of counters in an evaluation; empty without one.
+        `trained` is `None` for an evaluation outside of `fit`, and `tested` is empty without one.
         """
         windows = {"now": now, "trained": trained or {}, "tested": tested}
         numbers = {

@@ -41,7 +41,6 @@ class CollectionQueue(OwnedResource):
     thousand handles in every step.
 
     Args:
-        name: The name of the layer.
         tables: The tables, which the queue keeps alive.
     """
 
@@ -104,8 +103,6 @@ class TableCollection(Mapping[str, Table]):
     """The tables of a layer by name, in the order of their configs. One anchor stands for them.
 
     Args:
-        name: The name of the layer.
-        features: The features that use the tables.
         exchange_dtype: The dtype in which rows are sent between workers: `"float32"` or
             `"bfloat16"`.
     """
@@ -254,11 +251,7 @@ class TableCollection(Mapping[str, Table]):
 
 
 class CollectionCommit(Commit):
-    """The constraint of the anchor of a collection: each table is trained by its own rule.
-
-    Args:
-        tables: The tables of the collection.
-    """
+    """The constraint of the anchor of a collection: each table is trained by its own rule."""
 
     def __init__(self, tables: TableCollection) -> None:
         super().__init__(tables, None)

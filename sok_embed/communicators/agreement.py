@@ -27,9 +27,6 @@ class Agreement:
     """Makes all workers do the same work, and an error of one an error of all.
 
     Every method is collective.
-
-    Args:
-        communicator: The communicator of the workers.
     """
 
     def __init__(self, communicator: Communicator) -> None:
@@ -194,11 +191,7 @@ def number_of_text(text: str) -> int:
 def check_same(what: str, numbers: Sequence[int], remedy: str, texts: bool = False) -> None:
     """Raises ValueError unless all workers have one number.
 
-    Args:
-        what: The name of the thing that has the numbers, for the message.
-        numbers: The number of each worker.
-        remedy: The last sentence of the message.
-        texts: True for numbers of texts, which messages do not show.
+    With `texts` the numbers stand for texts, and messages do not show them.
     """
     if min(numbers) != max(numbers):
         other = next(i for i, each in enumerate(numbers) if each != numbers[0])

@@ -26,14 +26,8 @@ def check_alike(
 ) -> None:
     """Raises on all workers unless they have one description. Collective.
 
-    Workers send 8 bytes. Only where these differ do they send the descriptions.
-
-    Args:
-        agreement: The agreement of the workers.
-        what: The reason to compare, such as the lookup that comes next. Where workers compare for
-            different reasons, the message says so.
-        describe: A function that returns the description of this worker.
-        remedy: The last sentences of the message.
+    Workers send 8 bytes. Only where these differ do they send the descriptions. Where workers
+    compare for different reasons (`what`), the message says so.
 
     Raises:
         ValueError: For descriptions that differ, with the first values that do, and the workers

@@ -53,11 +53,7 @@ class Address(NamedTuple):
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Address:
-        """Returns what `to_bytes` made bytes of.
-
-        Raises:
-            ValueError: For other bytes.
-        """
+        """Returns what `to_bytes` made bytes of."""
         words = content.decode(errors="replace").split()
         try:
             host, port, token, system = words
@@ -73,7 +69,6 @@ class Listening(contextlib.ExitStack):
     """The sockets at which a worker waits for others; leaving the context closes them.
 
     Args:
-        workers: This process among the workers.
         host: The name or number by which other workers reach this one.
 
     Raises:

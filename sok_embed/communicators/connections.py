@@ -27,11 +27,6 @@ class Connections(Communicator):
 
     Exchanges of different names may run at once, and in any order. If a worker is lost, or does not
     come to an exchange within the timeout, all exchanges end with an error on all other workers.
-
-    Args:
-        mesh: The connections, of `shared_mesh`.
-        rank: The number of this worker.
-        size: The number of workers.
     """
 
     def __init__(self, mesh: _core.Mesh, rank: int, size: int) -> None:

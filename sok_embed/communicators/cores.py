@@ -13,11 +13,7 @@ _log = logging.getLogger("sok_embed")
 def share_of(local_size: int, cores: int, allowed: int) -> int:
     """Returns the number of cores that a worker may keep busy.
 
-    Args:
-        local_size: The number of workers on the host.
-        cores: The number of cores of the host.
-        allowed: The number of these on which this process may run; `taskset` and some launchers
-            limit it.
+    `allowed` cores are those on which this process may run: `taskset` and some launchers limit it.
     """
     return max(1, min(allowed, cores // local_size))
 
@@ -28,9 +24,6 @@ def share_cores(local_size: int) -> None:
     Otherwise each of several workers of a host would start as many threads as the host has cores,
     and they would slow each other down. A number that the script or `TF_NUM_INTRAOP_THREADS` has
     set stays.
-
-    Args:
-        local_size: The number of workers on this host.
     """
     threading = tf.config.threading
     chosen = threading.get_intra_op_parallelism_threads() or os.environ.get(

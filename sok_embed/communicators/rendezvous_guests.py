@@ -142,11 +142,7 @@ def dispensable(guests: list[Guest]) -> Guest | None:
 
 
 class Refusals:
-    """Counts why a worker has ended connections, and logs a few of them.
-
-    Args:
-        rank: The number of the worker.
-    """
+    """Counts why a worker has ended connections, and logs a few of them."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -154,14 +150,7 @@ class Refusals:
         self._logged: dict[str, set[str]] = {}
 
     def note(self, host: str, where: str, reason: str, more: str = "") -> None:
-        """Counts a connection; logs it if it is the first of a host that ends for this reason.
-
-        Args:
-            host: The host from which the connection came.
-            where: The host and the port, for the message.
-            reason: The reason why it was ended, one of a few texts.
-            more: The rest of the message.
-        """
+        """Counts a connection; logs it if it is the first of a host that ends for this reason."""
         self._counts[reason] += 1
         hosts = self._logged.setdefault(reason, set())
         if host in hosts or len(hosts) == _LOGGED_HOSTS:

@@ -38,14 +38,6 @@ class Reception:
 
     Only a guest that has proved that it knows the secret can end the meeting. Without a secret no
     guest can: one that does not fit is refused, and the worker goes on until its time is over.
-
-    Args:
-        workers: This process among the workers.
-        awaited: The ranks that have to come.
-        where: The place of this worker, for messages.
-        advice: The end of the message that says that workers are missing.
-        deadline: The time until which this worker waits.
-        secret: The secret of the job.
     """
 
     def __init__(
@@ -323,14 +315,7 @@ class Reception:
 
 
 class Host(Reception):
-    """Worker 0, which listens until all other workers have come, and then sends them all contents.
-
-    Args:
-        workers: This process among the workers.
-        address: The address where it listens.
-        deadline: The time until which it waits.
-        secret: The secret of the job.
-    """
+    """Worker 0, which listens until all others have come, and then sends them all contents."""
 
     def __init__(
         self,

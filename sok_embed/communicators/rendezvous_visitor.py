@@ -38,13 +38,8 @@ class Visitor:
     """A worker that looks for another one, which may start later, and sends it the content.
 
     Args:
-        content: The content that this worker sends to the others.
-        workers: This process among the workers.
-        address: The address where the other worker listens.
-        deadline: The time until which this worker waits.
         secret: The secret of the job. With one, no answer of another process ends the search.
         other: The rank of the other worker.
-        advice: The end of messages that say that the other worker is not there.
         starts_later: True if the other worker may not listen yet. If not, an address where it does
             not listen is an error at once.
     """

@@ -112,12 +112,6 @@ def look_up(
 ) -> list[tuple[socket.AddressFamily, tuple[Any, ...]]]:
     """Returns the addresses of a host, which has a name that may become known after a while.
 
-    Args:
-        address: The name or number of the host, and the port.
-        deadline: The time until which the name must be known.
-        name: The name of the worker that is there.
-        advice: The end of the message about a name that stays unknown.
-
     Raises:
         TimeoutError: If nobody knows the name in time.
     """

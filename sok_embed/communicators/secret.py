@@ -32,9 +32,6 @@ def job_secret(environ: Mapping[str, str] = os.environ) -> bytes | None:
 
     Ids of jobs, ports and hosts are not secrets, so nothing is made from them.
 
-    Args:
-        environ: The environment of this process.
-
     Returns:
         The bytes of `SOK_EMBED_SECRET`, else those that Horovod on Spark has set; `None` without
         either.

@@ -228,9 +228,6 @@ def feature_config(given: Any) -> FeatureConfig:
 
     The limits of ids for each partition of a keras-rs table are left out, since this package does
     not need them.
-
-    Raises:
-        ValueError: For anything else.
     """
     if isinstance(given, FeatureConfig):
         return given

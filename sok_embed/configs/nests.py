@@ -31,10 +31,6 @@ class FeatureNest:
     Keras replaces a dict or a list that is an attribute of a layer by a class of its own, and
     outputs that are packed like it would have this class. Within this object they stay as they are.
 
-    Args:
-        layer: The name of the layer, for messages.
-        configs: A nest of `FeatureConfig`, of this package or of keras-rs.
-
     Raises:
         ValueError: For anything else, for a dict with keys that are not strings, for no features,
             and for a dict key that is the name of another feature.
@@ -63,9 +59,6 @@ class FeatureNest:
 
     def inputs(self, nest: Any) -> list[Given]:
         """Returns the features for which a nest has inputs; a dict may lack some.
-
-        Args:
-            nest: The inputs, their shapes or their masks.
 
         Raises:
             ValueError: For a nest that differs from the nest of the configs, and for no inputs at

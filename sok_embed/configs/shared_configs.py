@@ -29,12 +29,6 @@ def check_own_configs(collection: Any, configs: Iterable[TableConfig], optimizer
     two vectors of one key. One config in models that are trained separately, as in a
     cross-validation, is not a fault.
 
-    Args:
-        collection: The collection that the optimizer is about to train, with the `name` of its
-            layer.
-        configs: The configs of its tables.
-        optimizer: The optimizer of the model.
-
     Raises:
         ValueError: If the same optimizer has trained another layer of one of the configs.
 
@@ -83,9 +77,6 @@ def share_optimizers(configs: Iterable[TableConfig]) -> None:
     """Gives tables that had one optimizer when they were saved one optimizer again.
 
     Each config has been read by itself. Keras gives each optimizer a name of its own.
-
-    Args:
-        configs: The configs of the tables of a layer.
     """
     found: dict[str, Any] = {}
     for config in configs:

@@ -146,10 +146,7 @@ def local_path(path: str | os.PathLike[str]) -> str:
 def opened(path: str, of: str = CHECKPOINT, links: bool = True) -> io.BufferedReader:
     """Opens a file for reading, without waiting if it is not a regular file.
 
-    Args:
-        path: The path of the file.
-        of: `CHECKPOINT` or `DELTA`.
-        links: False to refuse links to files.
+    `of` is `CHECKPOINT` or `DELTA`. Without `links` a link to a file is refused.
 
     Raises:
         CorruptionError: For a FIFO, a device, a folder, and links that lead to each other.

@@ -124,12 +124,7 @@ def text(value: Any, field: str) -> None:
 
 
 def text_like(fits: Callable[[str], object], expected: str) -> Check:
-    """Returns a check for a string for which a function returns true.
-
-    Args:
-        fits: The function that takes a text and returns whether it fits.
-        expected: The description of texts that fit, for messages.
-    """
+    """Returns a check for a string for which a function returns true."""
 
     def check(value: Any, field: str) -> None:
         if type(value) is not str or not fits(value):
@@ -186,12 +181,7 @@ def tuple_of(*checks: Check) -> Check:
 
 
 def record(fields: Mapping[str, Check], optional: Mapping[str, Check] | None = None) -> Check:
-    """Returns a check for an object; fields that it does not know may have any value.
-
-    Args:
-        fields: The checks of fields that must exist.
-        optional: The checks of fields that may exist.
-    """
+    """Returns a check for an object; fields that it does not know may have any value."""
     more = optional or {}
 
     def check(value: Any, field: str) -> None:

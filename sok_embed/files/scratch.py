@@ -23,10 +23,7 @@ def work_folder(folder: str, name: str, number: int) -> str:
 def locked_folder(folder: str, name: str, number: int | None = None) -> tuple[str, HeldFile]:
     """Makes a folder that is locked while this process lives.
 
-    Args:
-        folder: The folder in which it is made.
-        name: The beginning of its own name, after a dot.
-        number: The number in its name, which belongs to no other work; `None`: any.
+    Its name is a dot, `name`, and a number that belongs to no other work.
 
     Returns:
         The path of the folder, and the open folder that holds the lock.

@@ -9,12 +9,9 @@ import os
 def write_whole(path: str, data: bytes, temporary: str, *, synced: bool = True) -> None:
     """Writes a file so that it exists completely or not at all, and syncs it.
 
-    Args:
-        path: The path of the file.
-        data: The content of the file.
-        temporary: The name of the file, in the same folder, until it is complete.
-        synced: False for a file that may be lost, or empty, if the machine fails. If the process is
-            killed the file is complete all the same.
+    It is called `temporary`, in the same folder, until it is complete. A file that is not `synced`
+    may be lost, or empty, if the machine fails; if the process is killed it is complete all the
+    same.
     """
     try:
         with open(temporary, "wb") as file:

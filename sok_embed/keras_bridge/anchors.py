@@ -127,10 +127,6 @@ def _intercepted(
 def leave_out_of_files(optimizer: keras.optimizers.Optimizer, anchor: Any) -> None:
     """Has zeros saved in place of what an optimizer accumulates of an anchor.
 
-    Args:
-        optimizer: An optimizer that has been built, and accumulates.
-        anchor: One of its variables.
-
     Warns:
         UserWarning: At each save amid a window.
     """

@@ -57,8 +57,6 @@ class RowCount(int):
     other format works as for an int.
 
     Args:
-        rows: The number of rows of the table, or of all tables.
-        numbers: The number of floats in their vectors.
         memory: Bytes in memory, with slots and index.
     """
 

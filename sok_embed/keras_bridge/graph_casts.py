@@ -134,9 +134,7 @@ def _sources_of(
 ) -> tuple[_Through | None, list[tuple[tf.Tensor, tf.Tensor | None]]]:
     """Returns the cast that a tensor comes from, or the tensors of which it was made.
 
-    Args:
-        part: The tensor.
-        kept: A mask of the elements that are ids; `None`: all.
+    `kept` is a mask of the elements that are ids; `None`: all are.
     """
     tensor, chooses, bounded = part, False, False
     while True:

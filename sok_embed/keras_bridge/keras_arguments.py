@@ -33,14 +33,9 @@ def refuse_unknown_arguments(
 ) -> None:
     """Raises for arguments that neither a layer nor `keras.layers.Layer` has.
 
-    A base class of several layers may have arguments that one of them does not have, and would
-    take them from its `**kwargs`.
-
-    Args:
-        layer: The class to which they were passed.
-        arguments: The arguments that the signature of its constructor does not name.
-        remedies: The remedy for an argument of `keras.layers.Embedding`, by the argument's name,
-            where it differs from the usual one.
+    A base class of several layers may have arguments that one of them does not have, and would take
+    them from its `**kwargs`. `remedies` replace the usual ones for arguments of
+    `keras.layers.Embedding`, by their names.
 
     Raises:
         ValueError: With what to do, or the argument of the nearest name.

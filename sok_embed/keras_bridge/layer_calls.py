@@ -73,12 +73,6 @@ def refuse_call_without_values(what: str) -> None:
 
     Keras runs a `call` without values to build the layers in it. If it is a `tf.function`, the
     trace stays, and computes with the start values of the weights from then on.
-
-    Args:
-        what: The beginning of the message.
-
-    Raises:
-        ValueError: With the name of the model.
     """
     building = callers.computing_shapes()
     if not building and not _refused:
@@ -106,15 +100,8 @@ def refuse_casts(layer: keras.layers.Layer, chosen: Callable[[Any], Any] | None 
     """Raises if a model that calls the layer has cast ids so that they changed.
 
     Must be called inside of the layer's `call`. Only inputs of the model from which the layer's
-    first argument is computed are checked.
-
-    Args:
-        layer: The layer that is running.
-        chosen: A function that takes the layer's first argument and returns the part with the ids.
-            `None`: all of it are ids.
-
-    Raises:
-        ValueError: With the model, its input, and the dtypes of both.
+    first argument is computed are checked. `chosen` takes the layer's first argument and returns
+    the part with the ids; without it all of it are ids.
     """
     if callers.computing_shapes():
         return  # under MirroredStrategy placeholders may have any dtype

@@ -37,9 +37,6 @@ def check_rebuilt() -> None:
 
     Keras silently skips weights of layers that a model's own `build`, or a layer that cannot be
     called with float32 placeholders, has left without variables.
-
-    Raises:
-        ValueError: With the names of the layers.
     """
     loaded = callers.loading_weights()
     if loaded is None or loaded.skip_mismatch:

@@ -12,13 +12,8 @@ _MARK = "_sok_embed_replacements"
 def replace_function(owner: Any, name: str, replacement: Callable[..., Any]) -> None:
     """Replaces a function of a class or module, in this process from now on.
 
-    Doing it again with the same replacement changes nothing.
-
-    Args:
-        owner: The class or module.
-        name: The function's name there.
-        replacement: A function that is called instead. It receives the function that was there,
-            and then the arguments of the call, for a method `self` first.
+    Doing it again with the same replacement changes nothing. The replacement receives the function
+    that was there, and then the arguments of the call, for a method `self` first.
     """
     replaced = getattr(owner, name)
     replacements: tuple[Any, ...] = getattr(replaced, _MARK, ())

@@ -47,15 +47,7 @@ def allow_storages(*roots: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def check_consent(path: str, folder: str) -> None:
-    """Raises unless a config may open a folder.
-
-    Args:
-        path: The path in the config.
-        folder: The folder that is opened.
-
-    Raises:
-        PermissionError: With what to do.
-    """
+    """Raises unless a config may open a folder."""
     real = os.path.realpath(folder)
     roots = list(_roots.get())
     working = os.path.realpath(os.getcwd())

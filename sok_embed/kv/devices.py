@@ -18,10 +18,7 @@ _VARIABLE = "SOK_DEVICE"
 def check_device(what: str, device: Any, argument: str = "device") -> str:
     """Returns the device; raises ValueError if it is not one of those below.
 
-    Args:
-        what: The beginning of the message, such as `"Layer 'a'"`.
-        device: `"cpu"`, `"gpu"`, `"gpu:1"` for the GPU of that number, or `"auto"`.
-        argument: The name of the argument, for the message.
+    Devices are `"cpu"`, `"gpu"`, `"gpu:1"` for the GPU of that number, and `"auto"`.
     """
     if isinstance(device, str):
         kind, colon, number = device.partition(":")

@@ -46,10 +46,7 @@ class Group:
 def group_of(number: int, meta: dict[str, Any], rows: int | None = None) -> Group:
     """Makes a group from the core's description.
 
-    Args:
-        number: The number of the group.
-        meta: The description from the core.
-        rows: The number of rows, if it is known better than by `meta`.
+    `rows` is their number, if it is known better than by `meta`.
     """
     return Group(
         number=number,

@@ -40,13 +40,7 @@ def _opened_in(folder: str) -> Storage | None:
 
 
 def open_folder(path: str, *arguments: Any, **options: Any) -> _core.Storage:
-    """Opens a folder; models of this process that nothing refers to any more let it go.
-
-    Args:
-        path: The path of the storage, for the message.
-        *arguments: The arguments of `_core.Storage`.
-        **options: More of them, by name.
-    """
+    """Opens a folder; models of this process that nothing refers to any more let it go."""
     for _ in range(2):
         try:
             return _core.Storage(*arguments, **options)
@@ -102,10 +96,8 @@ def storage_of_config(kind: type[Storage], config: Mapping[str, Any]) -> Storage
 def open_copy(kind: type[Storage], folder: str, config: Mapping[str, Any]) -> Storage:
     """Opens the copy of a storage read-only, or returns it if this process has it open.
 
-    Args:
-        kind: The class `Storage`.
-        folder: The path of the copy, which the caller may open.
-        config: The config of the storage that was copied; only the size of the cache is used.
+    The caller may open the folder. Of the config of the storage that was copied, only the size of
+    the cache is used.
     """
     arguments = _checked_config({**config, "path": folder})
     cache = {name: arguments[name] for name in ("cache_bytes",) if name in arguments}

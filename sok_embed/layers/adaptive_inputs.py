@@ -22,14 +22,8 @@ def read_route(
     """Returns how keys are routed: a number for all of them, or an integer for each, as in `mask`.
 
     Keras fills `mask` in with the padding mask that it has attached to the inputs, if there is one.
-    A padding mask does not route keys.
-
-    Args:
-        layer: The name of the layer, for messages.
-        combiner: The combiner of the layer.
-        default: The number for all keys where a call has no mask; `None`: `AUTOMATIC`.
-        mask: The argument `mask` of the call.
-        inputs: The keys.
+    A padding mask does not route keys. `default` routes all keys of a call without a mask; `None`
+    stands for `AUTOMATIC`.
 
     Raises:
         ValueError: For a mask that is neither a route nor a padding mask; for padding where keys

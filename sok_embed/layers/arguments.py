@@ -8,12 +8,7 @@ import keras
 
 
 def check_key_type(what: str, dtype: Any) -> None:
-    """Raises ValueError for the dtype of a symbolic input that cannot be turned into keys.
-
-    Args:
-        what: The beginning of the message.
-        dtype: The dtype of the input.
-    """
+    """Raises ValueError for the dtype of a symbolic input that cannot be turned into keys."""
     if dtype != "string" and not keras.backend.is_int_dtype(dtype):
         raise ValueError(
             f"{what}: expected integer keys or strings. Received: {dtype}. Give the input a dtype, "

@@ -79,11 +79,7 @@ class KeyLayer(LayerWithRows):
     ) -> tf.Tensor:
         """Returns vectors of int64 keys, `keys.shape + [dim]`, and regularizes their rows.
 
-        Args:
-            keys: The keys.
-            training: True if the call is part of training.
-            dtype: The dtype of the vectors. `None`: the compute dtype.
-            routes: The routes of keys in an adaptive table.
+        Without a dtype, vectors have the compute dtype.
         """
         context = self._begin_lookup(training)
         rows = self._table_lookup.vectors(context, keys, routes, dtype or self._row_type)

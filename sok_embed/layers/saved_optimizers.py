@@ -19,9 +19,6 @@ class SavedOptimizer:
     """The entries of the own optimizer of one table, which has no other place in the file.
 
     Args:
-        layer: The name of the layer that has the table.
-        table: The name of the table.
-        number: The number of the table.
         optimizer: The optimizer. `None`: the table follows that of the model.
     """
 

@@ -39,10 +39,6 @@ class SavedRows:
     """The entries of one table whose rows are in memory.
 
     Args:
-        layer: The name of the layer that has the table.
-        table: A `Table`, or an `AdaptiveTable`.
-        kind: `tf_ops.Export` or `tf_ops.AdaptiveExport`.
-        prefix: The beginning of the names of the entries.
         expected: The part of error messages that says what a file must have; `{entries}` stands for
             the entries.
         remedy: A sentence at the end of that message.
@@ -93,9 +89,6 @@ class StorableRows(SavedRows):
     """The entries of one table whose rows may lie in a storage.
 
     Args:
-        layer: The name of the layer that has the table.
-        table: The table.
-        prefix: The beginning of the names of the entries of rows.
         storage_entry: The name of the entry with the number of rows in a storage. Two others begin
             with it: the steps of the table, and the copy of the storage beside the file.
     """

@@ -32,12 +32,7 @@ class StartRows:
     embeddings: npt.NDArray[np.float32]
 
     def check_fits(self, table: Table, max_rows: int | None) -> None:
-        """Raises ValueError for a table that has rows, and if a worker would get too many.
-
-        Args:
-            table: The part of this worker.
-            max_rows: The most rows on each worker. `None`: no limit.
-        """
+        """Raises ValueError for a table that has rows, and if a worker would get too many."""
         rows = table.size()
         if rows:
             raise ValueError(
@@ -55,11 +50,7 @@ class StartRows:
             )
 
     def put_into(self, table: Table, max_rows: int | None) -> None:
-        """Puts the rows that belong to its worker into a table without rows.
-
-        Raises:
-            ValueError: As `check_fits` raises.
-        """
+        """Puts the rows that belong to its worker into a table without rows."""
         self.check_fits(table, max_rows)
         own = self._by_worker(table)[table.owner]
         table.assign(self.keys[own], self.embeddings[own])

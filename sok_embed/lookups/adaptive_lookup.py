@@ -16,12 +16,7 @@ _STATIC = 0
 
 
 class AdaptiveLookup(TableLookup):
-    """Finds the own rows of keys that have one, and the static rows of the others.
-
-    Args:
-        table: The part of this worker.
-        host: The owner of the table, as for `TableLookup`.
-    """
+    """Finds the own rows of keys that have one, and the static rows of the others."""
 
     def __init__(self, table: AdaptiveTable, host: str) -> None:
         def read(context: LookupContext, dtype: tf.DType, asked: tf_ops.TableKeys) -> tf_ops.Lookup:
@@ -49,13 +44,8 @@ class AdaptiveLookup(TableLookup):
         """Looks keys up. Collective, if there are several workers.
 
         If one worker gives one number for all keys, all must: messages then differ from those with
-        a route for each key.
-
-        Args:
-            context: The context of the lookup, from `begin`.
-            keys: int64 of any shape.
-            routes: -1, 0 or 1 for all keys, or int32 of the shape of the keys.
-            dtype: The dtype of the result.
+        a route for each key. `routes` are -1, 0 or 1 for all keys, or int32 of the shape of the
+        keys.
 
         Returns:
             `keys.shape + [dim]`.

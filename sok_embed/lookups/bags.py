@@ -84,12 +84,6 @@ class Bags(NamedTuple):
 def check_weights(what: str, combiner: str | None, ids: Any, weights: Any) -> None:
     """Checks the weights of a call, symbolic or not.
 
-    Args:
-        what: The beginning of messages.
-        combiner: The combiner of the layer.
-        ids: The input.
-        weights: Tensors.
-
     Raises:
         ValueError: For weights that the combiner does not use, that are not floats, or that have
             another form than the ids.

@@ -19,11 +19,7 @@ class CollectionLookup(Lookup):
     """Pools the vectors of many features, in three messages for any number of tables.
 
     Args:
-        plan: The plan of all calls.
-        tables: The part of this worker.
-        host: The owner of the tables, as a message begins: `"Layer 'fields'"`.
         name: The name of its exchanges; the same on every worker.
-        owner: The number of this worker.
         exchange_dtype: The dtype of rows between workers, `tf.float32` or `tf.bfloat16`.
     """
 

@@ -13,13 +13,7 @@ COMBINERS = ("sum", "mean", "sqrtn")
 
 
 def check_ids(layer: str, combiner: str | None, ids: Form) -> None:
-    """Raises ValueError for ids of a form that no embedding can be made of.
-
-    Args:
-        layer: The name of the layer.
-        combiner: The combiner of the layer.
-        ids: The form of the ids.
-    """
+    """Raises ValueError for ids of a form that no embedding can be made of."""
     rank = None if ids.shape is None else len(ids.shape)
     if ids.kind == "sparse" and combiner is None:
         raise ValueError(
@@ -51,14 +45,7 @@ def refuse_padding_mask(layer: str, ids: Any) -> None:
 def output_spec(
     ids: Any, shape: tuple[int | None, ...], dtype: str, combiner: str | None
 ) -> keras.KerasTensor:
-    """Returns the output of a symbolic call, ragged if ids are ragged before their pooled axis.
-
-    Args:
-        ids: Symbolic.
-        shape: The shape of the output.
-        dtype: The dtype of the output.
-        combiner: The combiner of the layer.
-    """
+    """Returns the output of a symbolic call, ragged if ids are ragged before their pooled axis."""
     ragged_rank = getattr(ids, "ragged_rank", None)
     ragged = Form.of(ids).kind == "ragged"
     if ragged and combiner is not None:

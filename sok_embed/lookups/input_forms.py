@@ -45,11 +45,6 @@ def values_beside(name: str, tensor: Any, ids: tf.RaggedTensor | tf.SparseTensor
 
     A flat tensor is returned as it is.
 
-    Args:
-        name: The name of the tensor in the message.
-        tensor: The tensor: like the ids, or dense and flat.
-        ids: Ragged or sparse.
-
     Raises:
         ValueError: For ragged values of another ragged rank.
         tf.errors.InvalidArgumentError: If row splits or indices differ.
@@ -85,12 +80,6 @@ def values_beside(name: str, tensor: Any, ids: tf.RaggedTensor | tf.SparseTensor
 
 def check_beside(what: str, name: str, values: Any, ids: Any) -> None:
     """Checks that values have the form of ids. Values of ragged and sparse ids may be flat.
-
-    Args:
-        what: The beginning of the message.
-        name: The name of the values in the message.
-        values: A tensor, symbolic or not.
-        ids: The ids, likewise.
 
     Raises:
         ValueError: For values of another kind or shape.

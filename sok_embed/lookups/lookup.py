@@ -142,11 +142,8 @@ class TableLookup(Lookup):
     """Finds the vectors of keys in one table, wherever its rows lie, and makes its anchor.
 
     Args:
-        table: The part of this worker.
         host: The owner of the table, as a message begins: `"Layer 'items'"`.
         read: A function that looks keys up on this worker. `None`: each key has a row of its own.
-        key_limit: The limit of keys, as in `TableQuery`.
-        buckets: The number of buckets, as in `TableQuery`.
 
     Attributes:
         table: The part of this worker.
@@ -174,13 +171,7 @@ class TableLookup(Lookup):
     def read(
         self, context: LookupContext, dtype: tf.DType, asked: tf_ops.TableKeys
     ) -> tf_ops.Lookup:
-        """Looks up keys whose rows lie on this worker.
-
-        Args:
-            context: The context of the lookup, from `begin`.
-            dtype: The dtype of the vectors, `tf.float32` or `tf.bfloat16`.
-            asked: The keys, with their counts and routes.
-        """
+        """Looks up keys whose rows lie on this worker."""
         if self._read is not None:
             return self._read(context, dtype, asked)
         table, handle, keys = self.table, self.table.resource_handle, asked.keys
@@ -244,12 +235,8 @@ class TableLookup(Lookup):
     ) -> tf.Tensor:
         """Returns a vector of each bag, `[bags, dim]`. Collective, if there are several workers.
 
-        Args:
-            context: The context of the lookup, from `begin`.
-            bags: The bags of the batch.
-            combiner: `"sum"`, `"mean"`, `"sqrtn"` or `"max"`.
-            dtype: The dtype of the result, `tf.float32`, `tf.bfloat16` or `tf.float16`; sums are in
-                float32.
+        The combiner is `"sum"`, `"mean"`, `"sqrtn"` or `"max"`. Sums are in float32, whatever the
+        dtype of the result.
         """
         kind = tf_ops.BAG_A_ROW if bags.splits is None else tf_ops.BAG_BY_SPLITS
         query = self.query(context, bags.keys)._replace(
@@ -260,13 +247,7 @@ class TableLookup(Lookup):
     def query(
         self, context: LookupContext, keys: tf.Tensor, routes: tf.Tensor | None = None
     ) -> TableQuery:
-        """Returns the request of keys for `look_up`, a bag for each key.
-
-        Args:
-            context: The context of the lookup, from `begin`.
-            keys: int64 of any shape.
-            routes: The numbers of the keys, as for `vectors`.
-        """
+        """Returns the request of keys for `look_up`, a bag for each key."""
         self.communicator()  # raises if the table was made for another
         return TableQuery(
             self.table,

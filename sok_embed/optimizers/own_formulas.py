@@ -75,11 +75,8 @@ class OwnFormula:
     def __call__(self, rows: tf.Tensor, dim: int, rate: Any) -> tf.Tensor:
         """Returns rows after the update.
 
-        Args:
-            rows: Rows as a commit has left them, float32 `[n, dim + slot_floats(dim)]`: the
-                embedding, the slots, the gradient and the number of the step.
-            dim: The length of an embedding.
-            rate: The learning rate.
+        Rows are float32 `[n, dim + slot_floats(dim)]`, as a commit has left them: the embedding,
+        the slots, the gradient and the number of the step.
         """
         of_rows = self._copy_for(dim)
         widths = [dim] * (len(self.initials) + 2)
@@ -108,9 +105,6 @@ _formulas: weakref.WeakKeyDictionary[Any, OwnFormula] = weakref.WeakKeyDictionar
 
 def own_formula(optimizer: keras.optimizers.Optimizer) -> OwnFormula:
     """Returns the formula of an optimizer for rows. Warns once that it is slower.
-
-    Args:
-        optimizer: A Keras optimizer with an `update_step` of its own.
 
     Raises:
         CannotRunOnRows: If the formula needs more than one row, or cannot be copied.

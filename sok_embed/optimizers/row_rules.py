@@ -223,10 +223,6 @@ def get(identifier: Any) -> keras.optimizers.Optimizer | None:
 def check_own(optimizer: keras.optimizers.Optimizer | None, table: str) -> None:
     """Checks that a layer's own optimizer has no options that cannot work for rows.
 
-    Args:
-        optimizer: The optimizer, as returned by `get`.
-        table: The name of the table, for messages.
-
     Raises:
         ValueError: For `gradient_accumulation_steps` and `loss_scale_factor`, which change what a
             step is. The optimizer of the model decides that, for rows too.

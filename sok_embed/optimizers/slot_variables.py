@@ -52,13 +52,6 @@ def slots_beside(optimizer: Any, variable: Any) -> list[tf.Variable] | None:
     A Keras optimizer that is built within a function has its slots on the first GPU, if there is
     one, even if the variable is elsewhere. Then this function keeps copies of the slots on the
     device of the variable, and updates them in each call; in a `tf.function`, in each run.
-
-    Args:
-        optimizer: The optimizer, as for `slot_variables`.
-        variable: The variable, in the host's memory or on a GPU.
-
-    Returns:
-        The slots, as for `slot_variables`.
     """
     slots = slot_variables(optimizer, variable)
     if not slots or isinstance(optimizer, tf.compat.v1.train.Optimizer):

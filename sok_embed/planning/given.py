@@ -66,9 +66,6 @@ class Given:
 def given_by_configs(feature_configs: Any) -> Given:
     """Reads the configs of a layer.
 
-    Args:
-        feature_configs: A nest of `FeatureConfig`, of this package or of keras-rs.
-
     Raises:
         ValueError: For anything else, for no feature, and for names that occur twice.
     """
@@ -167,10 +164,6 @@ def given_by_json(content: Any) -> Given:
 
 def rule_of(name: str, optimizer: Any) -> str | None:
     """Returns the rule of an optimizer, from its name or its config as Keras serializes it.
-
-    Args:
-        name: The name of the argument, for messages.
-        optimizer: `None`, a name or a config.
 
     Raises:
         ValueError: For an optimizer that cannot train rows of a table.

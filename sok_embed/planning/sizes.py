@@ -20,13 +20,8 @@ def size_in_bytes(name: str, value: Any) -> int:
     >>> size_in_bytes("memory", "1.5 MB")
     1500000
 
-    Args:
-        name: The name of the argument, for messages.
-        value: A positive integer, or a number with a unit: B, KB, MB, GB, TB, PB are powers of
-            1000, KiB, MiB, GiB, TiB, PiB powers of 1024.
-
-    Raises:
-        ValueError: For anything else.
+    A size is a positive integer, or a number with a unit: B, KB, MB, GB, TB, PB are powers of 1000,
+    KiB, MiB, GiB, TiB, PiB powers of 1024.
     """
     if not isinstance(value, str):
         return check_integer(name, value, 1)

@@ -251,9 +251,7 @@ def expected_distinct(keys: int, rows: int | None) -> int:
     >>> expected_distinct(100, 100)
     63
 
-    Args:
-        keys: The number of draws.
-        rows: The number of rows to draw from. `None`: unknown; all draws count as distinct.
+    With an unknown number of rows (`None`) all draws count as distinct.
 
     Returns:
         The number, rounded.

@@ -12,9 +12,7 @@ class AdaptiveRows(tf.Module, ServedAdaptiveRows):
     """Own rows by key, and static rows by bucket.
 
     Args:
-        own: The own rows.
         static: The static rows, with start vectors for buckets that have none.
-        buckets: The number of buckets.
     """
 
     def __init__(self, own: ServedRows, static: ServedRows, buckets: int) -> None:

@@ -67,13 +67,7 @@ def serving_function(
 ) -> tuple[Callable[[dict[str, tf.Tensor]], Any], list[tf.TensorSpec]]:
     """Returns a function from the dense parts of a model's inputs to its outputs, and their specs.
 
-    Args:
-        model: A Keras model that is built.
-        input_signature: The signature, as for `export_model`.
-        **options: Further arguments of the model's call.
-
-    Raises:
-        ValueError: As `export_model`.
+    The model is built. The signature is as for `export_model`, and options are those of its call.
     """
     nest = _inputs_of(model) if input_signature is None else _only_argument(input_signature)
     specs = tree.map_structure(_spec_of, nest)

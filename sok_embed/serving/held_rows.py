@@ -32,7 +32,6 @@ class HeldRows:
     """The rows of one part of a table.
 
     Args:
-        source: The part.
         min_count: The least number of updates; other rows are left out.
         taken: A function that is called with the number of rows that were taken since the call
             before.

@@ -77,9 +77,6 @@ class Snapshot:
 class LoadedExport:
     """A SavedModel of `sok_embed.serving.export`, which is loaded once and runs at any version.
 
-    Args:
-        folder: The numbered folder.
-
     Raises:
         ValueError: For a SavedModel that `serving.export` has not written with `ops="native"`.
         OSError: From the file system and from TensorFlow.

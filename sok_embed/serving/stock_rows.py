@@ -33,7 +33,6 @@ class Values(tf.Module):
     """Rows in the type of a file, which are read as float32.
 
     Args:
-        arrays: The arrays of the file, by name.
         held: The table to which the rows belong.
         order: The places in the file of the rows, in their new order; `None`: the order of the
             file.
@@ -169,10 +168,8 @@ class DenseRows(tf.Module, ServedRows):
 def stock_rows(held: HeldRows, files: TableFiles, missing: str) -> ServedRows:
     """Returns the rows of a table in the form that suits its keys.
 
-    Args:
-        held: The rows.
-        files: The files of the export, by which rows get from the table to variables.
-        missing: `"initializer"` or `"zeros"`: the vectors of keys without a row.
+    Rows get from the table to variables by the files of the export. Keys without a row have vectors
+    as `missing` says, `"initializer"` or `"zeros"`.
     """
     limit = held.key_limit
     if limit and limit <= held.count * _DENSE_SHARE + _DENSE_ROWS:

@@ -41,10 +41,8 @@ class TableFiles:
     def write(self, held: HeldRows, missing: str = "zeros", dtype: str = "") -> str:
         """Writes the rows of a table, and returns the path of the file.
 
-        Args:
-            held: The rows.
-            missing: `"initializer"` or `"zeros"`: the vectors of keys that the file does not have.
-            dtype: The type of rows; `""`: the type of the export.
+        Keys that it lacks have vectors as `missing` says, `"initializer"` or `"zeros"`. Without a
+        dtype rows have the type of the export.
         """
         path = self._path(held.name)
         rows_files.write(
@@ -63,11 +61,6 @@ class TableFiles:
         self, held: HeldRows, limit: int, missing: str
     ) -> tuple[str, npt.NDArray[np.bool_]]:
         """Writes the vectors of all keys below a limit.
-
-        Args:
-            held: The rows.
-            limit: The keys are in `[0, limit)`.
-            missing: The vectors of keys without a row, as for `write`.
 
         Returns:
             The path of the file, and which keys have a row, bool `[limit]`.

@@ -14,10 +14,7 @@ def names_of(model: keras.Model, others: Iterable[tf.Variable] = ()) -> dict[str
 
     A weight has TensorFlow's name for it, such as `dense/kernel`. Layers of subclassed models give
     several weights the same one, which then have Keras' paths, such as `ranker/dense_1/kernel`.
-
-    Args:
-        model: The model, which is built.
-        others: Variables that the model reads without having them as weights.
+    `others` are variables that the model reads without having them as weights.
     """
     weights = {id(each.value): each for each in model.weights}
     short = {number: _short(each.value) for number, each in weights.items()}

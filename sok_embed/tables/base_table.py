@@ -115,13 +115,6 @@ class Part(NamedTuple):
 class BaseTable(OwnedResource):
     """A table, or an adaptive table, on this worker.
 
-    Args:
-        dim: The length of a row.
-        owners: The number of workers that share the keys.
-        owner: The number of this worker.
-        owner_text: The rule that gives keys to workers, as text for manifests.
-        name: The name for messages.
-
     Attributes:
         kind: The kind of table, as text for manifests.
         spec: The spec of the table's rows.

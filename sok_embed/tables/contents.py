@@ -140,14 +140,7 @@ def load(store: Any, prefix: str, kind: type[Contents]) -> Contents:
 def check_whole(
     what: str, saved: Collection[str], kind: type[Contents], prefixes: Sequence[str]
 ) -> None:
-    """Raises ValueError for a file that has some fields of a table and lacks others.
-
-    Args:
-        what: The beginning of the message: the name of the object that is loaded.
-        saved: The entries of the file.
-        kind: The kind of contents.
-        prefixes: The prefix of the entries of each table.
-    """
+    """Raises ValueError for a file that has some fields of a table and lacks others."""
     for prefix in prefixes:
         names = entries(kind, prefix)
         missing = [name for name in names if name not in saved]

@@ -35,11 +35,7 @@ class SketchPlace(NamedTuple):
 def merge_sketches(parts: Mapping[int, bytes], workers: int, place: SketchPlace) -> bytes:
     """Makes the sketch of a worker from sketches of other workers, cell by cell.
 
-    Args:
-        parts: The results of `CountMinSketch::Dump` on the workers that are needed, by their
-            numbers.
-        workers: The number of workers that wrote them.
-        place: The place of the sketch to make.
+    `parts` are results of `CountMinSketch::Dump` by worker, of those that are needed.
 
     Raises:
         CorruptionError: For a part that is not a dump.

@@ -17,10 +17,7 @@ from sok_embed.kv.table_spec import TableSpec
 def create_on_device(spec: TableSpec, create: Callable[[TableSpec], None]) -> None:
     """Creates a table on the device that its spec asks for.
 
-    Args:
-        spec: The spec of the table.
-        create: The function that creates the table of a spec, whose `gpu` is the number of the GPU
-            whose memory the rows lie in; -1 for the host's.
+    `create` gets the spec with `gpu`, the number of the GPU whose memory the rows lie in, or -1.
 
     Raises:
         RuntimeError: For a GPU that cannot be used, unless the device is `"auto"`.
@@ -52,12 +49,7 @@ def create_on_device(spec: TableSpec, create: Callable[[TableSpec], None]) -> No
 
 
 def refuse_in_graph(what: str, device: Any) -> None:
-    """Raises ValueError unless the rows of a TF1 graph lie in the host's memory.
-
-    Args:
-        what: The beginning of the message.
-        device: The device that the caller asks for.
-    """
+    """Raises ValueError unless the rows of a TF1 graph lie in the host's memory."""
     if chosen_device(what, device) != CPU:
         raise _in_graph(what)
 

@@ -24,23 +24,13 @@ _holders: weakref.WeakKeyDictionary[kv.Storage, dict[int, tuple[weakref.ref[Any]
 def hold(storage: kv.Storage, group: int, holder: Any, name: str) -> None:
     """Notes that an object has a group, for as long as it lives.
 
-    Args:
-        storage: The storage.
-        group: The number of the group in the storage.
-        holder: A layer or a table.
-        name: The name of the object in messages, such as `"layer 'items'"`. An object of the same
-            name may take over the group.
+    Another object may take over the group if it has the same name, such as `"layer 'items'"`.
     """
     _holders.setdefault(storage, {})[group] = (weakref.ref(holder), name)
 
 
 def with_seed(spec: TableSpec, name: str, choose: Callable[[], int]) -> TableSpec:
     """Returns a spec with its seed: the given one, that of its group in the storage, or a new one.
-
-    Args:
-        spec: The spec of a table that takes a group, if it has a storage.
-        name: The name of the object that wants the group, as for `hold`.
-        choose: The function that chooses a seed.
 
     Raises:
         ValueError: If another object has the group, and if new rows of the group start from another

@@ -27,10 +27,7 @@ def mixed_owners(keys: npt.NDArray[np.int64], salt: int, owners: int) -> npt.NDA
     >>> mixed_owners(np.array([0, 1, 2, 3]), salt_of("items"), 2).tolist()
     [0, 0, 1, 0]
 
-    Args:
-        keys: int64 of any shape.
-        salt: The salt of the table.
-        owners: The number of workers.
+    Keys are int64 of any shape, which the result has too.
 
     Returns:
         int64 of the shape of the keys.

@@ -12,14 +12,6 @@ _MOST = 2**62
 
 
 def taken_keys(handle: tf.Tensor, limit: int) -> RemovedKeys:
-    """Returns the keys that a table has noted, and makes it note the next ones.
-
-    Args:
-        handle: The handle of the table.
-        limit: The most keys that it notes from now on.
-
-    Raises:
-        ValueError: For a limit below 0.
-    """
+    """Returns the keys that a table has noted, and makes it note the next ones."""
     taken = tf_ops.removed_keys(handle, check_integer("limit", limit, 0, _MOST))
     return RemovedKeys(taken.keys.numpy(), bool(taken.complete))

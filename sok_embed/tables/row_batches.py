@@ -19,16 +19,7 @@ def batches_in_memory(owner: Any, handle: tf.Tensor, dim: int, n: int) -> Iterat
     """Returns an iterator over the rows of a table in memory; see `Table.batches`.
 
     It lists the keys of one part of the table at a time, of which there are at least 8, and reads
-    the rows of `n` keys.
-
-    Args:
-        owner: The object that owns the rows; the iterator keeps it alive.
-        handle: The handle of the table.
-        dim: The length of a row.
-        n: The most rows of a batch.
-
-    Raises:
-        ValueError: For an `n` that is not a positive integer.
+    the rows of `n` keys. The iterator keeps `owner`, the object that owns the rows, alive.
     """
     return _batches(owner, handle, dim, check_integer("n", n, 1, 2**32))
 

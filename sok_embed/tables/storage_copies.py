@@ -82,10 +82,6 @@ def kept_beside(file: str, storages: Iterable[kv.Storage]) -> Iterator[None]:
 
     Afterwards it removes copies of earlier files of the path, unless a process has them open. If
     the old file stays because of an error, it removes the new copies.
-
-    Args:
-        file: The path of the file.
-        storages: The storages whose rows the file is to keep.
     """
     number = f"{secrets.randbits(64):016x}"
     copied = dict.fromkeys(storages, number)
@@ -115,10 +111,6 @@ def kept_beside(file: str, storages: Iterable[kv.Storage]) -> Iterator[None]:
 
 def open_beside_file(name: CopyName, config: Mapping[str, Any] | None = None) -> kv.Storage:
     """Opens the copy of a storage that the file that Keras is loading refers to, read-only.
-
-    Args:
-        name: The copy.
-        config: The config of the storage; `None`: its defaults.
 
     Raises:
         ValueError: If no file is being loaded, for several workers, and for a text that is not such

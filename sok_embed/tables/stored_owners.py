@@ -22,12 +22,6 @@ _note_lock = threading.Lock()
 def check_stored_owners(what: str, storage: kv.Storage, group: int, rule: OwnerRule) -> None:
     """Raises if a group's rows were given to workers by another rule; else notes this rule.
 
-    Args:
-        what: The beginning of the message.
-        storage: The storage of one of several workers.
-        group: The number of the group in the storage.
-        rule: The rule of the table that opens the group.
-
     Raises:
         ValueError: For another rule, and for a file without a rule.
         OSError: If the storage cannot be written to; then nothing is noted.

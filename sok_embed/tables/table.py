@@ -182,9 +182,7 @@ class Table(BaseTable):
     def _warn_of_later_steps(self, what: str, steps: int) -> None:
         """Warns if dense weights that are loaded are older than the rows on disk.
 
-        Args:
-            what: The beginning of the message.
-            steps: The steps of the table when the dense weights were saved.
+        `steps` are those of the table when the dense weights were saved.
         """
         now = int(self.step_count())
         if steps != now and self.size():
@@ -512,12 +510,7 @@ class Table(BaseTable):
 
 
 def table_of(spec: TableSpec, owner_rule: OwnerRule | None = None) -> Table:
-    """Makes the table that a spec describes.
-
-    Args:
-        spec: The spec.
-        owner_rule: The rule that gives keys to workers; `None`: the key modulo `owners`.
-    """
+    """Makes the table that a spec describes."""
     table = Table.__new__(Table)
     table._create(spec, owner_rule)
     return table

@@ -40,12 +40,7 @@ def eager(method: _Method) -> _Method:
 def as_keys(keys: Any, *, hashes_strings: bool = False) -> tf.Tensor:
     """Converts integers to a tensor of keys. Python integers and lists become int64.
 
-    Args:
-        keys: Integers of any shape.
-        hashes_strings: True if strings are taken too, whose keys are their fingerprints.
-
-    Raises:
-        ValueError: If they are anything else.
+    With `hashes_strings` strings are taken too, whose keys are their fingerprints.
     """
     if hashes_strings and not (tf.is_tensor(keys) and keys.dtype != tf.string):
         keys = keys_of_strings(keys)

@@ -13,12 +13,6 @@ class WorkerRecord(tf.__internal__.tracking.Trackable):
     """Saves which worker has written the rows of a table, so that no other worker restores them.
 
     It is a trackable of its own, so that checkpoints without it can be read.
-
-    Args:
-        table: The name of the table, for messages.
-        owner: The worker.
-        owners: The number of workers.
-        rule: The rule that gives keys to workers.
     """
 
     def __init__(self, table: str, owner: int, owners: int, rule: str) -> None:

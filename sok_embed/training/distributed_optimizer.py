@@ -296,12 +296,7 @@ def _with_norm(gradient: tf.Tensor, mean_squares: tf.Tensor, size: int) -> tf.Te
     """Returns the gradient of an anchor with the norm of the average over workers.
 
     Each row is on one worker, or each worker with the row counts a part of it. So squares of norms
-    add up.
-
-    Args:
-        gradient: float32 `[ANCHOR_SIZE]`.
-        mean_squares: The averages of what `_square` returns on each worker.
-        size: The number of workers.
+    add up. `mean_squares` are the averages of what `_square` returns on each worker.
     """
     marks = gradient[: -tf_ops.ANCHOR_COORDINATES]
     squares = mean_squares * size

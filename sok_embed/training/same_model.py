@@ -57,12 +57,7 @@ def check_same_step(optimizer: Any, variables: Sequence[Any], averages: bool) ->
     """Raises on all workers if the steps of an optimizer would train otherwise on one of them.
 
     Collective in the first call for an optimizer, if there are several workers. Later calls do
-    nothing.
-
-    Args:
-        optimizer: The optimizer that is about to apply a step.
-        variables: The variables to which it applies gradients.
-        averages: True if their gradients are averaged over the workers.
+    nothing. `averages` says whether the gradients of the variables are averaged over the workers.
 
     Raises:
         ValueError: For models that differ, with what differs, both values and the workers.
@@ -93,12 +88,6 @@ def check_same_start(model: keras.Model) -> None:
     """Raises on all workers unless they can give each other their variables. Collective.
 
     Learning rates and numbers of steps are among what they give.
-
-    Args:
-        model: A model that is built.
-
-    Raises:
-        ValueError: As `check_same_step` raises it.
     """
 
     def describe() -> Description:
@@ -117,11 +106,7 @@ def check_same_start(model: keras.Model) -> None:
 
 
 def check_same_rate(optimizer: keras.optimizers.Optimizer) -> None:
-    """Raises on all workers if an optimizer has another learning rate on one. Collective.
-
-    Raises:
-        ValueError: As `check_same_step` raises it.
-    """
+    """Raises on all workers if an optimizer has another learning rate on one. Collective."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     _check(
         "the next epoch",
@@ -135,9 +120,6 @@ def check_same_hosts(tables: Iterable[Hosted]) -> None:
 
     Only for a lookup that all workers make now: an eager one. Does nothing for layers that were
     compared before.
-
-    Raises:
-        ValueError: As `check_same_step` raises it.
     """
     new = [host for host in _distinct_hosts(tables) if host not in _compared]
     if not new:

@@ -19,11 +19,8 @@ def average_slices(
     """Averages sparse gradients over all workers. Collective.
 
     Every worker sends all others the number of rows of each gradient and their indices, in one
-    message, and the rows of each type in another.
-
-    Args:
-        slices: The gradients, the same on every worker but for their rows.
-        communicator: The communicator of the workers.
+    message, and the rows of each type in another. Each worker gives the same gradients, but for
+    their rows.
 
     Returns:
         The averages, with distinct indices: rules that square a gradient must square the sum.

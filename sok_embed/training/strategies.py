@@ -42,9 +42,6 @@ def workers_summed() -> int:
 def check_strategy(host: str) -> None:
     """Raises for a strategy in scope under which tables cannot be trained.
 
-    Args:
-        host: The owner of the tables, as a message begins: `"Layer 'items'"`.
-
     Raises:
         ValueError: For strategies in which replicas do not update variables together; for a
             MultiWorkerMirroredStrategy with other workers than `sok_embed.init` has.
@@ -74,9 +71,7 @@ def parts_of(anchor: tf.Tensor | tf.Variable) -> int:
 def own_part(anchor: tf.Tensor, worker: int) -> tf.Tensor:
     """Returns the part of a worker, float32 `[ANCHOR_SIZE]`. Differentiable.
 
-    Args:
-        anchor: float32 `[parts * ANCHOR_SIZE]`, an anchor or its gradient.
-        worker: The rank of the worker.
+    `anchor` is float32 `[parts * ANCHOR_SIZE]`, an anchor or its gradient.
     """
     part = anchor[worker * tf_ops.ANCHOR_SIZE : (worker + 1) * tf_ops.ANCHOR_SIZE]
     part.set_shape([tf_ops.ANCHOR_SIZE])
@@ -116,11 +111,6 @@ def _summed_alike(gradient: tf.Tensor, parts: int) -> tf.Tensor:
 def check_parts(anchor: Any, optimizer: Any, table: str) -> int:
     """Returns how many workers have a part of an anchor that is about to be trained.
 
-    Args:
-        anchor: The anchor.
-        optimizer: The optimizer that applies the step.
-        table: The name of the table, for messages.
-
     Raises:
         RuntimeError: If the strategy in scope sums gradients over other workers.
         ValueError: For an optimizer that would clip gradients of rows and of dense weights by
@@ -149,10 +139,7 @@ def check_parts(anchor: Any, optimizer: Any, table: str) -> int:
 def own_gradient(gradient: tf.Tensor | None, parts: int, table: str) -> tf.Tensor:
     """Returns this worker's part of an anchor's gradient that a strategy summed over workers.
 
-    Args:
-        gradient: float32 `[parts * ANCHOR_SIZE]`. `None`: it did not arrive.
-        parts: The number of workers that have a part.
-        table: The name of the table, for messages.
+    The gradient is float32 `[parts * ANCHOR_SIZE]`; `None`: it did not arrive.
 
     Raises:
         ValueError: For no gradient, and in eager execution for one of workers that have multiplied

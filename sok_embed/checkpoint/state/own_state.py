@@ -21,8 +21,6 @@ class OwnState:
     Args:
         objects: The objects by name. Iterators of `tf.data` must be there when a checkpoint is
             restored; other objects stay as they are if it was written by another number of workers.
-        worker: The number of this worker.
-        workers: The number of workers.
     """
 
     def __init__(self, objects: Mapping[str, Any], worker: int, workers: int) -> None:
