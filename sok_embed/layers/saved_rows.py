@@ -153,7 +153,7 @@ class StorableRows(SavedRows):
             self._warn_of_missing(store, saved)
             if self._steps_entry in saved:
                 steps = int(np.asarray(store[self._steps_entry]))
-                self.table._warn_of_later_steps(f"Layer '{self.layer}'", steps)
+                contents.warn_of_later_steps(self.table, f"Layer '{self.layer}'", steps)
             return _do_nothing
         what = f"Layer '{self.layer}'"
         if storage is not None and callers.loading_model():

@@ -13,13 +13,10 @@ from sok_embed import tf_ops
 from sok_embed.arguments import takes_options
 from sok_embed.initializers import RowInitializer
 from sok_embed.kv import RemovedKeys
-from sok_embed.kv.devices import CPU
 from sok_embed.kv.table_spec import RowOptions, TableSpec
 from sok_embed.tables import contents
 from sok_embed.tables.base_table import BaseTable, Part
 from sok_embed.tables.counts import SketchPlace
-from sok_embed.tables.gpus import create_on_device
-from sok_embed.tables.removed_keys import taken_keys
 from sok_embed.tables.row_batches import Batch, batches_in_memory
 from sok_embed.tables.tensors import as_errors, as_keys, eager
 
@@ -132,10 +129,6 @@ class AdaptiveTable(BaseTable):
             "owner": owner,
         }
 
-        def create(placed: TableSpec) -> None:
-            self.spec = placed
-            self._make_now()
-
         spec = TableSpec(
             dim=dim,
             initializer=initializer.bounds,
@@ -144,14 +137,10 @@ class AdaptiveTable(BaseTable):
             what=f"AdaptiveTable '{name}'",
             **options,
         )
-        create_on_device(spec, create)
-        self.device = CPU if self.spec.gpu < 0 else f"gpu:{self.spec.gpu}"
+        self._create_from(spec)
 
     def _create_resource(self) -> tf.Tensor:
-        attributes = {**self.spec.attributes(), **self._adaptive}
-        if not tf.executing_eagerly():
-            # A saved graph may be loaded with a GPU or without one, as with a `Table`.
-            attributes["gpu_optional"] = True
+        attributes = {**self._attributes(), **self._adaptive}
         return as_errors(lambda: tf_ops.anonymous_adaptive_table(self.name, self.dim, **attributes))
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
@@ -227,7 +216,7 @@ class AdaptiveTable(BaseTable):
             `(keys, embeddings)`: int64 `[n]` and float32 `[n, dim]`. With `slots`, an `Export` of
             NumPy arrays.
         """
-        return self._contents(self._own, slots)
+        return self._exported(self._own, slots)
 
     @eager
     def export_static(self, slots: bool = False) -> Any:
@@ -235,7 +224,7 @@ class AdaptiveTable(BaseTable):
 
         Keys are buckets.
         """
-        return self._contents(self._static, slots)
+        return self._exported(self._static, slots)
 
     @eager
     def batches(self, n: int) -> Iterator[Batch]:
@@ -320,7 +309,7 @@ class AdaptiveTable(BaseTable):
     @eager
     def removed_keys(self, limit: int = 1_000_000) -> RemovedKeys:
         """Returns keys that have lost their own rows: see `Table.removed_keys`."""
-        return taken_keys(self._own, limit)
+        return self._removed_keys(self._own, limit)
 
     @eager
     def stats(self) -> dict[str, float]:
@@ -376,12 +365,6 @@ class AdaptiveTable(BaseTable):
     def _static(self) -> tf.Tensor:
         return tf_ops.adaptive_tables(self.resource_handle)[1]
 
-    def _contents(self, table: tf.Tensor, slots: bool) -> Any:
-        exported = tf_ops.export(table, self.dim, with_slots=slots)
-        if not slots:
-            return exported.keys.numpy(), exported.embeddings.numpy()
-        return tf_ops.Export(*(tensor.numpy() for tensor in exported))
-
     def _read(self, keys: Any, route: int | None) -> npt.NDArray[np.float32]:
         own_keys = self._own_keys(keys)
         mask = None if route is None else tf.fill(tf.shape(own_keys), route)
@@ -394,18 +377,3 @@ class AdaptiveTable(BaseTable):
         )
         embeddings: npt.NDArray[np.float32] = found.numpy()
         return embeddings
-
-    def _own_keys(self, keys: Any) -> tf.Tensor:
-        """Returns the keys as a tensor; raises if one of them lives on another worker."""
-        tensor = as_keys(keys)
-        if self.owners > 1:
-            owners = self.buckets(tensor) % self.owners
-            foreign = np.flatnonzero(owners != self.owner)
-            if foreign.size:
-                raise ValueError(
-                    f"Table '{self.name}': expected keys of worker {self.owner}, those with "
-                    f"buckets(key) % {self.owners} == {self.owner}. Received: key "
-                    f"{tensor.numpy().ravel()[foreign[0]]}, which lives on worker "
-                    f"{owners.ravel()[foreign[0]]}."
-                )
-        return tensor

@@ -20,14 +20,18 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from sok_embed import kv, tf_ops
+from sok_embed.arguments import check_integer
+from sok_embed.kv.devices import CPU
 from sok_embed.kv.table_spec import TableSpec
 from sok_embed.tables.changed_rows import commit_and_change
 from sok_embed.tables.counts import SketchPlace
+from sok_embed.tables.gpus import create_on_device
 from sok_embed.tables.row_constraints import Constraint
-from sok_embed.tables.tensors import eager
+from sok_embed.tables.tensors import as_keys, eager
 from sok_embed.tables.worker_record import WorkerRecord
 from sok_embed.tf_ops import served
 
+_MOST_NOTED = 2**62  # removed keys
 _Owners = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64] | None]
 
 
@@ -144,6 +148,53 @@ class BaseTable(OwnedResource):
         self.owner = owner
         self.owner_text = owner_text
         self._track_trackable(WorkerRecord(name, owner, owners, owner_text), "worker")
+
+    def _create_from(self, spec: TableSpec) -> None:
+        """Makes the rows on the device that the spec asks for; keeps the spec with the place."""
+
+        def create(placed: TableSpec) -> None:
+            self.spec = placed
+            self._make_now()
+
+        create_on_device(spec, create)
+        self.device = CPU if self.spec.gpu < 0 else f"gpu:{self.spec.gpu}"
+
+    def _attributes(self) -> dict[str, Any]:
+        """Returns the attributes of the op that makes the table."""
+        attributes = self.spec.attributes()
+        if not tf.executing_eagerly():
+            # A saved graph makes its table where it is loaded, with a GPU or without one.
+            attributes["gpu_optional"] = True
+        return attributes
+
+    def _own_keys(self, keys: Any) -> tf.Tensor:
+        """Returns the keys as a tensor; raises if one of them lives on another worker."""
+        tensor = as_keys(keys)
+        if self.owners == 1:
+            return tensor
+        values = tensor.numpy()
+        workers = self.parts[0].owners_of(values)
+        if workers is not None and (workers != self.owner).any():
+            foreign = workers != self.owner
+            rule = self.owner_text.replace("size", str(self.owners))
+            raise ValueError(
+                f"Table '{self.name}': expected keys of worker {self.owner}, those with "
+                f"{rule} == {self.owner}. Received: key {values[foreign][0]}, "
+                f"which lives on worker {workers[foreign][0]}."
+            )
+        return tensor
+
+    def _exported(self, handle: tf.Tensor, slots: bool) -> Any:
+        """Returns keys and vectors, or an `Export`, of the rows under a handle as NumPy arrays."""
+        exported = tf_ops.export(handle, self.dim, with_slots=slots)
+        if not slots:
+            return exported.keys.numpy(), exported.embeddings.numpy()
+        return tf_ops.Export(*(tensor.numpy() for tensor in exported))
+
+    def _removed_keys(self, handle: tf.Tensor, limit: int) -> kv.RemovedKeys:
+        """Returns the keys that were noted under a handle, and has the next ones noted."""
+        taken = tf_ops.removed_keys(handle, check_integer("limit", limit, 0, _MOST_NOTED))
+        return kv.RemovedKeys(taken.keys.numpy(), bool(taken.complete))
 
     @property
     @abstractmethod

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -160,3 +161,35 @@ def storage_tensors(path: Any) -> dict[str, tf.Tensor]:
         path: The path and the id of the storage, as bytes or a string tensor.
     """
     return {STORAGE: path if tf.is_tensor(path) else tf.constant(os.fsencode(path))}
+
+
+def warn_of_later_steps(table: Any, what: str, steps: int) -> None:
+    """Warns if dense weights that are loaded are older than the rows on disk.
+
+    `steps` are those of the table when the dense weights were saved.
+    """
+    now = int(table.step_count())
+    if steps != now and table.size():
+        warnings.warn(
+            f"{what}: expected rows in {table.storage!r} after {steps} steps of training, as "
+            f"the dense weights are. Received: rows after {now} steps, which do not fit these "
+            "weights. To keep rows with a file, save it by "
+            "sok_embed.callbacks.ModelCheckpoint, or save a sok_embed.checkpoint.Checkpoint.",
+            stacklevel=6,
+        )
+
+
+def warn_of_dropped(table: Any, given: tf_ops.Export) -> None:
+    """Warns of what a restore has left out, since the table has another admission or clock."""
+    if len(given.admission) and not table.counts_keys:
+        warnings.warn(
+            f"Table '{table.name}': expected no counts of an admission, since the table has no "
+            "admission. Received: counts, which are dropped: every key gets a row.",
+            stacklevel=3,
+        )
+    if table.spec.step_clock != (int(given.step_clock) >= 0):
+        warnings.warn(
+            f"Table '{table.name}': expected rows whose times are by a clock like the table's. "
+            "Received: steps for seconds, or seconds for steps. All rows count as updated now.",
+            stacklevel=3,
+        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,17 +15,16 @@ from sok_embed import kv, tf_ops
 from sok_embed.arguments import takes_options
 from sok_embed.initializers import RowInitializer
 from sok_embed.kv import RemovedKeys
-from sok_embed.kv.devices import CPU
 from sok_embed.kv.open_storages import warn_of_another
 from sok_embed.kv.table_spec import TableSpec
 from sok_embed.tables import contents
 from sok_embed.tables.base_table import BaseTable, Part
-from sok_embed.tables.gpus import create_on_device, logical_device
+from sok_embed.tables.contents import warn_of_dropped, warn_of_later_steps
+from sok_embed.tables.gpus import logical_device
 from sok_embed.tables.owners import ModuloRule, OwnerRule
-from sok_embed.tables.removed_keys import taken_keys
 from sok_embed.tables.row_batches import Batch, batches_in_memory
 from sok_embed.tables.stored_owners import check_stored_owners
-from sok_embed.tables.tensors import as_errors, as_keys, eager
+from sok_embed.tables.tensors import as_errors, eager
 
 
 class Table(BaseTable):
@@ -105,14 +103,8 @@ class Table(BaseTable):
         self.key_limit = spec.max_rows * spec.owners if spec.direct and spec.max_rows else 0
         if spec.seed is None:
             spec = replace(spec, seed=_stored_seed(spec))
-
-        def create(placed: TableSpec) -> None:
-            self.spec = placed
-            self._make_now()
-
-        create_on_device(spec, create)
+        self._create_from(spec)
         gpu = self.spec.gpu
-        self.device = CPU if gpu < 0 else f"gpu:{gpu}"
         self.lookup_device: str | None = None
         self.exchange_device: str | None = None
         if gpu >= 0 and not self.counts_keys and not self.evicts_rows:
@@ -127,10 +119,7 @@ class Table(BaseTable):
                 check_stored_owners(
                     f"Table '{self.name}'", self.storage, self.spec.group, self._owner_rule
                 )
-        attributes = self.spec.attributes()
-        if not tf.executing_eagerly():
-            # A saved graph makes its table where it is loaded, with a GPU or without one.
-            attributes["gpu_optional"] = True
+        attributes = self._attributes()
         try:
             return as_errors(lambda: tf_ops.anonymous_table(self.name, self.dim, **attributes))
         except kv.StorageLockedError as error:
@@ -167,7 +156,7 @@ class Table(BaseTable):
                 _, *said = os.fsdecode(restored[contents.STORAGE].numpy()).split("\0")
                 warn_of_another(self.storage, said[0] if said else "")
                 if len(said) > 1:
-                    self._warn_of_later_steps(f"Table '{self.name}'", int(said[1]))
+                    warn_of_later_steps(self, f"Table '{self.name}'", int(said[1]))
             return tf.no_op()
         if "slots" not in restored:
             return tf_ops.assign(self.resource_handle, restored["keys"], restored["embeddings"])
@@ -176,56 +165,8 @@ class Table(BaseTable):
             self._own_keys(given.keys)
         done = tf_ops.restore(self.resource_handle, given)
         if tf.executing_eagerly():
-            self._warn_of_dropped(given)
+            warn_of_dropped(self, given)
         return done
-
-    def _warn_of_later_steps(self, what: str, steps: int) -> None:
-        """Warns if dense weights that are loaded are older than the rows on disk.
-
-        `steps` are those of the table when the dense weights were saved.
-        """
-        now = int(self.step_count())
-        if steps != now and self.size():
-            warnings.warn(
-                f"{what}: expected rows in {self.storage!r} after {steps} steps of training, as "
-                f"the dense weights are. Received: rows after {now} steps, which do not fit these "
-                "weights. To keep rows with a file, save it by "
-                "sok_embed.callbacks.ModelCheckpoint, or save a sok_embed.checkpoint.Checkpoint.",
-                stacklevel=6,
-            )
-
-    def _warn_of_dropped(self, given: tf_ops.Export) -> None:
-        """Warns of what a restore has left out, since this table has another admission or clock."""
-        if len(given.admission) and not self.counts_keys:
-            warnings.warn(
-                f"Table '{self.name}': expected no counts of an admission, since the table has no "
-                "admission. Received: counts, which are dropped: every key gets a row.",
-                stacklevel=3,
-            )
-        if self.spec.step_clock != (int(given.step_clock) >= 0):
-            warnings.warn(
-                f"Table '{self.name}': expected rows whose times are by a clock like the table's. "
-                "Received: steps for seconds, or seconds for steps. All rows count as updated now.",
-                stacklevel=3,
-            )
-
-    def _own_keys(self, keys: Any) -> tf.Tensor:
-        """Returns the keys as a tensor; raises if one of them lives on another worker."""
-        tensor = as_keys(keys)
-        if self.owners > 1:
-            values = tensor.numpy()
-            workers = self.owners_of(values)
-            if workers is None:
-                return tensor
-            foreign = workers != self.owner
-            if foreign.any():
-                rule = self._owner_rule.text.replace("size", str(self.owners))
-                raise ValueError(
-                    f"Table '{self.name}': expected keys of worker {self.owner}, those with "
-                    f"{rule} == {self.owner}. Received: key {values[foreign][0]}, "
-                    f"which lives on worker {workers[foreign][0]}."
-                )
-        return tensor
 
     def __repr__(self) -> str:
         return f"<Table '{self.name}', {self.size()} rows of {self.dim}>"
@@ -344,10 +285,7 @@ class Table(BaseTable):
             of NumPy arrays, which also has `slots`, `update_nums`, `update_times`, `slot_start`,
             `rule`, `steps`, `step_clock` and `admission`: all that `restore` takes.
         """
-        exported = tf_ops.export(self.resource_handle, self.dim, with_slots=slots)
-        if not slots:
-            return exported.keys.numpy(), exported.embeddings.numpy()
-        return tf_ops.Export(*(tensor.numpy() for tensor in exported))
+        return self._exported(self.resource_handle, slots)
 
     @eager
     def snapshot(self) -> tf_ops.Export:
@@ -401,7 +339,7 @@ class Table(BaseTable):
         """
         self._own_keys(contents.keys)
         as_errors(lambda: tf_ops.restore(self.resource_handle, contents))
-        self._warn_of_dropped(contents)
+        warn_of_dropped(self, contents)
 
     def check_restore(self, contents: tf_ops.Export) -> None:
         """Raises what `restore` would raise of the contents, and changes nothing."""
@@ -480,7 +418,7 @@ class Table(BaseTable):
         Raises:
             ValueError: For a limit below 0.
         """
-        return taken_keys(self.resource_handle, limit)
+        return self._removed_keys(self.resource_handle, limit)
 
     def step_count(self) -> tf.Tensor:
         """Returns the number of commits that found gradients, an int64 scalar tensor."""
