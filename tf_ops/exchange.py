@@ -33,6 +33,7 @@ def all_to_all(
     *,
     in_program_order: bool = False,
     gradient_splits: tf.Tensor | None = None,
+    same_rows: bool = False,
 ) -> Exchanged:
     """Sends rows to every worker and receives rows from each. Collective.
 
@@ -51,6 +52,8 @@ def all_to_all(
             stateful ops: it waits for earlier ones without resources, and later ones wait for it.
         gradient_splits: int32 `[workers]`, how much of the gradient of the result goes to each
             worker. `None`: as many rows as came from it.
+        same_rows: True if each worker gets all n rows, from one buffer. Each of `splits` is n, and
+            the gradient is the sum of those of all workers.
 
     Raises:
         tf.errors.InvalidArgumentError: For other splits, and for rows of another type or shape than
@@ -67,6 +70,7 @@ def all_to_all(
             gradient_splits=[] if gradient_splits is None else [gradient_splits],
             mesh=mesh,
             exchange=exchange,
+            same_rows=same_rows,
             # A node's name has no other characters.
             name=re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", exchange),
         )
@@ -81,4 +85,7 @@ def _all_to_all_gradient(op: Any, upstream: tf.Tensor, *_: Any) -> list[tf.Tenso
     if op.get_attr("num_gradient_splits"):
         splits = op.inputs[-1]
     gradient = all_to_all(upstream, splits, op.get_attr("mesh"), name, turn).rows
+    if op.get_attr("same_rows"):
+        of_each = tf.concat([tf.shape(op.inputs[1]), tf.shape(op.inputs[0])], 0)
+        gradient = tf.reduce_sum(tf.reshape(gradient, of_each), 0)
     return [gradient, *[None] * (len(op.inputs) - 1)]

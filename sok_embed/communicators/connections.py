@@ -88,13 +88,19 @@ class Connections(Communicator):
         """See `Communicator.broadcast`."""
         tensor = tf.convert_to_tensor(tensor)
         flat = tf.reshape(tensor, [-1])
-        is_root = self._rank == root_rank
-        splits = tf.fill([self._size], tf.size(flat) if is_root else 0)
-        sent = tf.tile(flat, [self._size]) if is_root else flat[:0]
-        received, _ = self.all_to_all(sent, splits, name)
+        received, _ = self.all_gather(flat if self._rank == root_rank else flat[:0], name)
         received = tf.reshape(received, tf.shape(tensor))
         received.set_shape(tensor.shape)
         return received
+
+    def all_gather(self, tensor: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+        """See `Communicator.all_gather`. The tensor is sent from where it lies."""
+        tensor = tf.convert_to_tensor(tensor)
+        splits = tf.fill([self._size], tf.shape(tensor)[0])
+        rows, received, _ = tf_ops.all_to_all(
+            tensor, splits, self._mesh.number, name, same_rows=True
+        )
+        return rows, received
 
     def barrier(self) -> None:
         """See `Communicator.barrier`."""

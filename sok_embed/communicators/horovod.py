@@ -100,6 +100,12 @@ class HorovodCommunicator(Communicator):
             return self._connections.exchange(tensor, splits, gradient_splits, name)
         return super().exchange(tensor, splits, gradient_splits, name)
 
+    def all_gather(self, tensor: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+        """See `Communicator.all_gather`."""
+        if self._connections is not None and not self._goes_by_nccl(tensor):
+            return self._connections.all_gather(tensor, name)
+        return super().all_gather(tensor, name)
+
     def _goes_by_nccl(self, tensor: tf.Tensor) -> bool:
         """Returns whether NCCL exchanges a tensor: it lies on a GPU, and Horovod has NCCL."""
         if not self.exchanges_on_gpu:

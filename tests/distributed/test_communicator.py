@@ -54,4 +54,7 @@ def test_gathered_tensors_are_those_of_all_workers_in_their_order(
         of_each = [np.repeat([10.0 * r + q for q in ranks], [r + q for q in ranks]) for r in ranks]
         for worker in results.of(scenario):
             np.testing.assert_array_equal(worker["counts"], counts)
+            # Worker q scales what it has gathered by q + 1.
+            expected = np.full(worker["gathered.gradient"].shape, sum(q + 1.0 for q in ranks))
+            np.testing.assert_array_equal(worker["gathered.gradient"], expected)
             np.testing.assert_array_equal(worker["gathered"][:, 0], np.concatenate(of_each))

@@ -38,7 +38,8 @@ absl::Status OwnOrder(tf::OpKernelContext* ctx) {
 
 // The result of the op depends on other workers, so the op must run once for every call: it is
 // stateful, so that TensorFlow neither folds it nor merges it with another. It does not use the
-// resources in `orders`, and `gradient_splits` are for its gradient.
+// resources in `orders`, and `gradient_splits` are for its gradient. With `same_rows` every worker
+// gets all rows, from one buffer, and each of the splits is the number of rows.
 REGISTER_OP("SokEmbed>AllToAll")
     .Input("rows: T")
     .Input("splits: int32")
@@ -55,6 +56,7 @@ REGISTER_OP("SokEmbed>AllToAll")
     .Attr("num_gradient_splits: int >= 0 = 0")
     .Attr("mesh: int")
     .Attr("exchange: string")
+    .Attr("same_rows: bool = false")
     .SetIsStateful()
     .SetShapeFn([](tf::shape_inference::InferenceContext* c) {
       tf::shape_inference::ShapeHandle rows, received, unused;
@@ -94,6 +96,7 @@ class AllToAllOp : public tf::AsyncOpKernel {
   explicit AllToAllOp(tf::OpKernelConstruction* ctx) : AsyncOpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("mesh", &mesh_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("exchange", &exchange_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("same_rows", &same_rows_));
     // In a graph, the names of nodes distinguish exchanges with the same name. In eager mode all
     // nodes of an op have the same name.
     exchange_ += "|" + name();
@@ -163,18 +166,21 @@ class AllToAllOp : public tf::AsyncOpKernel {
     const auto* at = static_cast<const char*>(rows.data());
     int64_t total = 0;
     for (int64_t worker = 0; worker < workers; ++worker) {
+      if (same_rows_) total = 0;
       const int32_t count = splits.flat<int32_t>()(worker);
       if (count < 0 || total + count > rows.dim_size(0)) break;
+      if (same_rows_ && count != rows.dim_size(0)) break;
       request->parts.push_back({at, static_cast<size_t>(count)});
-      at += static_cast<size_t>(count) * request->row_bytes;
+      if (!same_rows_) at += static_cast<size_t>(count) * request->row_bytes;
       total += count;
     }
     if (request->parts.size() == static_cast<size_t>(workers) && total == rows.dim_size(0)) {
       return absl::OkStatus();
     }
-    return absl::InvalidArgumentError("expected splits of 0 or more that sum to the " +
-                                      std::to_string(rows.dim_size(0)) + " rows, got " +
-                                      splits.SummarizeValue(workers));
+    return absl::InvalidArgumentError(
+        std::string("expected splits ") +
+        (same_rows_ ? "that are each the " : "of 0 or more that sum to the ") +
+        std::to_string(rows.dim_size(0)) + " rows, got " + splits.SummarizeValue(workers));
   }
 
   static Result<char*> Allocate(tf::OpKernelContext* ctx, tf::TensorShape shape,
@@ -202,6 +208,7 @@ class AllToAllOp : public tf::AsyncOpKernel {
 
   int64_t mesh_;
   std::string exchange_;
+  bool same_rows_;
 };
 
 SOK_REGISTER_KERNEL("OwnOrder", FunctionKernel<OwnOrder>);

@@ -49,8 +49,12 @@ def _asked(here: Here, transport: communicators.Communicator, whose: str) -> dic
     own = tf.constant([here.rank + 1.0, 2.0])
     saved["sum"] = transport.all_reduce(own, f"{whose}.sum").numpy()
     saved["average"] = transport.all_reduce(own, f"{whose}.average", average=True).numpy()
-    gathered, counts = transport.all_gather(source, f"{whose}.gathered")
+    with tf.GradientTape() as tape:
+        tape.watch(source)
+        gathered, counts = transport.all_gather(source, f"{whose}.gathered")
+        loss = tf.reduce_sum(gathered * (here.rank + 1.0))
     saved["gathered"], saved["counts"] = gathered.numpy(), counts.numpy()
+    saved["gathered.gradient"] = tape.gradient(loss, source).numpy()
     saved["broadcast"] = transport.broadcast(own, here.size - 1, f"{whose}.broadcast").numpy()
     transport.barrier()
     return saved
