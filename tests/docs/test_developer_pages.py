@@ -16,6 +16,7 @@ LIFE_OF_A_ROW = ROOT / "docs/life-of-a-row.md"
 PAGES = {
     INTERNALS: 15,
     ROOT / "docs/developing.md": 15,
+    ROOT / "docs/adding-a-rule.md": 15,
     ROOT / "docs/rooms.md": 15,
     LIFE_OF_A_ROW: 7,
     ROOT / "docs/words.md": 6,
@@ -114,7 +115,7 @@ def rows_expected_of(rule: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("rule", _core.rule_names())
 def test_a_rule_has_its_row_in_each_table(rule):
     missing = [
-        f"{path} has no row of the rule '{rule}': see 'Add a row optimizer' in docs/developing.md"
+        f"{path} has no row of the rule '{rule}': see docs/adding-a-rule.md"
         for path, row in rows_expected_of(rule)
         if not re.search(row, (ROOT / path).read_text(), re.MULTILINE)
     ]
@@ -129,7 +130,7 @@ def test_the_type_of_each_rule_is_in_the_list_of_the_stand_in_for_a_gpu():
     pattern = re.compile(r"RegisteredRules<([^;]+)>\s+registered_rules")
     listed = re.split(r",\s+", pattern.search((ROOT / path).read_text())[1])
     missing = {one or other for one, other in types} - set(listed)
-    assert not missing, f"{path} lacks {missing}: see 'Add a row optimizer' in docs/developing.md"
+    assert not missing, f"{path} lacks {missing}: see docs/adding-a-rule.md"
 
 
 def test_each_twin_and_each_case_of_the_tests_has_a_rule_in_the_registry():

@@ -9,7 +9,9 @@
 //   std::vector<Slot> Slots(int dim) const;         a function of the rule, but for `initial`; a
 //                                                   slot of sums or means of squares ends with
 //                                                   kSumsSquares
-//   void Begin(int64_t step_number);                optional: numbers that depend on the step
+//   void Begin(int64_t step_number);                optional: numbers that depend on the step: the
+//                                                   optimizer's or the table's, and in sok_embed.kv
+//                                                   the row's own
 //   void Element(float g, float& w, float& slot_0, …) const;
 //
 // Element updates one coordinate: it takes the scaled gradient and changes the weight and the

@@ -8,8 +8,8 @@ from typing import Any
 
 import keras
 
+import sok_embed.optimizers
 from sharded.differing.kinds import Kind, Made, apply
-from sok_embed.optimizers import GroupFtrl, RowwiseAdagrad
 
 
 def optimizers() -> Iterator[tuple[str, Kind]]:
@@ -32,12 +32,13 @@ def optimizers() -> Iterator[tuple[str, Kind]]:
     names = {"name": "Keras numbers the names of objects."}
     classes = [
         cls
-        for cls in vars(keras.optimizers).values()
+        for module in (keras.optimizers, sok_embed.optimizers)
+        for cls in vars(module).values()
         if isinstance(cls, type)
         and issubclass(cls, keras.optimizers.Optimizer)
         and cls.__name__ not in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
     ]
-    for cls in [*classes, RowwiseAdagrad, GroupFtrl]:
+    for cls in classes:
         parameters = inspect.signature(cls).parameters
         changed = {
             name: common[name] if name in common else _another(each.default)
