@@ -34,6 +34,7 @@ from sok_embed.keras_bridge.layer_calls import (
 from sok_embed.keras_bridge.layer_with_rows import LayerWithRows, SavedEntries
 from sok_embed.keras_bridge.private_state import mask_of
 from sok_embed.keras_bridge.rebuilding import plain_errors
+from sok_embed.kv.table_spec import TableOptions
 from sok_embed.layers.arguments import check_key_type
 from sok_embed.layers.key_layer import activation_type
 from sok_embed.layers.saved_optimizers import SavedOptimizer
@@ -60,11 +61,7 @@ _REMEDIES = {
     "weights": "Make the layer, and put rows in with layer.tables[name].assign(keys, embeddings).",
     "embeddings_initializer": "Give initializer= to a TableConfig.",
     "embedding_initializer": "Give initializer= to a TableConfig.",
-    **dict.fromkeys(
-        ["initializer", "optimizer", "seed", "max_rows", "storage", "group", "admission"],
-        _OF_TABLES,
-    ),
-    **dict.fromkeys(["eviction", "row_dtype", "slot_dtype"], _OF_TABLES),
+    **dict.fromkeys([*TableOptions.names(), "initializer", "optimizer"], _OF_TABLES),
     "embeddings_regularizer": "Give regularizer= to a TableConfig.",
     "embeddings_constraint": "Give constraint= to a TableConfig.",
 }

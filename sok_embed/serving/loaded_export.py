@@ -109,7 +109,7 @@ class LoadedExport:
             raise ValueError(
                 f"Expected an export with ops='native' in '{folder}', whose rows lie in files. "
                 "Received: an export with other ops, to which deltas cannot be applied. Export "
-                "the model with ops='native'."
+                "the model with ops='native', or load this one with tf.saved_model.load."
             )
         self.weights = _named(variables, folder)
         # Exports of earlier versions of this library do not say what layers had learned.

@@ -79,6 +79,11 @@ def export_numbers(root: str) -> list[int]:
         and os.path.isfile(os.path.join(root, each, "saved_model.pb"))
     ]
     if not numbers:
+        if os.path.isfile(os.path.join(root, "saved_model.pb")):
+            raise FileNotFoundError(
+                f"Expected a folder of versions. Received: '{root}', which is one of them. Pass "
+                f"'{os.path.dirname(os.path.abspath(root))}'."
+            )
         raise FileNotFoundError(
             f"Expected an export in '{root}', such as '{os.path.join(root, '1')}'. Received: none. "
             "Call sok_embed.serving.export(model, path) first, and pass the same path."

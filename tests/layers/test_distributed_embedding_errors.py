@@ -12,6 +12,7 @@ from keras import optimizers as ko
 
 from sok_embed import DistributedEmbedding, FeatureConfig, TableConfig, kv
 from sok_embed.eviction import MaxAge
+from sok_embed.kv.table_spec import TableOptions
 
 
 def table(name="t", dim=2, **arguments):
@@ -438,3 +439,9 @@ def test_a_replicated_table_whose_rows_go_by_a_clock_is_refused(name, tmp_path):
         TableConfig("t", None, 2, placement="replicated", **{name: given})
     by_steps = MaxAge(steps=5)
     TableConfig("t", None, 2, placement="replicated", eviction=by_steps)
+
+
+@pytest.mark.parametrize("option", [*TableOptions.names(), "initializer", "optimizer"])
+def test_an_option_of_a_table_is_sent_to_its_config(option):
+    with pytest.raises(ValueError, match=f"{option}.*TableConfig"):
+        layer_of(feature("a"), **{option: None})

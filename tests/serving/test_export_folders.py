@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 from served_models import DIM, dynamic, trained
 
-from sok_embed.serving import export
+from sok_embed.serving import export, load
 from sok_embed.serving import rows as rows_files
 
 
@@ -30,6 +30,8 @@ def test_nothing_of_training_is_written(tmp_path):
     variables = dict(tf.train.list_variables(f"{folder}/variables/variables"))
     assert sum(int(np.prod(shape)) for shape in variables.values() if shape) == DIM + 1
     assert sorted(os.listdir(folder)) == ["assets", "fingerprint.pb", "saved_model.pb", "variables"]
+    with pytest.raises(FileNotFoundError, match=rf"which is one of them. Pass '{tmp_path}'"):
+        load(folder)
     (name,) = os.listdir(f"{folder}/assets")
     with rows_files.open(f"{folder}/assets/{name}") as file:
         file.verify()
