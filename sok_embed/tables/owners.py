@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import re
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -110,3 +112,25 @@ class EveryWorkerRule:
 
     def owners(self, keys: npt.NDArray[np.int64], size: int) -> None:
         """See `OwnerRule.owners`."""
+
+
+# The rules by which a number of a key modulo the number of workers is the key's worker.
+_BY_REMAINDER = re.compile(r"key % size|mixed_owners\(key, -?\d+, size\)")
+
+
+def former_owners(rule: str, workers: int, rank: int, size: int) -> set[int]:
+    """Returns which of so many workers may have had rows of worker `rank` of `size`.
+
+    A number with remainders w modulo `workers` and r modulo `size` exists where w and r have one
+    remainder modulo the greatest common divisor of both (Chinese remainder theorem).
+
+    Example:
+    >>> former_owners("key % size", 8, 1, 4)
+    {1, 5}
+
+    The rule is the text of an `OwnerRule`, the same before and now.
+    """
+    if rule.isdecimal():
+        return {int(rule)}
+    common = math.gcd(workers, size) if _BY_REMAINDER.fullmatch(rule) else 1
+    return set(range(rank % common, workers, common))

@@ -9,7 +9,14 @@ import pytest
 import tensorflow as tf
 
 from sok_embed import tf_ops
-from sok_embed.tables.owners import mixed_owners, salt_of
+from sok_embed.tables.owners import (
+    MixedRule,
+    ModuloRule,
+    OneWorkerRule,
+    former_owners,
+    mixed_owners,
+    salt_of,
+)
 
 EDGES = [0, 1, -1, 2, 2**31, -(2**31), 2**62, 2**63 - 1, -(2**63)]
 KEYS = np.concatenate([EDGES, np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 500)])
@@ -112,3 +119,22 @@ def test_small_keys_of_one_table_and_key_0_of_many_are_spread_evenly(workers):
         n, p = counts.sum(), 1 / workers
         assert len(counts) == workers
         assert np.abs(counts - n * p).max() < 5 * np.sqrt(n * p * (1 - p))
+
+
+@pytest.mark.parametrize("rule", [ModuloRule(), MixedRule(salt_of("items")), OneWorkerRule(2)])
+def test_former_owners_are_those_that_had_a_row_of_a_worker(rule):
+    random = np.random.default_rng(3)
+    keys = np.concatenate([KEYS, random.integers(-(2**63), 2**63 - 1, 20_000)])
+    for workers in (3, 4, 6, 8, 12):
+        before = rule.owners(keys, workers)
+        for size in (3, 4, 6, 8, 9):
+            now = rule.owners(keys, size)
+            for rank in range(size):
+                had = set(before[now == rank].tolist())
+                found = former_owners(rule.text, workers, rank, size)
+                # So many keys find every worker that may have had one.
+                assert had == found or (not had and isinstance(rule, OneWorkerRule))
+
+
+def test_of_a_rule_that_is_not_known_everybody_may_have_had_a_row():
+    assert former_owners("buckets(key) % size + 1", 4, 1, 2) == {0, 1, 2, 3}

@@ -25,6 +25,7 @@ from sok_embed.checkpoint.tools.saved import check_totals, reader_of
 from sok_embed.files.scratch import ScratchFolder
 from sok_embed.tables.base_table import Part
 from sok_embed.tables.counts import merge_sketches
+from sok_embed.tables.owners import former_owners
 from sok_embed.tables.table import Table
 from sok_embed.tables.tensors import as_errors
 
@@ -278,10 +279,15 @@ def _sources(
     for host, entry in zip(hosts, manifest.tables, strict=True):
         if entry["owners"] == _EVERY_WORKER:
             found.append({0})
-        elif manifest.workers == size and entry["owners"] == host.table.owner_text:
+        elif entry["owners"] != host.table.owner_text or (
+            # Counts of an admission or a sketch are those of all workers together.
+            manifest.workers != size and host.table.counts_keys
+        ):
+            found.append(set(range(manifest.workers)))
+        elif manifest.workers == size:
             found.append({rank})
         else:
-            found.append(set(range(manifest.workers)))
+            found.append(former_owners(entry["owners"], manifest.workers, rank, size))
     return found
 
 
