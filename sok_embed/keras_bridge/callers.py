@@ -388,15 +388,6 @@ def applying_v1_optimizers() -> Iterator[Any]:
                 yield optimizer
 
 
-def v1_gradient(variable: Any) -> tf.Tensor | None:
-    """Returns the gradient by which an optimizer of `tf.compat.v1.train` updates a variable."""
-    for frame in _running("update_op"):
-        if getattr(frame.f_locals.get("self"), "_v", None) is variable:
-            gradient: tf.Tensor = frame.f_locals["g"]
-            return gradient
-    return None
-
-
 def v1_optimizer_averages() -> bool:
     """Returns whether the running `apply_gradients` is called by an optimizer of Horovod."""
     return any(
@@ -407,11 +398,11 @@ def v1_optimizer_averages() -> bool:
 def arrived_v1_gradient(variable: Any) -> tf.Tensor | None:
     """Returns the gradient by which a `tf.compat.v1.train` optimizer is updating a variable.
 
-    Returns:
-        `None` if the gradient names no deposits: if it is a scalar, or an average over workers,
-        which may have been compressed.
+    `None` if it names no deposits: it is a scalar, or an average over workers, which may have been
+    compressed.
     """
-    if v1_optimizer_averages():
-        return None
-    gradient = v1_gradient(variable)
-    return gradient if gradient is not None and gradient.shape.rank == 1 else None
+    for frame in () if v1_optimizer_averages() else _running("update_op"):
+        if getattr(frame.f_locals.get("self"), "_v", None) is variable:
+            gradient: tf.Tensor = frame.f_locals["g"]
+            return gradient if gradient.shape.rank == 1 else None
+    return None

@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras import tree
 
 from sok_embed.keras_bridge import callers
-from sok_embed.keras_bridge.layer_calls import EXACT_BELOW, first_argument, keeps_ids
+from sok_embed.keras_bridge.layer_calls import EXACT_BELOW, first_arguments, keeps_ids
 
 # Ops that move values without changing them, with the numbers of the inputs that they move; `None`:
 # all.
@@ -273,11 +273,8 @@ def _message(what: str, through: _Through) -> str:
 def _check_eagerly(what: str, layer: keras.layers.Layer, ids: tf.Tensor) -> None:
     """Raises for ids that a functional model has cast in eager mode, by the layers of the model."""
     for call in callers.functional_calls(layer):
-        own = {id(node) for nodes in call.model._nodes_by_depth.values() for node in nodes}
-        for node in call.layer._inbound_nodes:
-            if id(node) not in own:
-                continue
-            given = [part for part in tree.flatten(first_argument(node)) if part is not None]
+        for argument in first_arguments(call.layer, call.model):
+            given = [part for part in tree.flatten(argument) if part is not None]
             if len(given) != 1:
                 continue  # it is not known here which of them are the ids
             source = _float_behind(given[0])

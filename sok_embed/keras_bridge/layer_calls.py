@@ -163,12 +163,9 @@ def given_to(call: callers.FunctionalCall) -> Iterator[tuple[Any, Any]]:
 
 def sources(called: Any, functional: Any, chosen: Any = None) -> Iterator[Any]:
     """Yields the inputs of a functional model from which a layer's first argument comes."""
-    own = {id(node) for nodes in functional._nodes_by_depth.values() for node in nodes}
     waiting: list[Any] = []
-    for node in called._inbound_nodes:
-        if id(node) in own:
-            given = first_argument(node)
-            waiting += tree.flatten(given if chosen is None else chosen(given))
+    for given in first_arguments(called, functional):
+        waiting += tree.flatten(given if chosen is None else chosen(given))
     seen: set[int] = set()
     while waiting:
         tensor = waiting.pop()
@@ -180,10 +177,13 @@ def sources(called: Any, functional: Any, chosen: Any = None) -> Iterator[Any]:
         waiting += history.operation._inbound_nodes[history.node_index].input_tensors
 
 
-def first_argument(node: Any) -> Any:
-    """Returns the first argument of a layer's call, from the record that Keras keeps."""
-    arguments = node.arguments
-    return arguments.args[0] if arguments.args else next(iter(arguments.kwargs.values()), None)
+def first_arguments(called: Any, functional: Any) -> Iterator[Any]:
+    """Yields the first argument of each call of a layer in a functional model, symbolic."""
+    own = {id(node) for nodes in functional._nodes_by_depth.values() for node in nodes}
+    for node in called._inbound_nodes:
+        if id(node) in own:
+            given = node.arguments
+            yield given.args[0] if given.args else next(iter(given.kwargs.values()), None)
 
 
 def true_ids(inputs: Any, dtype: tf.DType = tf.int64) -> Any:
