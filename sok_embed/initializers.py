@@ -114,14 +114,6 @@ def derive_seed(name: str) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def _zeros(initializer: Any, dim: int) -> RowInitializer:
-    return RowInitializer("constant", 0.0, 0.0, None)
-
-
-def _ones(initializer: Any, dim: int) -> RowInitializer:
-    return RowInitializer("constant", 1.0, 0.0, None)
-
-
 def _constant(initializer: Any, dim: int) -> RowInitializer:
     value = np.asarray(initializer.value)
     if value.ndim != 0:
@@ -130,18 +122,6 @@ def _constant(initializer: Any, dim: int) -> RowInitializer:
             f"Received: a value of shape {value.shape}."
         )
     return RowInitializer("constant", float(value), 0.0, None)
-
-
-def _uniform(initializer: Any, dim: int) -> RowInitializer:
-    return _random("uniform", initializer.minval, initializer.maxval, initializer)
-
-
-def _normal(initializer: Any, dim: int) -> RowInitializer:
-    return _random("normal", initializer.mean, initializer.stddev, initializer)
-
-
-def _truncated_normal(initializer: Any, dim: int) -> RowInitializer:
-    return _random("truncated_normal", initializer.mean, initializer.stddev, initializer)
 
 
 def _variance_scaling(initializer: Any, dim: int) -> RowInitializer:
@@ -161,12 +141,14 @@ def _random(kind: str, a: Any, b: Any, initializer: Any) -> RowInitializer:
 
 
 _TWINS: dict[type[Any], Callable[[Any, int], RowInitializer]] = {
-    keras.initializers.Zeros: _zeros,
-    keras.initializers.Ones: _ones,
+    keras.initializers.Zeros: lambda *_: RowInitializer("constant", 0.0, 0.0, None),
+    keras.initializers.Ones: lambda *_: RowInitializer("constant", 1.0, 0.0, None),
     keras.initializers.Constant: _constant,
-    keras.initializers.RandomUniform: _uniform,
-    keras.initializers.RandomNormal: _normal,
-    keras.initializers.TruncatedNormal: _truncated_normal,
+    keras.initializers.RandomUniform: lambda i, _: _random("uniform", i.minval, i.maxval, i),
+    keras.initializers.RandomNormal: lambda i, _: _random("normal", i.mean, i.stddev, i),
+    keras.initializers.TruncatedNormal: lambda i, _: _random(
+        "truncated_normal", i.mean, i.stddev, i
+    ),
     # These include Glorot's, He's and Lecun's.
     keras.initializers.VarianceScaling: _variance_scaling,
 }

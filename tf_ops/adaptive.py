@@ -192,7 +192,7 @@ def _gather_on_gpu_gradient(op: Any, upstream: tf.Tensor, *_: Any) -> list[Any]:
             dim=dim,
             static_rows=op.get_attr("num_static_rows"),
         )
-    slices = tf.IndexedSlices(values, indices, dense_shape=_shape_of(static, dim))
+    slices = tf.IndexedSlices(values, indices, dense_shape=_shape_of(static))
     owned = None
     if op.get_attr("own_gradient"):
         owned = deposit(receipt, upstream, has_marks(anchor), embeddings.device)
@@ -226,7 +226,7 @@ def _adaptive_mask_gather_gradient(op: Any, upstream: tf.Tensor, *_: Any) -> lis
         values, indices = ops.sok_embed_adaptive_static_gradient(
             own=own, buckets=buckets, gradients=upstream, tokens=[], dim=dim
         )
-    slices = tf.IndexedSlices(values, indices, dense_shape=_shape_of(static, dim))
+    slices = tf.IndexedSlices(values, indices, dense_shape=_shape_of(static))
     owned = None
     if op.get_attr("own_gradient"):
         owned = deposit(receipt, upstream, has_marks(anchor))
@@ -247,7 +247,7 @@ def _static_gradient_gradient(op: Any, upstream: tf.Tensor, _: Any) -> list[Any]
     return [None, None, tf.cast(of_gradients, gradients.dtype), *[None] * len(token)]
 
 
-def _shape_of(static: tf.Tensor, dim: int) -> tf.Tensor:
+def _shape_of(static: tf.Tensor) -> tf.Tensor:
     # int32, as in the slices that TensorFlow makes for the other branch of a tf.cond.
     shape = tf.raw_ops.VariableShape(input=static, out_type=tf.int32)
     shape.set_shape([2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 from collections.abc import Callable
@@ -119,17 +120,9 @@ class ModelCheckpoint(FiguresOfAll, keras.callbacks.ModelCheckpoint):
     def _should_save_model(self, epoch: int, batch: Any, logs: Any, filepath: str) -> bool:
         """Saves when Keras would, and returns false, so that Keras saves nothing."""
         if super()._should_save_model(epoch, batch, logs, filepath):
+            ending = _WEIGHTS if self.save_weights_only else _WHOLE
+            write: Callable[[str], object] = functools.partial(write_archive, self.model)
             if self.save_weights_only:
-                self._save_file(filepath, _WEIGHTS, self._save_weights)
-            else:
-                self._save_file(filepath, _WHOLE, self._write_archive)
+                write = self.model.save_weights
+            save_whole(self.model, filepath, ending, write, make_folder=True, copy_storages=True)
         return False
-
-    def _save_file(self, filepath: str, ending: str, write: Callable[[str], object]) -> None:
-        save_whole(self.model, filepath, ending, write, make_folder=True, copy_storages=True)
-
-    def _save_weights(self, path: str) -> None:
-        self.model.save_weights(path)
-
-    def _write_archive(self, path: str) -> None:
-        write_archive(self.model, path)

@@ -164,7 +164,7 @@ def _prefixes(path: str, name: str, group: Any) -> list[str]:
 def _head(path: str, group: Any, prefix: str, config: Any) -> TableHead:
     arrays = {field: _array(path, group, prefix, field) for field in _FIELDS}
     rows, dim = arrays["embeddings"].shape
-    small = {field: _small(path, arrays[field]) for field in _FIELDS if field not in _COLUMNS}
+    small = {field: _small(arrays[field]) for field in _FIELDS if field not in _COLUMNS}
     start = small["slot_start"]
     expected = {"keys": (rows,), "slots": (rows, len(start)), "update_nums": (rows,),
                 "update_times": (rows,)}  # fmt: skip
@@ -204,7 +204,7 @@ def _array(path: str, group: Any, prefix: str, field: str) -> Any:
     return array
 
 
-def _small(path: str, array: Any) -> Any:
+def _small(array: Any) -> Any:
     if array.size > max(_MOST_SMALL, MOST_SLOT_FLOATS):
         return np.zeros(0, np.uint8)  # counts of an admission, which are not converted
     return array[()]
