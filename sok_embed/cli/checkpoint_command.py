@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from sok_embed.cli.terminal import (
+    MountedPath,
     as_json_option,
     bar,
     given_keys,
@@ -25,23 +26,7 @@ from sok_embed.cli.terminal import (
     table,
 )
 
-_FORMS = ("parquet", "npz", "dump", "storage", "checkpoint")  # as conversion.convert says
 _SHOWN = 20  # lines of a list that is printed for people
-
-
-class _MountedPath(click.Path):
-    """A path that is not a URL: these commands read and write files of this machine."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Refuses a URL, and checks other paths as `click.Path` does."""
-        if "://" in os.fspath(value):
-            from sok_embed.files.records import local_path
-
-            try:
-                local_path(value)
-            except ValueError as error:
-                self.fail(str(error), param, ctx)
-        return super().convert(value, param, ctx)
 
 
 @click.group()
@@ -54,7 +39,7 @@ def checkpoint() -> None:
 
 
 @checkpoint.command()
-@click.argument("directory", type=_MountedPath(exists=True, file_okay=False))
+@click.argument("directory", type=MountedPath(exists=True, file_okay=False))
 @as_json_option
 def ls(directory: str, as_json: bool) -> None:
     """List the checkpoints of DIRECTORY in the order of their saves."""
@@ -82,7 +67,7 @@ def _time_of(seconds: float) -> str:
 
 
 @checkpoint.command()
-@click.argument("path", type=_MountedPath())
+@click.argument("path", type=MountedPath())
 @click.option("--table", "name", metavar="TABLE", help="Show only the table of this path or name.")
 @click.option(
     "--keys",
@@ -174,7 +159,7 @@ def _show_list(
 
 
 @checkpoint.command()
-@click.argument("path", type=_MountedPath(exists=True, file_okay=False))
+@click.argument("path", type=MountedPath(exists=True, file_okay=False))
 @as_json_option
 @click.pass_context
 def verify(context: click.Context, path: str, as_json: bool) -> None:
@@ -240,8 +225,8 @@ def _byte_bar(what: str, folders: Sequence[str]) -> Iterator[Callable[[int], Non
 
 
 @checkpoint.command()
-@click.argument("a", type=_MountedPath(exists=True, file_okay=False))
-@click.argument("b", type=_MountedPath(exists=True, file_okay=False))
+@click.argument("a", type=MountedPath(exists=True, file_okay=False))
+@click.argument("b", type=MountedPath(exists=True, file_okay=False))
 @as_json_option
 def diff(a: str, b: str, as_json: bool) -> None:
     """Compare the checkpoints A and B: rows of tables bit by bit, and dense variables.
@@ -301,7 +286,7 @@ def _show_tables_apart(report: dict[str, Any]) -> None:
 
 
 @checkpoint.command()
-@click.argument("directory", type=_MountedPath(exists=True, file_okay=False))
+@click.argument("directory", type=MountedPath(exists=True, file_okay=False))
 @click.option(
     "--keep", type=click.IntRange(1), required=True, help="Keep this many last checkpoints."
 )
@@ -327,7 +312,7 @@ def prune(directory: str, keep: int, keep_every: int | None, dry_run: bool, as_j
 
 
 @checkpoint.command()
-@click.argument("path", type=_MountedPath(exists=True, file_okay=False))
+@click.argument("path", type=MountedPath(exists=True, file_okay=False))
 @as_json_option
 def compact(path: str, as_json: bool) -> None:
     """Make the checkpoint PATH, which has only changes, a whole one, so that it needs no other.
@@ -345,97 +330,3 @@ def compact(path: str, as_json: bool) -> None:
     if not built_on:
         text = f"{path}: has everything already"
     print_result(as_json, text, path=path, built_on=built_on)
-
-
-def target_options(command: Any) -> Any:
-    """Adds the target of a conversion, and the options for its form."""
-    for option in (
-        click.option(
-            "--base-table",
-            metavar="TABLE",
-            help="The table whose rows are replaced; default: as --table.",
-        ),
-        click.option(
-            "--base",
-            metavar="CHECKPOINT",
-            type=_MountedPath(exists=True, file_okay=False),
-            help="With --to checkpoint: the checkpoint that gives everything except the rows.",
-        ),
-        click.option(
-            "--group",
-            type=click.IntRange(0, 255),
-            help="The group of the table in a dump or a storage.",
-        ),
-        click.option(
-            "--to",
-            "form",
-            type=click.Choice(_FORMS),
-            help="The form of TARGET; default: by the end of its name, .parquet or .npz.",
-        ),
-        click.argument("target", type=_MountedPath()),
-    ):
-        command = option(command)
-    return command
-
-
-def convert_into(
-    source: str,
-    target: str,
-    form: str | None,
-    tables: tuple[str, ...],
-    group: int | None,
-    base: str | None,
-    base_table: str | None,
-    as_json: bool,
-    read: Any = None,
-) -> None:
-    """Converts, and prints the result; the arguments are the same as for the command."""
-    from sok_embed.checkpoint.tools.conversion.convert import convert as convert_rows
-    from sok_embed.checkpoint.tools.conversion.convert import form_of_target
-
-    if base_table is not None and base is None:
-        raise click.UsageError("Expected --base with --base-table. Received: --base-table alone.")
-    with bar("convert") as progress:
-        found = convert_rows(
-            source,
-            target,
-            form_of_target(target, form),
-            tables=tables,
-            group=group,
-            base=base,
-            base_table=base_table,
-            watch=progress,
-            read=read,
-        )
-    text = f"{found.rows:,} rows in {target}"
-    if found.left_out:
-        text += f"; {found.left_out:,} have expired and stayed out"
-    print_result(
-        as_json,
-        text,
-        rows=found.rows,
-        left_out=found.left_out,
-        form=found.form,
-        target=target,
-        tables=[head.label for head in found.tables],
-    )
-
-
-@checkpoint.command()
-@click.argument("source", type=_MountedPath(exists=True))
-@target_options
-@click.option(
-    "--table",
-    "tables",
-    metavar="TABLE",
-    multiple=True,
-    help="A table of SOURCE: a path, a name, or the number of a group. May be repeated.",
-)
-@as_json_option
-def convert(**options: Any) -> None:
-    """Write rows of SOURCE in another form into TARGET, which must not exist.
-
-    SOURCE is a checkpoint, a storage, a dump, a Parquet file, an .npz, or a .keras file of Keras.
-    Rows of an adaptive table are two tables, TABLE:own and TABLE:static.
-    """
-    convert_into(**options)

@@ -122,3 +122,18 @@ def print_result(as_json: bool, text: str, **result: Any) -> None:
         print_json(result)
     else:
         click.echo(printable(text))
+
+
+class MountedPath(click.Path):
+    """A path that is not a URL: these commands read and write files of this machine."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Refuses a URL, and checks other paths as `click.Path` does."""
+        if "://" in os.fspath(value):
+            from sok_embed.files.records import local_path
+
+            try:
+                local_path(value)
+            except ValueError as error:
+                self.fail(str(error), param, ctx)
+        return super().convert(value, param, ctx)
