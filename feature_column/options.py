@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from sok_embed.admission import Admission
-from sok_embed.arguments import check_integer, shown
+from sok_embed.arguments import check_integer, is_number, shown
 from sok_embed.eviction import Eviction
 from sok_embed.feature_column.evictions import GlobalStepEvict, L2WeightEvict
 from sok_embed.feature_column.filters import CBFFilter, CounterFilter
@@ -54,7 +52,7 @@ class InitializerOption:
             dim = check_integer(name, self.default_value_dim, 1, 2**31)
             object.__setattr__(self, "default_value_dim", dim)
         absent = self.default_value_no_permission
-        if absent is not None and not (_is_number(absent) and math.isfinite(absent)):
+        if absent is not None and not is_number(absent):
             raise ValueError(
                 "InitializerOption: expected default_value_no_permission to be a finite number. "
                 f"Received: {shown(absent)}."
@@ -162,10 +160,6 @@ _PARTS: dict[str, tuple[type[Any], ...]] = {
     "storage_option": (StorageOption,),
     "init_option": (InitializerOption,),
 }
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def _config_of(part: Any) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, TypeAlias
 
-from sok_embed.arguments import check_choice, check_integer, described
+from sok_embed.arguments import check_choice, check_integer, described, is_number
 
 __all__ = ["Admission", "CountingBloomAdmission", "FrequencyAdmission", "from_config", "get"]
 
@@ -91,10 +91,11 @@ class CountingBloomAdmission:
             )
         _set_integer(self, "capacity", 1, _UINT64)
         rate = self.false_positive_rate
-        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < 1:
+        if not is_number(rate) or not 0 < rate < 1:
             raise ValueError(
                 f"Expected false_positive_rate to be a number in (0, 1). Received: {rate!r}."
             )
+        object.__setattr__(self, "false_positive_rate", float(rate))
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments and the kind, as JSON can hold them; see `from_config`."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import math
+import numbers
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -60,6 +62,16 @@ def shown_arguments(name: str, parameters: Mapping[str, Any]) -> str:
     return ", ".join([repr(name), *(f"{key}={value!r}" for key, value in parameters.items())])
 
 
+def is_integer(value: Any) -> bool:
+    """Returns whether a value is an integer of Python or of NumPy; True and False are not."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Returns whether a value is a finite number; True, False and arrays are not."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def difference(lacking: str, more: str) -> str:
     """Returns a clause of a message about a thing "that …": the names that it lacks, and has more.
 
@@ -110,7 +122,7 @@ def check_integer(name: str, value: Any, low: int | None = None, high: int | Non
         low: The least that is allowed. `None`: there is no bound.
         high: The bound that the integer must be below. `None`: there is no bound.
     """
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    whole = is_integer(value)
     if whole and (low is None or value >= low) and (high is None or value < high):
         return int(value)
     if low is None:

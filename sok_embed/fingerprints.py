@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from sok_embed.arguments import described
+from sok_embed.arguments import described, is_integer
 from sok_embed.keras_bridge.layer_calls import LayerOfIds
 
 _REMEDY_OF_FLOATS = (
@@ -142,7 +142,7 @@ def _strings(values: Any) -> npt.NDArray[Any]:
 def _string(value: Any) -> str | bytes:
     if isinstance(value, (str, bytes)):
         return value
-    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+    if is_integer(value):
         return str(value)
     pandas = sys.modules.get("pandas")
     if value is None or (pandas is not None and (value is pandas.NA or value is pandas.NaT)):

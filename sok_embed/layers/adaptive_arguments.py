@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import numbers
 from typing import Any
 
-import numpy as np
-
-from sok_embed.arguments import check_choice, check_integer, shown
+from sok_embed.arguments import check_choice, check_integer, is_integer, is_number, shown
 from sok_embed.lookups.combining import COMBINERS
 
 _ROUTES = (-1, 0, 1)
@@ -42,14 +39,12 @@ def check_adaptive_arguments(**arguments: Any) -> None:
             + ("Use counter_bits=16." if arguments["counter_bits"] == 8 else "")
         )
     blend = arguments["demote_blend"]
-    is_number = isinstance(blend, numbers.Real) and not isinstance(blend, (bool, np.bool_))
-    if not is_number or not 0 <= blend <= 1:
+    if not is_number(blend) or not 0 <= blend <= 1:
         raise ValueError(f"Expected demote_blend to be in [0, 1]. Received: {shown(blend)}.")
 
 
 def check_route(mask: Any) -> int:
     """Returns the number that routes all keys. Raises ValueError unless it is -1, 0 or 1."""
-    is_integer = isinstance(mask, (int, np.integer)) and not isinstance(mask, bool)
-    if not is_integer or mask not in _ROUTES:
+    if not is_integer(mask) or mask not in _ROUTES:
         raise ValueError(f"Expected mask to be -1, 0 or 1. Received: {shown(mask)}.")
     return int(mask)

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from sok_embed.arguments import is_integer
 from sok_embed.keras_bridge.layer_calls import true_ids
 from sok_embed.keras_bridge.private_state import mask_of
 from sok_embed.layers.adaptive_arguments import check_route
@@ -36,7 +37,7 @@ def read_route(
     is_padding = padding is not None and getattr(mask, "dtype", None) == padding.dtype
     if is_padding or all(part is None for part in keras.tree.flatten(mask)):
         return AUTOMATIC if default is None else default
-    if isinstance(mask, (int, np.integer)) and not isinstance(mask, bool):
+    if is_integer(mask):
         try:
             return check_route(mask)
         except ValueError as error:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
 from typing import Any
+
+from sok_embed.arguments import is_number
 
 MESSAGES = 3  # of a step, between two workers: keys, rows, gradients
 
@@ -36,13 +37,9 @@ class Hardware:
         """Checks the values."""
         for field in fields(self):
             value = getattr(self, field.name)
-            least = "at least 0" if field.name == "latency" else "above 0"
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not is_number or not math.isfinite(value) or value < 0:
-                allowed = False
-            else:
-                allowed = value > 0 or field.name == "latency"
-            if not allowed:
+            may_be_0 = field.name == "latency"
+            if not is_number(value) or value < 0 or (value == 0 and not may_be_0):
+                least = "at least 0" if may_be_0 else "above 0"
                 raise ValueError(
                     f"Expected {field.name} to be a finite number {least}. Received: "
                     f"{field.name}={value!r}."

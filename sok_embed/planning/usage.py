@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sok_embed.arguments import check_integer
+from sok_embed.arguments import check_integer, is_number
 
 _Keys = npt.NDArray[np.int64]
 
@@ -43,24 +42,19 @@ class Usage:
     def __post_init__(self) -> None:
         """Checks the values."""
         for name, length in self.lengths.items():
-            if not _is_number(length) or length < 0:
+            if not is_number(length) or length < 0:
                 raise ValueError(
                     f"Expected the length of the bags of '{name}' to be a finite number of at "
                     f"least 0. Received: lengths[{name!r}]={length!r}."
                 )
         for name, share in self.distinct.items():
-            if not _is_number(share) or not 0 < share <= 1:
+            if not is_number(share) or not 0 < share <= 1:
                 raise ValueError(
                     f"Expected the share of distinct keys of '{name}' to be in (0, 1]. Received: "
                     f"distinct[{name!r}]={share!r}."
                 )
         if self.batch_size is not None:
             check_integer("batch_size", self.batch_size, 1)
-
-
-def _is_number(value: Any) -> bool:
-    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    return is_number and math.isfinite(value)
 
 
 def measured(feature_configs: Any, batches: Iterable[Any]) -> Usage:

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from sok_embed import kv
-from sok_embed.arguments import FLOATS_ROUND
+from sok_embed.arguments import FLOATS_ROUND, is_integer
 from sok_embed.fingerprints import keys_of_strings
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -89,9 +89,7 @@ def _refuse_flags(keys: Any) -> None:
 def _refuse_mixed_integers(keys: Any) -> None:
     """Raises for integers that NumPy turns into floats or objects."""
     values = np.asarray(keys, dtype=object).ravel().tolist()
-    if all(
-        isinstance(value, (int, np.integer)) and not isinstance(value, bool) for value in values
-    ):
+    if all(map(is_integer, values)):
         raise ValueError(
             f"Expected integer keys of int64 or of uint64. Received: {min(values)} and "
             f"{max(values)}, which have no common 64-bit type. Pass a NumPy array of one dtype; "
