@@ -11,6 +11,7 @@
 
 #include "core/base/test_folder.h"
 #include "core/base/test_result.h"
+#include "core/base/test_threads.h"
 #include "core/gpu/check/random_bags.h"
 #include "core/gpu/test_standin.h"
 
@@ -52,7 +53,7 @@ GpuBatch BatchOf(const PositionMap& map, const std::vector<int64_t>& ids) {
 }
 
 TEST_CASE("random batches of hashed bags on a GPU equal those of the host") {
-  for (uint64_t seed = 1; seed <= 400; ++seed) {
+  for (uint64_t seed = 1; seed <= (LongTests() ? 400 : 120); ++seed) {
     const Status status = RunRandomBags(StandIn(), seed, seed % 20 == 0 ? 6000 : 300);
     INFO("seed ", seed, ": ", status.message());
     REQUIRE(status.ok());

@@ -298,7 +298,7 @@ constexpr RowForm kForms[] = {{kBf16, kF32, 1},
 TEST_CASE("rows in fewer bytes are what rounding one by one makes, in every shard and thread") {
   uint64_t seed = TestSeed();
   for (const RowForm& form : kForms) {
-    for (int round = 0; round < 3; ++round, ++seed) {
+    for (int round = 0; round < (LongTests() ? 3 : 1); ++round, ++seed) {
       CAPTURE(RowTypeName(form.row));
       const Rows serial = Program(form, InShards(1), SerialFor, seed).Run(60);
       CHECK(Program(form, InShards(64), ThreadedFor, seed).Run(60) == serial);
@@ -311,7 +311,7 @@ TEST_CASE_TEMPLATE("rows on disk have the bits of rows in memory, whatever leave
                    DiskKind, SpillingDiskKind, EvictingDiskKind, JournaledDiskKind,
                    OtherDatabaseKind) {
   uint64_t seed = TestSeed();
-  const int operations = Kind::kDim < 100 ? 60 : 40;
+  const int operations = (Kind::kDim < 100 ? 60 : 40) / (LongTests() ? 1 : 2);
   for (const RowForm& form : kForms) {
     CAPTURE(RowTypeName(form.row));
     const auto on_disk = [](std::shared_ptr<const RowLayout> layout) {

@@ -339,7 +339,7 @@ TEST_CASE(
         CAPTURE(spill_rows);
         CAPTURE(seed);
         const Mode mode{write_through, has_ttl, spill_rows, round + round / 3};
-        Program(mode, seed).Run(LongTests() ? 3000 : 100);
+        Program(mode, seed).Run(LongTests() ? 3000 : 50);
       }
     }
   }

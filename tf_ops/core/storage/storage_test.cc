@@ -193,7 +193,7 @@ TEST_CASE("a table on disk holds the same bits as one in memory, through flushes
       if (small_spill) options.spill_rows = 30000;
       Twins twins(options, seed, 200000);
       std::string rule = "adam";
-      for (int step = 0; step < (LongTests() ? 300 : 100); ++step) {
+      for (int step = 0; step < (LongTests() ? 300 : 50); ++step) {
         switch (twins.rng()() % 16) {
           case 0:
             twins.Flush();
