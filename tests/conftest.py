@@ -104,7 +104,7 @@ AS_USERS_TRAIN = frozenset(
     """
     test_c_program test_checkpoint test_distributed_embedding_models test_export_models
     test_export_pooled test_layer_contract test_model_kinds test_own_rows test_steps_equal_keras
-    test_stock_bits test_storage_training
+    test_stock_bits test_storage_training test_training_as_users_do
     """.split()
 )
 
