@@ -36,6 +36,7 @@ def held_back(monkeypatch):
     go_on.set()
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("incremental", [False, True])
 def test_what_is_saved_is_what_was_there_at_the_call(tmp_path, held_back, incremental):
     model = held_state.every_kind(tmp_path / "rows")

@@ -93,6 +93,13 @@ def fresh():
     return held_state.every_kind()
 
 
+def eager():
+    """A model for tests of what is saved and when, which need no graph."""
+    model = fresh()
+    model.run_eagerly = True
+    return model
+
+
 def test_an_interrupted_fit_goes_on_with_the_next_epoch(tmp_path):
     whole = fresh()
     fit(whole, [])
@@ -163,18 +170,18 @@ def test_a_second_interruption_is_one_more(tmp_path):
 
 
 def test_a_checkpoint_within_an_epoch_begins_it_again_and_says_so(tmp_path):
-    model = fresh()
+    model = eager()
     with pytest.raises(Interruption):
         fit(model, [BackupAndRestore(tmp_path, save_freq=3), InterruptAt(1, 3)])
     assert sorted(os.listdir(tmp_path)) == [f"step-{step:09d}" for step in (3, 4, 7)]
     with pytest.warns(UserWarning, match=r"after 3 batches of epoch 2.*checkpoint\.fit"):
-        history = fit(fresh(), [BackupAndRestore(tmp_path, save_freq=3)], epochs=3)
+        history = fit(eager(), [BackupAndRestore(tmp_path, save_freq=3)], epochs=3)
     assert history.epoch == [1, 2]
 
 
 def test_checkpoints_stay_on_request(tmp_path):
-    fit(fresh(), [BackupAndRestore(tmp_path, delete_checkpoint=False)], epochs=2)
-    model = fresh()
+    fit(eager(), [BackupAndRestore(tmp_path, delete_checkpoint=False)], epochs=2)
+    model = eager()
     assert fit(model, [BackupAndRestore(tmp_path)], epochs=2).epoch == []
     assert int(model.optimizer.iterations) == 8
     assert not Path(tmp_path).exists()
@@ -197,19 +204,19 @@ def test_accumulated_gradients_are_not_lost(tmp_path):
 
 
 def test_a_model_alone_takes_up_what_a_fit_has_backed_up(tmp_path):
-    model = fresh()
+    model = eager()
     fit(model, [BackupAndRestore(tmp_path, delete_checkpoint=False)], epochs=1)
-    other = fresh()
+    other = eager()
     assert sok.checkpoint.Checkpoint(other).restore(tmp_path / "step-000000004") == 4
     held_state.assert_same(held_state.held_by(other), held_state.held_by(model))
 
 
 def test_the_end_of_an_epoch_that_was_saved_already_is_no_warning(tmp_path, recwarn):
     with pytest.raises(Interruption):
-        fit(fresh(), [BackupAndRestore(tmp_path, save_freq=4), InterruptAt(1)])
+        fit(eager(), [BackupAndRestore(tmp_path, save_freq=4), InterruptAt(1)])
     assert os.listdir(tmp_path) == ["step-000000004"]
     assert not [each for each in recwarn if "another step" in str(each.message)]
-    assert fit(fresh(), [BackupAndRestore(tmp_path)], epochs=2).epoch == [1]
+    assert fit(eager(), [BackupAndRestore(tmp_path)], epochs=2).epoch == [1]
 
 
 @pytest.mark.parametrize("save_freq", [0, -1, True, "batch", 1.5])

@@ -153,7 +153,7 @@ def test_a_storage_has_the_tables_as_groups(saved, tmp_path, form):
     assert groups[1].initializer["b"] == 0.5 and groups[1].initializer["seed"] == 3
 
 
-@pytest.mark.cover("values")
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_come_back_into_a_checkpoint_bit_for_bit(saved, tmp_path, form):
     for label in ("items", "users", "mixed:own", "mixed:static", "hot"):

@@ -239,7 +239,7 @@ LATER_ROWS = ("model.save", "save_model", "save_weights", "export", "saved_model
 WARNING = LATER_ROWS[:3]
 
 
-@pytest.mark.cover(2)
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_what_is_saved_predicts_as_at_its_moment(kind, tmp_path):
     place = Place(kind, tmp_path)
@@ -267,7 +267,7 @@ RUNS = {
 }
 
 
-@pytest.mark.cover(4)
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize("way", RUNS)
 def test_what_comes_back_in_fit_predicts_as_at_its_moment_or_is_refused(way, kind, tmp_path):
@@ -284,7 +284,7 @@ def test_what_comes_back_in_fit_predicts_as_at_its_moment_or_is_refused(way, kin
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.cover(3)
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize("make", [keras_file, weights_file])
 def test_the_model_checkpoint_of_keras_is_refused_over_rows_on_disk(make, kind, tmp_path):

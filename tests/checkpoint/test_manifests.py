@@ -227,7 +227,7 @@ class Change:
         self._path.write_bytes(with_checksum(told))
 
 
-@pytest.mark.cover(5)
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("what", ["manifest", "index"])
 def test_wrong_contents_with_right_checksums_are_one_error_and_change_nothing(run, tmp_path, what):
     """With SOK_MANIFEST_MUTATIONS=100000 so many, over all kinds of checkpoints."""

@@ -140,7 +140,7 @@ def look_up(tables, keys):
             tf_ops.lookup(table.resource_handle, keys, table.dim, make_rows=True)
 
 
-@pytest.mark.cover(4)
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("kind", ["adaptive", "frequency", "2", "8", "16"])
 def test_odd_counts_are_one_error_and_change_nothing(kind, workers, tmp_path):

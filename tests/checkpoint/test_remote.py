@@ -37,6 +37,7 @@ def test_everything_comes_back_bit_for_bit(url, tmp_path):
     held_state.assert_same(held_state.held_by(other), expected)
 
 
+@pytest.mark.cover(1)
 def test_a_store_holds_the_files_that_a_folder_holds(url, tmp_path):
     model = held_state.every_kind()
     held_state.train(model)
@@ -53,6 +54,7 @@ def test_a_store_holds_the_files_that_a_folder_holds(url, tmp_path):
     assert {record.name for record in read.files + read.rows} < set(files_below(url))
 
 
+@pytest.mark.cover(1)
 def test_checkpoints_are_kept_and_go_as_in_a_folder(url, tmp_path):
     kept = {}
     for place in (url, str(tmp_path / "run")):
@@ -72,6 +74,7 @@ def test_checkpoints_are_kept_and_go_as_in_a_folder(url, tmp_path):
     assert files_below(url) == []
 
 
+@pytest.mark.cover(1)
 def test_names_that_begin_alike_are_not_taken_for_each_other(url):
     _, manager = one_table(f"{url}/a", max_to_keep=1)
     other = CheckpointManager(Checkpoint(v=tf.Variable(1.0)), f"{url}/ab")

@@ -99,6 +99,7 @@ def test_a_loaded_model_does_not_train_and_says_how_to_go_on(tmp_path, storage):
     loaded.fit(KEYS, np.ones(len(KEYS)), verbose=0)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("name", ["best.keras", "best.weights.h5"])
 def test_weights_go_into_the_storage_of_a_model_or_into_memory(tmp_path, storage, name):
     model = model_over(storage)

@@ -135,7 +135,7 @@ def test_a_folder_that_is_no_storage_stays_as_it_is(tmp_path):
     assert not list((tmp_path / "work" / "empty").iterdir())
 
 
-@pytest.mark.cover(4)
+@pytest.mark.cover(2)
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -131,7 +131,7 @@ def trained(model, inputs, epochs=2):
     return model
 
 
-@pytest.mark.cover(2)
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_subclassed_model_comes_back_whole(tmp_path, kind):
     model, inputs = MODELS[kind]()

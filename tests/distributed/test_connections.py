@@ -348,6 +348,7 @@ except (KeyboardInterrupt, RuntimeError) as error:
 """
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize(("begun", "rank"), [("init", 0), ("init", 1), ("exchange", 0)])
 def test_a_worker_that_waits_is_interrupted(begun: str, rank: int, port: int) -> None:
     """The timeout is that of a job; the test ends long before."""

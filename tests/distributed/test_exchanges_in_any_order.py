@@ -5,7 +5,6 @@ mixed up, and every sum is that of NumPy. Numbers are integers, so that they are
 from __future__ import annotations
 
 import json
-import os
 from functools import cache
 from itertools import permutations
 from pathlib import Path
@@ -15,10 +14,11 @@ import numpy as np
 import pytest
 from sharded.any_order_worker import EAGER_EVERY, KEYS, NAMES, NUMBERS, factors_of, keys_of
 from sharded.launch import launch
+from tiers import rounds
 
 SCRIPT = Path(__file__).parent / "sharded" / "any_order_worker.py"
 WORKERS = 3
-STEPS = int(os.environ.get("SOK_ANY_ORDER_STEPS", "100"))
+STEPS = rounds(60, 100, "SOK_ANY_ORDER_STEPS")
 
 
 @pytest.fixture(scope="module")
