@@ -101,7 +101,7 @@ def test_processes_that_open_a_folder_at_once_wait_for_each_other_or_are_told(tm
     # RocksDB moves its log files before it looks at its lock.
     with kv.Storage(tmp_path / "rows") as storage:
         sgd(storage).apply_gradients(keys(1), ones(1))
-    command = [sys.executable, "-c", RACE, str(tmp_path / "rows"), str(rounds(20, 60))]
+    command = [sys.executable, "-c", RACE, str(tmp_path / "rows"), str(rounds(10, 60))]
     processes = [
         subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
         for _ in range(3)

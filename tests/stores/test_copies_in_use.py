@@ -113,7 +113,7 @@ def is_of_one_moment(found: np.ndarray, first: int, last: int) -> bool:
     return bool((found == rows).all())
 
 
-@pytest.mark.parametrize("copies", few_or_many(8, 100))
+@pytest.mark.parametrize("copies", few_or_many(4, 100))
 @pytest.mark.parametrize("durability", ["checkpoint", "update"])
 def test_a_copy_of_a_storage_in_use_is_whole_or_says_that_it_is_not(tmp_path, durability, copies):
     random = np.random.default_rng(seed_of_test())

@@ -103,7 +103,7 @@ def damage(path: Path, random: np.random.Generator) -> str:
     return f"{how} at byte {at}"
 
 
-@pytest.mark.parametrize("copies", few_or_many(45, 2000))
+@pytest.mark.parametrize("copies", few_or_many(24, 2000))
 def test_a_damaged_copy_is_whole_or_says_that_it_is_damaged(tmp_path, folders, copies):
     random = np.random.default_rng(seed_of_test())
     whole = rows_after(CALLS)

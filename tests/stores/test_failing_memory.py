@@ -20,10 +20,10 @@ SHORT_WORKER = Path(__file__).with_name("short_memory_worker.py")
 ENDED_WORKER = Path(__file__).with_name("ended_memory_worker.py")
 READ_WORKER = Path(__file__).with_name("failing_read_worker.py")
 LIBRARY = Path(__file__).with_name("failing_memory.c")
-# `make test-all` has each allocation fail by itself, and `make test` each eleventh one.
+# `make test-all` has each allocation fail by itself, and `make test` each 23rd one.
 SHORT_KINDS = ("load", "assign")
 ENDED_KINDS = ("update", "assign", "remove", "flush", "dump")
-STRIDE = rounds(11, 1)
+STRIDE = rounds(23, 1)
 
 
 def turn_of(kinds, kind, durability):
@@ -88,7 +88,7 @@ def test_small_allocations_that_fail_leave_what_a_kill_would(library, tmp_path, 
     run_worker(library, SHORT_WORKER, tmp_path, durability, kind, turn)
 
 
-@pytest.mark.cover("values")
+@pytest.mark.cover(3)
 @pytest.mark.parametrize("durability", DURABILITIES)
 @pytest.mark.parametrize("kind", ENDED_KINDS)
 def test_errors_of_ended_memory_say_whether_rows_changed(library, tmp_path, durability, kind):

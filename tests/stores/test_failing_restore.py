@@ -10,9 +10,10 @@ import pytest
 from broken_disk import faulty
 from kill_storage import DURABILITIES
 from limits import HANG_S
+from tiers import rounds
 
 # Each takes two short lives of a table: more for a long run.
-PLACES = int(os.environ.get("SOK_RESTORE_PLACES", "8"))
+PLACES = rounds(4, 8, "SOK_RESTORE_PLACES")
 
 
 @pytest.mark.cover(1)

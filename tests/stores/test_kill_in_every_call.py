@@ -3,10 +3,11 @@
 import pytest
 from kill_storage import DURABILITIES, TTLS, kill
 from seeds import seed_of_test
+from tiers import rounds
 
 from sok_embed.binding import _core
 
-KILLS = 6
+KILLS = rounds(3, 6)
 
 
 @pytest.mark.cover("values")

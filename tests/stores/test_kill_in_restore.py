@@ -13,11 +13,12 @@ from dump_rows import read_dump
 from killed_process import kill_and_read
 from killed_restorer import DIM, contents_of
 from seeds import seed_of_test
+from tiers import rounds
 
 from sok_embed import kv
 
 # A process takes seconds to start: more for a long run.
-KILLS = int(os.environ.get("SOK_RESTORE_KILLS", "2"))
+KILLS = rounds(1, 2, "SOK_RESTORE_KILLS")
 RESTORER = Path(__file__).with_name("killed_restorer.py")
 
 

@@ -1,11 +1,10 @@
 """Whatever happens to a folder, it has one writer at most, and keeps what was flushed to it."""
 
-import os
-
 from lock_program import run_program
 from seeds import seed_of_test
+from tiers import rounds
 
-PROGRAMS = int(os.environ.get("SOK_LOCK_PROGRAMS", "6"))
+PROGRAMS = rounds(3, 6, "SOK_LOCK_PROGRAMS")
 
 
 def test_random_programs_of_two_processes_lose_no_row():

@@ -14,9 +14,10 @@ import pytest
 from core_programs import command, run
 from killed_process import kill_and_read
 from seeds import seed_of_test
+from tiers import rounds
 
 LIBRARY = Path(__file__).with_name("surviving_files.c")
-FAILURES = int(os.environ.get("SOK_POWER_FAILURES", "6"))
+FAILURES = rounds(3, 6, "SOK_POWER_FAILURES")
 KEYS = 40
 TOUCHED = 9
 

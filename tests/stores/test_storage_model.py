@@ -2,6 +2,7 @@
 
 from seeds import seed_of_test
 from storage_model import main, parse
+from tiers import rounds
 
 from sok_embed.binding import _core
 
@@ -13,8 +14,8 @@ def lives(*arguments):
 
 
 def test_random_work_leaves_what_numpy_says():
-    assert lives("--operations", "300000") == 0
+    assert lives("--operations", str(rounds(100_000, 300_000))) == 0
 
 
 def test_random_work_on_rows_that_never_expire_leaves_what_numpy_says():
-    assert lives("--operations", "150000", "--ttls", "0") == 0
+    assert lives("--operations", str(rounds(50_000, 150_000)), "--ttls", "0") == 0
