@@ -100,7 +100,7 @@ KINDS_AND_TYPES = [
 ]
 
 
-@pytest.mark.cover("values")
+@pytest.mark.cover(3)
 @pytest.mark.parametrize("combiner", ["mean", "sqrtn"])
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -161,6 +161,7 @@ def fit(model):
     return model.predict(features, verbose=0)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_fit_trains_rows_of_a_gpu_as_rows_of_the_host(policy):
     found = []

@@ -63,6 +63,7 @@ def _in_graph(kind, names, sequence):
         return fc.own_rows("shared", session), session.run(static)
 
 
+@pytest.mark.cover("pairs")
 @pytest.mark.parametrize("run", [_in_layer, _in_graph], ids=["layer", "graph"])
 @pytest.mark.parametrize("kind", ["adaptive", "embedding"])
 @pytest.mark.parametrize("sequence", [False, True], ids=["bags", "sequences"])
@@ -88,7 +89,7 @@ IDS = {"a": np.array([[1, 2, 3], [2, 2, 9]]), "b": np.array([[3, 4, 1], [2, 8, 8
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("kind", ["adaptive", "hashed", "vocabulary"])
 @pytest.mark.parametrize("combiner", ["sum", "mean"])
-@pytest.mark.cover("pairs")
+@pytest.mark.cover("values")
 def test_static_rows_train_as_those_of_a_dense_table(rule, kind, combiner):
     """An index that two columns have is one index, the gradient of which is the sum.
 

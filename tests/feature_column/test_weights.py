@@ -85,7 +85,7 @@ def _masks(kind, form, ids):
     return {"a": mask if form == "dense" else mask[ids != -1]}
 
 
-@pytest.mark.cover("pairs")
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("run", [_in_layer, _in_graph], ids=["layer", "graph"])
 @pytest.mark.parametrize("kind", ["adaptive", "embedding"])
 @pytest.mark.parametrize("form", ["dense", "ragged", "sparse", "mixed"])

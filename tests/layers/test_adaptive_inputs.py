@@ -102,6 +102,7 @@ def test_gradients_of_all_kinds_are_those_of_the_entries(combiner):
         assert sorted(layer.table.export()[0]) == sorted(alone.table.export()[0])
 
 
+@pytest.mark.cover("pairs")
 @pytest.mark.parametrize("form", ["alike", "alike_int32_splits", "flat"])
 @pytest.mark.parametrize("make_inputs", [ragged_of, sparse_of])
 def test_ragged_and_sparse_keys_take_masks(call, make_inputs, form):

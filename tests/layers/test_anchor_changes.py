@@ -84,6 +84,7 @@ def test_optimizers_of_v1_train_native_variables(name, in_function):
     check_equal(found, expected)
 
 
+@pytest.mark.cover("values")
 @IN_FUNCTION
 @pytest.mark.parametrize("name", ["GradientDescentOptimizer", "AdagradOptimizer"])
 def test_optimizers_of_v1_train_the_rows_that_replicas_share(name, in_function):

@@ -104,7 +104,7 @@ def test_what_an_optimizer_clips(way, clip, other, in_function):
     assert np.abs(without[0] - expected[0]).max() > TOLERANCE
 
 
-@pytest.mark.cover("values")
+@pytest.mark.cover(1)
 @IN_FUNCTION
 @pytest.mark.parametrize(
     "clip",
@@ -130,7 +130,7 @@ class OneRow(WeightOfRows):
         return super().call(tf.zeros_like(keys))
 
 
-@pytest.mark.cover("values")
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("clip", CLIPS)
 @pytest.mark.parametrize("other", ["alone", "accumulated"])
 @pytest.mark.parametrize("own", [True, False], ids=["own_rows", "static_row"])
@@ -146,7 +146,7 @@ def test_rows_of_an_adaptive_layer(own, clip, other):
     check_equal(found, expected)
 
 
-@pytest.mark.cover(2)
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("run_eagerly", [False, True], ids=["function", "eager"])
 @pytest.mark.parametrize("clip", CLIPS)
 def test_fit_clips_as_with_a_weight(clip, run_eagerly):
@@ -172,7 +172,7 @@ def replicated(layer: Any) -> keras.Model:
     return made
 
 
-@pytest.mark.cover(1)
+@pytest.mark.long
 @pytest.mark.parametrize("clip", ["clipnorm", "global_clipnorm"])
 def test_replicas_clip_as_with_a_weight(clip):
     """Keras clips what each replica has, and sums it then."""
@@ -197,7 +197,7 @@ def test_a_value_cannot_be_clipped_for_each_replica():
         model.fit(np.zeros((4, 2), np.int64), np.zeros((4, 2, DIM)), verbose=0)
 
 
-@pytest.mark.cover("values")
+@pytest.mark.cover(1)
 @IN_FUNCTION
 @pytest.mark.parametrize("clip", CLIPS)
 def test_the_layers_own_optimizer_clips_its_rows_alone(clip, in_function):

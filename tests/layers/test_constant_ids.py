@@ -108,7 +108,7 @@ def _fits(kind, form):
 CASES = [(kind, form) for form in FORMS for kind in LAYERS if _fits(kind, form)]
 
 
-@pytest.mark.cover(21)
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_they_train_and_predict(case, place):

@@ -43,6 +43,7 @@ def test_every_form_of_layer_admits_what_came_often_enough(form, in_function):
         assert counted.admitted() == admitted_of(keys[: i + 1])
 
 
+@pytest.mark.cover(5)
 @pytest.mark.parametrize("form", [form for form in FORMS if form not in NEVER_WITHOUT_TRAINING])
 def test_gradients_of_calls_without_training_are_counted_once(form):
     seed = seed_of_test()
@@ -54,6 +55,7 @@ def test_gradients_of_calls_without_training_are_counted_once(form):
         counted.loss(batch, False)  # no gradient, no count
 
 
+@pytest.mark.cover(5)
 @pytest.mark.parametrize("form", [form for form in FORMS if form not in NEVER_WITHOUT_TRAINING])
 def test_a_step_of_calls_with_and_without_training_counts_each_once(form):
     counted, keys = FORMS[form](), stream(5)

@@ -77,7 +77,7 @@ def epoch_in_a_function(model: Any, optimizer: Any, data: Any) -> None:
     epoch()
 
 
-@pytest.mark.cover(2)
+@pytest.mark.cover(1)
 @pytest.mark.parametrize(
     "train",
     [fit_few, loop_of(lambda f: f), loop_of(tf.function), epoch_in_a_function],

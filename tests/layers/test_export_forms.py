@@ -69,7 +69,7 @@ def served(path, parts):
 REFUSED = "expected (ragged|sparse) ids, as the model was called with. Received: a dense signature"
 
 
-@pytest.mark.cover(4)
+@pytest.mark.cover(3)
 @pytest.mark.parametrize("name, form, weighted", list(cases()))
 def test_what_is_served_is_what_the_model_answers_or_the_export_is_refused(
     name, form, weighted, tmp_path
@@ -151,7 +151,7 @@ def test_a_signature_that_keras_adds_to_others_fails_when_it_is_served(tmp_path)
         loaded._default_save_signature({"ids": tf.constant([[5, 7]], tf.int64)})
 
 
-@pytest.mark.cover(2)
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("make, padding", [
     (dynamic, {"padding_value": -1}),
     (adaptive, {"padding_value": -1}),
@@ -261,7 +261,7 @@ def test_ragged_vectors_of_single_keys_are_exported_by_parts_alone(make, tmp_pat
     np.testing.assert_allclose(found, model(ids), rtol=1e-6)
 
 
-@pytest.mark.cover(2)
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("padding", [None, -3])
 @pytest.mark.parametrize("form", ["ragged", "sparse"])
 def test_feature_columns_are_exported_by_parts_or_padded(padding, form, tmp_path):

@@ -58,6 +58,7 @@ def _collection(**options):
     return sok.DistributedEmbedding(sok.FeatureConfig("f", table))
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("make", [_dynamic, _adaptive, _collection])
 @pytest.mark.parametrize("in_function", [True, False], ids=["function", "eager"])
 @pytest.mark.parametrize("given", ["formula", "constraint"])

@@ -63,7 +63,7 @@ def to_int64(floats):
     return ops.cast(floats, "int64")
 
 
-@pytest.mark.cover(3)
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("name", list(LAYERS))
 @pytest.mark.parametrize("kind", ["functional", "subclassed"])
 def test_a_cast_that_merged_ids_ends_training(name, kind):
@@ -80,7 +80,7 @@ def test_a_cast_that_merged_ids_ends_training(name, kind):
         assert layer.table.size() == 0
 
 
-@pytest.mark.cover(3)
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("name", list(LAYERS))
 def test_ids_that_floats_hold_are_taken(name):
     layer = LAYERS[name]()
@@ -122,7 +122,7 @@ MOVES = {
 }
 
 
-@pytest.mark.cover(3)
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("name", list(MOVES))
 def test_casts_are_found_behind_ops_that_move_values(name):
     layer = LAYERS["dynamic"]()

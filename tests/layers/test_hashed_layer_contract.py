@@ -188,6 +188,7 @@ def test_a_keras_file_gives_the_model_again(case, tmp_path):
     np.testing.assert_array_equal(loaded.layers[0].weight, model.layers[0].weight)
 
 
+@pytest.mark.cover(3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
 def test_weights_of_a_model_are_loaded_into_another(case, tmp_path, dtype):
     ids = case.ids()

@@ -68,7 +68,7 @@ def train(layer: Any, make_optimizer: Callable[[], Any]) -> np.ndarray:
     return layer.get_weights()[0]
 
 
-@pytest.mark.cover(4)
+@pytest.mark.cover(2)
 @each(OF_KERAS)
 def test_each_optimizer_trains_it_as_what_is_composed_of_ops(make_optimizer):
     expected = train(ComposedBag(), make_optimizer)
@@ -99,6 +99,7 @@ def fit(make_layer: Callable[[], Any], make_optimizer: Any, strategy: Any = None
     return layer.get_weights()[0]
 
 
+@pytest.mark.cover(1)
 @each(("sgd", "adam"))
 def test_fit_trains_it_as_what_is_composed_of_ops(make_optimizer):
     expected = fit(ComposedBag, make_optimizer)
@@ -123,6 +124,7 @@ def test_replicas_of_a_mirrored_strategy_join_the_slices_that_are_asked_for():
     np.testing.assert_allclose(trained, fit(ours, OPTIMIZERS["sgd"]), rtol=0, atol=1e-5)
 
 
+@pytest.mark.long
 def test_replicas_of_a_mirrored_strategy_choose_no_slices_by_themselves():
     # Adagrad would square those of each replica.
     def large() -> HashedEmbeddingBag:
@@ -145,6 +147,7 @@ def test_replicas_of_a_mirrored_strategy_choose_no_slices_by_themselves():
     np.testing.assert_allclose(fit_large(mirrored()), expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize(("size", "sparse"), [(30_000_000, True), (SIZE, False)])
 def test_fit_gives_slices_for_a_large_weight(size, sparse):
     are_slices = []

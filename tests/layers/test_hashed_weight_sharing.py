@@ -195,7 +195,7 @@ def test_two_calls_of_a_large_weight_train_as_with_dense_gradients():
     np.testing.assert_allclose(*trained, rtol=0, atol=1e-6)
 
 
-@pytest.mark.cover("values")
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("hidden", [0, 3])
 @pytest.mark.parametrize("swap", [False, True])
 def test_a_keras_file_gives_one_variable_again(tmp_path, hidden, swap):

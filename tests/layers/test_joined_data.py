@@ -111,6 +111,7 @@ def by_checkpoints(model, data, folder):
     return sok_embed.checkpoint.fit(model, data, directory=folder, epochs=2, verbose=0).history
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
 @pytest.mark.parametrize(
     ("kind", "options", "loss", "fit"),

@@ -311,6 +311,7 @@ def test_compiling_again_with_another_optimizer_keeps_the_rows(case):
     np.testing.assert_array_equal(layer.table.lookup(keys), rows)
 
 
+@pytest.mark.cover(2)
 def test_compiling_again_with_another_optimizer_restarts_slots_and_steps(case):
     layer, keys = case.make(), case.keys()
     model = case.model(layer)
@@ -346,6 +347,7 @@ def test_an_optimizer_of_its_own_decides_the_rule(case, make, rule):
     assert layer.table.export(slots=True).rule == rule
 
 
+@pytest.mark.cover(2)
 def test_the_learning_rate_of_an_optimizer_of_its_own_can_be_changed(case):
     layer, keys = case.make(optimizer=ko.SGD(0.1)), case.keys()
     model = case.model(layer)

@@ -8,7 +8,7 @@ from dense_steps import CLIPS, IN_FUNCTION, check_equal, overflowing, train
 from dense_twin import DIM, KEYS, START, Model, WeightOfRows, contents, table_layer
 
 
-@pytest.mark.cover("values")
+@pytest.mark.cover(2)
 @IN_FUNCTION
 @pytest.mark.parametrize("clip", [None, *CLIPS])
 @pytest.mark.parametrize("accumulated", [False, True], ids=["alone", "accumulated"])
@@ -48,6 +48,7 @@ def test_only_the_rows_overflow():
     np.testing.assert_array_equal(layer.table.lookup([1, 2]), before)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("run_eagerly", [False, True], ids=["function", "eager"])
 def test_mixed_float16_trains_as_a_dense_weight_does(run_eagerly):
     random = np.random.default_rng(5)

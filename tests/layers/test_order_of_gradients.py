@@ -99,6 +99,7 @@ def test_gradients_of_a_loop_are_summed_in_the_order_of_its_turns():
     assert_summed_in_order(dynamic, loss_of, tf.function)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("times", few_or_many(1, 4))
 def test_replicas_can_be_repeated_bit_by_bit(times):
     random = np.random.default_rng(6)

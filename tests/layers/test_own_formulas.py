@@ -69,7 +69,7 @@ def _found(table):
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "all2all", "collection", "concat"])
-@pytest.mark.cover("values")
+@pytest.mark.cover(2)
 def test_rows_and_slots_are_those_of_a_matrix_after_50_steps(kind):
     embedding = LAYERS[kind]()
     _train(_model(embedding, RootMomentum(0.05, beta=0.8)), range(STEPS))
@@ -106,7 +106,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.cover(3)
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_options_of_the_optimizer_reach_rows(option):
     make = functools.partial(RootMomentum, **{"learning_rate": 0.05, **OPTIONS[option]})
@@ -114,6 +114,7 @@ def test_options_of_the_optimizer_reach_rows(option):
     trained.assert_equal(TOLERANCE)
 
 
+@pytest.mark.long
 def test_replicas_of_a_mirrored_strategy_train_one_table():
     make = functools.partial(RootMomentum, 0.05)
     train_both(make, batches=FEW, make_strategy=mirrored).assert_equal(TOLERANCE)
@@ -382,6 +383,7 @@ def test_what_cannot_run_on_rows_is_refused_with_the_reason(optimizer, text):
         row_rule(optimizer())
 
 
+@pytest.mark.cover(4)
 @compile_looks_at_layers
 @pytest.mark.parametrize(("optimizer", "text"), REFUSED)
 def test_compile_refuses_what_cannot_run_on_rows(optimizer, text):

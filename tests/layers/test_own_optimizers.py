@@ -16,7 +16,7 @@ import sok_embed as sok
 from sok_embed.checkpoint import Checkpoint
 
 
-@pytest.mark.cover(3)
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("rate", own_optimizers.RATES)
 @pytest.mark.parametrize("holder", own_optimizers.HOLDERS)
 def test_rate_step_and_slots_are_there_in_another_process(holder, rate, tmp_path):
@@ -169,6 +169,7 @@ class LowersAtEachEpoch(keras.callbacks.Callback):
             own.learning_rate = float(own.learning_rate.numpy()) / 2
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("holder", ["collection", "dynamic"])
 def test_a_run_that_goes_on_amid_an_epoch_has_the_rate_of_that_epoch(holder, tmp_path):
     class Stops(keras.callbacks.Callback):

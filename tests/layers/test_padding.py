@@ -209,6 +209,7 @@ def test_what_is_not_a_key_cannot_be_padding(make):
     make("mean", padding_value=0, mask_zero=True)
 
 
+@pytest.mark.cover(3)
 @pytest.mark.parametrize("form", ["dense", "ragged", "sparse"])
 @pytest.mark.parametrize("dtype, padding", [("int64", 0), ("string", "-")])
 def test_columns_leave_padding_out(form, dtype, padding):

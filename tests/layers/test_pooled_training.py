@@ -77,7 +77,7 @@ def batches_of(form: str, weighted: bool) -> tuple[list[Any], list[Any]]:
     return ours, theirs
 
 
-@pytest.mark.cover(3)
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("name", ["sgd", "adagrad", "adam"])
 @pytest.mark.parametrize(
     ("combiner", "weighted", "form"),
@@ -157,6 +157,7 @@ def test_a_functional_model_fits_and_loads_from_its_file(form: str, tmp_path: An
     np.testing.assert_array_equal(keras.saving.load_model(path)(keys), trained)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("combiner", COMBINERS)
 def test_an_exported_model_pools_as_the_layer_does(combiner: str, tmp_path: Any) -> None:
     layer = DynamicEmbedding(DIM, combiner=combiner, weights=(KEYS, start_of()))

@@ -86,7 +86,7 @@ def trained(model, mode, batches):
 AGAIN = {"recompute_grad": tf.recompute_grad, "remat": keras.remat}
 
 
-@pytest.mark.cover("pairs")
+@pytest.mark.cover(6)
 @pytest.mark.parametrize("again", AGAIN)
 @pytest.mark.parametrize("mode", ["eager", "function", "fit"])
 @pytest.mark.parametrize("kind", LAYERS)
@@ -102,6 +102,7 @@ def test_keys_get_rows_when_they_were_seen_often_enough(kind, mode, again):
     assert 0 < len(keys) < 11
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("mode", ["eager", "function", "fit"])
 @pytest.mark.parametrize("kind", ["frequency", "adaptive"])
 def test_rows_are_those_of_a_model_that_computes_nothing_again(kind, mode):

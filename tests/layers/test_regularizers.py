@@ -18,7 +18,7 @@ REGULARIZERS = {
 
 @pytest.mark.parametrize("regularizer", REGULARIZERS)
 @pytest.mark.parametrize("kind", LAYERS)
-@pytest.mark.cover(3)
+@pytest.mark.cover(1)
 def test_rows_are_regularized_as_keras_regularizes_a_matrix(kind, regularizer):
     """After 50 steps of Adam losses and rows differ by float32's rounding of sums: 1e-5."""
     expected = Static(regularizer=REGULARIZERS[regularizer]())
@@ -92,6 +92,7 @@ def test_configs_keep_regularizers(kind):
 
 
 # Weights do not go with "max".
+@pytest.mark.cover(5)
 @pytest.mark.parametrize(
     "combiner, weighted",
     [("sum", False), ("mean", False), ("sqrtn", False), ("max", False)]

@@ -52,7 +52,7 @@ WRONG = {
 }
 
 
-@pytest.mark.cover(6)
+@pytest.mark.cover(3)
 @pytest.mark.parametrize("case", WRONG)
 def test_a_table_refuses_rows_that_no_training_leaves(layer, case):
     field, value, message = WRONG[case]

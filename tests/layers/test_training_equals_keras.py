@@ -114,6 +114,7 @@ def gradient_step(model, x, y):
     model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
 
 
+@pytest.mark.cover(1)
 @each(TWO)
 def test_an_eager_loop_with_a_tape_trains_rows(make_optimizer):
     def train(model, keys, targets):
