@@ -2,8 +2,8 @@
 
 import os
 import subprocess
-import sys
 
+import forked
 from limits import HANG_S
 
 # This runs in a process with little memory, so that a machine with a lot of it tests the same.
@@ -102,7 +102,7 @@ print("end", len(tf_ops.adaptive_buckets(KEYS, 2)))
 
 def test_no_size_ends_the_process() -> None:
     result = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        forked.program(PROGRAM),
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"},
         capture_output=True,
         text=True,

@@ -53,7 +53,7 @@ cli.main(["inspect", "rows"], standalone_mode=False)
     assert "1" in result.stdout
 
 
-@pytest.mark.cover(2)
+@pytest.mark.cover(1)
 @pytest.mark.parametrize(
     "imports",
     [
