@@ -412,7 +412,7 @@ def test_a_place_of_another_number_of_workers_needs_the_same_examples_to_be_left
         ({"steps_per_epoch": 5}, ValueError, "ends within an epoch"),
         ({"save_freq": 0}, ValueError, "save_freq"),
         ({"save_freq": "batch"}, ValueError, "save_freq"),
-        ({"position": "place"}, ValueError, "'iterator' or 'count'"),
+        ({"position": "place"}, ValueError, "'iterator', 'count'"),
         ({"callbacks": [sok.callbacks.BackupAndRestore("b")]}, ValueError, "BackupAndRestore"),
         ({"callbacks": [keras.callbacks.EarlyStopping(restore_best_weights=True)]}, ValueError,
          "restore_best_weights=False"),

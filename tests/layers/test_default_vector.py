@@ -90,7 +90,7 @@ def test_files_and_exports_keep_it(tmp_path):
 
 @pytest.mark.parametrize("wrong", ["mean", 1.5, True, 2**64, -(2**63) - 1, [0.0, 0.0]])
 def test_other_defaults_are_refused(wrong):
-    with pytest.raises(ValueError, match="Expected default_vector to be .*Received: default_vec"):
+    with pytest.raises(ValueError, match="Expected default_vector to be .*Received: "):
         sok.DynamicEmbedding(2, default_vector=wrong)
 
 
