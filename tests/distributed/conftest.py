@@ -31,27 +31,25 @@ SCENARIOS = frozenset(
 OVER_TCP = frozenset(
     """
     fit_sgd gradient_accumulation clipped_by_the_norm_of_all an_overflow_on_one_worker
-    broadcast_variables uneven_sgd retracing_on_one_worker repeated
-    keys_of_one_owner rows_on_a_gpu rows_in_fewer_bytes own_formula adaptive_sgd
-    adaptive_masked adaptive_flipped
+    broadcast_variables uneven_sgd retracing_on_one_worker repeated keys_of_one_owner rows_on_a_gpu
+    rows_in_fewer_bytes own_formula adaptive_sgd adaptive_masked adaptive_flipped
     adaptive_initial_rows adaptive_wrong_mask collection_sgd_mixed collection_adam_towers_mixed
-    collection_fit_placed collection_rows_mixed
+    collection_sgd_bfloat16 collection_fit_placed collection_rows collection_rows_mixed
     collection_rows_bfloat16 collection_checkpoint_mixed collection_bad_key
-    collection_of_another_configuration collection_that_is_full failing_dynamic failing_pooled
-    failing_all2all failing_adaptive failing_masked failing_columns failing_key communicator
-    communicator_of_horovod counted_in_training evictions_in_logs columns_sgd
-    columns_of_no_ids many_sequences a_layer_of_no_adaptive_columns hashed_sgd_sparse hashed_shared
-    joined_adam_weighted joined_validation joined_two_at_once
-    joined_normalization joined_reports message_counts what_a_step_waits_for message_bytes averages
-    many_slices normalized_by_each normalized_by_all normalized_uneven saving initial_rows
-    every_input_form combined_bags mapped
+    collection_of_another_configuration collection_that_is_full failing_dynamic failing_all2all
+    failing_adaptive failing_masked failing_columns failing_key communicator communicator_of_horovod
+    counted_in_training evictions_in_logs columns_sgd columns_of_no_ids many_sequences
+    a_layer_of_no_adaptive_columns hashed_sgd_sparse hashed_shared joined_adam_weighted
+    joined_validation joined_two_at_once joined_in_a_loop joined_normalization joined_reports
+    message_counts what_a_step_waits_for message_bytes averages many_slices normalized_by_each
+    normalized_by_all normalized_uneven saving initial_rows every_input_form combined_bags mapped
     """.split()
 )
 # Horovod only carries what the communicator of the tables sends.
 OVER_HOROVOD = frozenset(
     """
     communicator communicator_of_horovod fit_sgd averages many_slices message_counts
-    collection_rows_mixed collection_that_is_full failing_dynamic failing_masked failing_columns
+    collection_rows_mixed collection_that_is_full failing_dynamic
     """.split()
 )
 

@@ -26,6 +26,13 @@ def numbers_that_write(request: pytest.FixtureRequest) -> list[int]:
     return sorted({2}.union(*looked_at))
 
 
+def numbers_that_read(request: pytest.FixtureRequest) -> list[int]:
+    """Returns the numbers of workers that load files for the chosen tests of a module."""
+    cases = [item for item in request.session.items if item.path == request.path]
+    parameters = [item.callspec.params for item in cases if hasattr(item, "callspec")]
+    return sorted({each["reads"] for each in parameters if "reads" in each})
+
+
 def optimizers_that_are_read(request: pytest.FixtureRequest) -> list[str]:
     """Returns the optimizers that the chosen tests of a module name, and Adam."""
     cases = [item for item in request.session.items if item.path == request.path]
