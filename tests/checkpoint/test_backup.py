@@ -44,6 +44,7 @@ def fit(model, callbacks, epochs=5):
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_replicas_of_a_strategy_are_saved_and_restored(tmp_path):
     strategy = keras_reference.mirrored()
     held = {}

@@ -51,6 +51,7 @@ def test_vectors_are_in_the_places_of_their_keys(on_workers, workers, dtype, sha
         assert names == ([] if workers == 1 else ["sok_embed.emb.keys", "sok_embed.emb.rows"])
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("n", [50, 20_000])  # the core divides few and many keys in two ways
 def test_an_owner_hears_of_a_key_once_from_each_worker_with_what_is_said_of_it(on_workers, n):
     random = np.random.default_rng(11)

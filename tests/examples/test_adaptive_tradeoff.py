@@ -110,6 +110,7 @@ def test_a_summary_compares_seed_by_seed_with_own_rows_only() -> None:
     assert lines[-1].endswith("less: adaptive, so.")  # the others lose too much, or take too much
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

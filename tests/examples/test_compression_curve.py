@@ -38,6 +38,7 @@ def test_ratings_leave_a_picture_and_a_table(tmp_path: Path) -> None:
     assert aucs["row hashing"][1] != pytest.approx(figures["full_table"], abs=1e-3)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -56,6 +56,7 @@ def sparse(values=None, dtype=tf.int64):
     return tf.SparseTensor(found.indices, values, found.dense_shape)
 
 
+@pytest.mark.cover(4)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("nn", [tf.nn, v1.nn], ids=["v2", "v1"])
 def test_embedding_lookup_with_each_optimizer(optimizer, nn):

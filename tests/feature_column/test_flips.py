@@ -52,6 +52,7 @@ def test_the_first_own_row_is_the_static_row(column, optimizer):
             np.testing.assert_array_equal(got[key], before[key])
 
 
+@pytest.mark.cover(2)
 @each_column
 def test_the_first_own_row_is_the_static_row_in_a_new_session_of_a_new_graph(column, tmp_path):
     model = GraphModel(STATIC, "adagrad", column=column)

@@ -232,6 +232,7 @@ def test_a_row_that_goes_moves_its_static_row_under_fit():
     assert np.abs(got - STATIC[bucket_of(1, 4)]).max() > 1e-3
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize(
     ("kind", "types"),
     [

@@ -10,6 +10,7 @@ STATIC = start(5, 3)
 ROWS = [[7], [8], [-9], [2**40], [7], [11]]
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("optimizer", ["adagrad", "adam", "momentum", "ftrl"])
 def test_in_a_graph(optimizer, tmp_path):
     model = GraphModel(STATIC, optimizer)

@@ -48,6 +48,7 @@ if child != 0 and state == "open":
 """
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("state", ["open", "closed", "freed"])
 def test_a_forked_child_ends_and_the_parent_goes_on(tmp_path, state):
     codes = {"return": 0, "exit": 3, "_exit": 4, "exception": 1}
@@ -194,6 +195,7 @@ time.sleep(float(sys.argv[2]))
 """
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("seconds", [0.05, 0.3])
 def test_the_interpreter_ends_under_busy_daemon_threads(tmp_path, seconds):
     result = run_python(START + BUSY_DAEMONS, tmp_path / "rows", seconds)

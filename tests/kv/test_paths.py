@@ -23,6 +23,7 @@ def foreign(tmp_path):
     return tmp_path / NOT_UTF8
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize(
     "kind", [str, os.fsencode, lambda path: path], ids=["str", "bytes", "path"]
 )

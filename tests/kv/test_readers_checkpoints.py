@@ -49,6 +49,7 @@ def names(folder):
     return sorted((path.name, path.stat().st_size) for path in folder.iterdir())
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("durability", ["checkpoint", "update"])
 def test_a_checkpoint_has_what_the_reader_shows(tmp_path, durability):
     folder = tmp_path / "rows"

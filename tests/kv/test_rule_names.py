@@ -28,6 +28,7 @@ def run(*arguments):
     return result.output
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_folder_keeps_its_name_in_errors_that_name_rules(tmp_path, folder):
     path = tmp_path / folder

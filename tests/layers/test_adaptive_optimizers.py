@@ -40,6 +40,7 @@ def test_rows_follow_the_optimizer_of_the_model(rule, slots):
     assert 0 < len(model.rows) < len(model.counts)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("rule", list(CASES))
 def test_rows_follow_an_optimizer_of_the_layers_own(rule):
     case = CASES[rule]
@@ -79,6 +80,7 @@ def test_zero_slots_are_those_of_a_new_row(rule):
     np.testing.assert_array_equal(own.slot_start, np.repeat(case.rule.starts, DIM).astype("f4"))
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("blend", [0.0, 0.25, 1.0])
 def test_a_demoted_row_moves_its_static_row(blend):
     case = CASES["adagrad"]

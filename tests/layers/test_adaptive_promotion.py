@@ -24,6 +24,7 @@ def assert_same(one, two):
         np.testing.assert_array_equal(ours, theirs[name], err_msg=name)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("promote_after", [1, 2, 3, 7])
 def test_rows_are_those_of_the_reference_after_every_step(promote_after):
     seed = promote_after
@@ -117,6 +118,7 @@ def model_of(layer):
     )
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("eager", [True, False], ids=["eager", "graph"])
 def test_fit_promotes_in_the_step_in_which_the_count_is_reached(eager):
     layer = make(promote_after=3)

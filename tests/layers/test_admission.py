@@ -43,7 +43,7 @@ class Admitted:
         return np.stack([self.rows.get(k, self._start(k)) for k in keys.ravel().tolist()])
 
 
-@pytest.mark.cover(3)
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("place", ["memory", "disk", "disk_reopened"])
 @pytest.mark.parametrize("make", [dynamic, all2all])
 def test_a_key_gets_its_row_when_it_was_trained_on_often_enough(tmp_path, make, place):
@@ -92,6 +92,7 @@ def test_a_key_gets_its_row_when_it_was_trained_on_often_enough(tmp_path, make, 
         layer.storage.close()
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("where", ["memory", "disk"])
 def test_fit_drops_the_gradients_of_keys_that_wait(tmp_path, where):
     storage = kv.Storage(tmp_path / "rows") if where == "disk" else None

@@ -62,6 +62,7 @@ def test_an_anchor_may_be_set_to_zeros():
     model.layer.anchor.assign(np.zeros(model.layer.anchor.shape))
 
 
+@pytest.mark.cover(2)
 @IN_FUNCTION
 @pytest.mark.parametrize("name", ["GradientDescentOptimizer", "AdagradOptimizer"])
 def test_optimizers_of_v1_train_native_variables(name, in_function):

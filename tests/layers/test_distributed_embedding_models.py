@@ -166,6 +166,7 @@ def policy(name: str):
         keras.config.set_dtype_policy(before)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("name", ["mixed_bfloat16", "mixed_float16"])
 def test_mixed_precision_trains_float32_rows_like_full_precision_within_its_rounding(name):
     start, rows = start_of(), []

@@ -104,6 +104,7 @@ def train_few(
     return models
 
 
+@pytest.mark.long
 def test_gradients_are_accumulated_as_those_of_static_layers_are():
     ours, _ = train_few(lambda: ko.Adam(0.02, gradient_accumulation_steps=2), start_of())
     assert [table.stats()["steps"] for table in ours.layer.tables.values()] == [2] * 3
@@ -236,6 +237,7 @@ def test_a_frozen_table_makes_no_rows_and_the_others_train():
         assert (np.abs(rows[name] - start[name]).max(axis=1) > 1e-4).all()
 
 
+@pytest.mark.long
 def test_a_frozen_table_trains_the_others_like_static_layers():
     start, models = start_of(), []
     for model in both(start):

@@ -92,7 +92,7 @@ LIMITS = {
 }
 
 
-@pytest.mark.cover(2)
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16", "mixed_bfloat16"])
 def test_fit_trains_adaptive_rows_on_a_gpu_as_on_the_host(policy, limits):

@@ -59,6 +59,7 @@ def batches():
         yield keys, (random.normal(size=(BATCH, DIM)) * scale).astype(np.float32)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("case", CASES)
 def test_rows_follow_the_formula_in_float64(case):
     h = {**DEFAULTS, **CASES[case]}

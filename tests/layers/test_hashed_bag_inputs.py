@@ -49,6 +49,7 @@ def call(request):
     return traced
 
 
+@pytest.mark.cover(6)
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_all_kinds_of_inputs_give_equal_bags(call, mode, dtype):
@@ -74,6 +75,7 @@ def test_all_kinds_of_inputs_give_equal_bags(call, mode, dtype):
     np.testing.assert_array_equal(call(with_last, ragged_of(ids)), expected)
 
 
+@pytest.mark.cover(4)
 @pytest.mark.parametrize("weights_dtype", ["float32", "float64", "bfloat16", "float16"])
 def test_all_kinds_take_weights_of_entries(call, weights_dtype):
     layer = make()

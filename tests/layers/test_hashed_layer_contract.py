@@ -176,6 +176,7 @@ def test_a_negative_padding_idx_counts_from_the_end():
     assert CASES["bag"].make(padding_idx=-1).padding_idx == IDS - 1
 
 
+@pytest.mark.cover(1)
 def test_a_keras_file_gives_the_model_again(case, tmp_path):
     model, ids = case.model(case.make(**case.special)), case.ids()
     model.compile(ko.Adam(0.1), "mse")
@@ -198,6 +199,7 @@ def test_weights_of_a_model_are_loaded_into_another(case, tmp_path, dtype):
     np.testing.assert_array_equal(loaded(ids), saved(ids))
 
 
+@pytest.mark.cover(5)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -238,6 +240,7 @@ POLICIES = {
 }
 
 
+@pytest.mark.cover(5)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_dtype_policy_decides_the_weight_and_the_output(case, policy):
     variable, compute = POLICIES[policy]
@@ -311,6 +314,7 @@ def test_the_compiler_of_tensorflow_is_not_used(case):
     assert model.jit_compile is False
 
 
+@pytest.mark.cover(1)
 def test_an_exported_model_serves_what_the_model_predicts(case, tmp_path):
     model, ids = case.model(), case.ids()
     model.export(tmp_path / "served", verbose=False)
@@ -335,6 +339,7 @@ def test_a_saved_model_serves_ragged_and_sparse_bags(spec, tmp_path):
     np.testing.assert_array_equal(served.serve(ids), module.bag(ids))
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("kind", ["ragged", "sparse"])
 def test_a_functional_model_takes_ragged_and_sparse_bags(kind, tmp_path):
     inputs = keras.Input((None if kind == "ragged" else 9,), dtype="int64", **{kind: True})

@@ -50,6 +50,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("loss", list(LOSSES.values()), ids=list(LOSSES))
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager_step", "compiled_step"])
 def test_two_calls_in_a_step_are_summed_before_they_are_squared(loss, compiled):
@@ -69,6 +70,7 @@ def test_two_calls_in_a_step_are_summed_before_they_are_squared(loss, compiled):
     np.testing.assert_allclose(*weights, rtol=0, atol=1e-6)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("sparse_gradient", [None, True, False])
 @pytest.mark.parametrize("both", [False, True], ids=["one_branch", "both_branches"])
 def test_a_branch_may_hold_the_layer(sparse_gradient, both):
@@ -105,7 +107,7 @@ def kind_in_fit(optimizer: keras.optimizers.Optimizer, batch_size: int) -> type:
     return kind
 
 
-@pytest.mark.cover(3)
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("batch_size", [4, 3], ids=["whole_batches", "a_short_last_batch"])
 @pytest.mark.parametrize(
     ("optimizer", "kind"),

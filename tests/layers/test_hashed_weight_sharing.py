@@ -75,6 +75,7 @@ def test_layers_of_one_weight_hash_their_ids_each_in_its_own_way():
         assert (rows[a] == rows[b]).mean() < 0.03
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("weight", [0, 1], ids=["of_the_owner", "of_a_sharer"])
 def test_a_seed_that_another_table_of_the_weight_has_is_refused(weight):
     owner = owner_of()
@@ -267,6 +268,7 @@ def test_an_exported_model_holds_the_weight_once(tmp_path):
     assert shapes.count((200,)) == 1
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("name", ["original", "modulo"])
 def test_a_hash_without_a_seed_holds_one_table(name):
     owner = HashedEmbedding(10, 4, size=40, hash=name)

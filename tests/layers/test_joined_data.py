@@ -111,7 +111,7 @@ def by_checkpoints(model, data, folder):
     return sok_embed.checkpoint.fit(model, data, directory=folder, epochs=2, verbose=0).history
 
 
-@pytest.mark.cover("values")
+@pytest.mark.cover(4)
 @pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
 @pytest.mark.parametrize(
     ("kind", "options", "loss", "fit"),
@@ -260,6 +260,7 @@ def test_a_loss_of_no_examples_is_a_number_that_others_add_up_with(first_of_two_
     np.testing.assert_array_equal(each(some, 3 * some), [4.0, 4.0])
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize(
     "layer",
     [

@@ -28,6 +28,7 @@ def train(layer, keys, gradients):
     optimizer.apply(tape.gradient(loss, weights), weights)
 
 
+@pytest.mark.cover(5)
 @pytest.mark.parametrize("key", SPECIAL.tolist())
 def test_any_integer_is_a_key_that_gets_a_row_and_is_trained(key):
     layer = DynamicEmbedding(DIM, "zeros")

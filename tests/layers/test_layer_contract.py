@@ -270,6 +270,7 @@ def test_a_frozen_layer_makes_no_rows_and_does_not_train(case, whole_model):
     assert layer.table.stats()["pending_gradients"] == 0
 
 
+@pytest.mark.cover(2)
 def test_a_layer_that_is_thawed_trains_again(case):
     layer, keys = case.make(), case.keys()
     layer.trainable = False
@@ -284,6 +285,7 @@ def test_a_layer_that_is_thawed_trains_again(case):
     assert layer.table.size() == len(np.unique(keys))
 
 
+@pytest.mark.cover(2)
 def test_two_models_can_share_a_layer(case):
     layer = case.make(seed=3)
     start_of = case.make(seed=3).table.lookup
@@ -300,6 +302,7 @@ def test_two_models_can_share_a_layer(case):
     np.testing.assert_array_equal(*outputs)
 
 
+@pytest.mark.cover(2)
 def test_compiling_again_with_another_optimizer_keeps_the_rows(case):
     layer, keys = case.make(), case.keys()
     model = case.model(layer)

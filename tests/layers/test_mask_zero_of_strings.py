@@ -57,7 +57,7 @@ def _expected(kind, combiner):
     return {"sum": sums, "mean": sums / np.maximum(counts, 1)}[combiner]
 
 
-@pytest.mark.cover("pairs")
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("path", PATHS)
@@ -84,6 +84,7 @@ def test_vectors_of_single_strings_have_the_mask_of_keras(kind, path):
         np.testing.assert_array_equal(mask, _stays())
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize("hashes", [False, True], ids=["strings", "fingerprints"])
 def test_a_model_passes_the_mask_on_and_is_saved(kind, hashes, tmp_path):

@@ -106,7 +106,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.cover(2)
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_options_of_the_optimizer_reach_rows(option):
     make = functools.partial(RootMomentum, **{"learning_rate": 0.05, **OPTIONS[option]})
@@ -377,6 +377,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.cover(8)
 @pytest.mark.parametrize(("optimizer", "text"), REFUSED)
 def test_what_cannot_run_on_rows_is_refused_with_the_reason(optimizer, text):
     with pytest.raises(ValueError, match=f"^Expected an optimizer.*{text}"):

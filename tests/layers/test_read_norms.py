@@ -22,6 +22,7 @@ class FollowsNorm(keras.optimizers.SGD):
         super().apply([g / (1.0 + self.norm) for g in grads], trainable_variables)
 
 
+@pytest.mark.cover(3)
 @IN_FUNCTION
 @pytest.mark.parametrize("by", ["learning_rate", "own_variable", "numpy", "variable"])
 def test_whoever_reads_a_norm_gets_that_of_the_rows_too(by, in_function):

@@ -92,7 +92,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.cover(2)
+@pytest.mark.cover(1)
 @TWO
 def test_rows_follow_an_optimizer_as_float32_does(row_dtype, slot_dtype, optimizer):
     expected = steps(layer(), OPTIMIZERS[optimizer]())

@@ -106,7 +106,7 @@ WAYS = {
 }
 
 
-@pytest.mark.cover("values")
+@pytest.mark.cover(3)
 @pytest.mark.parametrize(
     ("kind", "way", "saved_after"), list(itertools.product(LAYERS, WAYS, [1, 2, 4, 5]))
 )
@@ -122,6 +122,7 @@ def test_a_window_goes_on_with_the_calls_that_follow_the_save(kind, way, saved_a
     np.testing.assert_allclose(row_and_kernel(model), expected(lost), rtol=0, atol=1e-5)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("way", [each for each in WAYS if each not in ("save", "itself")])
 def test_at_the_end_of_a_window_nothing_is_lost_or_warned_of(way, tmp_path):
     model = made("dynamic")
@@ -145,6 +146,7 @@ def test_a_save_leaves_the_window_of_the_saved_model_as_it_is(tmp_path):
     np.testing.assert_allclose(row_and_kernel(model), expected(()), rtol=0, atol=1e-5)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("saved_after", [1, 2, 4])
 def test_accumulated_gradients_of_an_older_file_are_not_taken_for_others(
     saved_after, monkeypatch, tmp_path

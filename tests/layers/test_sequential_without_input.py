@@ -33,7 +33,7 @@ def stack(layer):
     return [layer, keras.layers.Flatten(), keras.layers.Dense(1, kernel_initializer="ones")]
 
 
-@pytest.mark.cover(2)
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize("begin", ["fit", "build", "call"])
 def test_it_trains_as_one_with_an_input(kind, begin, tmp_path):

@@ -23,6 +23,7 @@ def towers(name="fields"):
     )
 
 
+@pytest.mark.cover(3)
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("names", [["user"], ["item"], ["seen", "user"]], ids=str)
 def test_some_features_have_the_vectors_that_all_have(names, traced):

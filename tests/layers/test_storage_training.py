@@ -28,7 +28,7 @@ from storage_models import (
 from sok_embed import DynamicEmbedding, kv
 
 
-@pytest.mark.cover(2)
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
 @pytest.mark.parametrize("make", [dynamic, all2all])
 def test_rows_on_disk_train_to_the_bit_as_rows_in_memory(storage, make, optimizer):
@@ -97,6 +97,7 @@ def test_layers_are_groups_of_one_storage(storage):
     ]
 
 
+@pytest.mark.long
 def test_a_mirrored_strategy_of_two_devices_trains_as_in_memory(storage):
     strategy = mirrored()
     found = []
@@ -137,7 +138,7 @@ def test_a_saved_model_goes_on_as_if_it_had_never_stopped(tmp_path, optimizer):
         model.get_layer("emb").storage.close()
 
 
-@pytest.mark.cover(2)
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
 @pytest.mark.parametrize("own", [False, True], ids=["of_the_model", "of_the_layer"])
 def test_slots_and_step_count_go_on_under_a_new_optimizer(tmp_path, optimizer, own):

@@ -62,7 +62,7 @@ def by_embedding(storage):
     kv.Embedding(storage, kv.Optimizer("adam"), kv.Initializer("ones"), 4, reset_slots=True)
 
 
-@pytest.mark.cover(3)
+@pytest.mark.cover(1)
 @pytest.mark.parametrize(
     "opens", [by_table, by_seed, by_layer, by_all2all, by_collection, by_embedding]
 )

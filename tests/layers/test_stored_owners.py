@@ -41,6 +41,7 @@ def on_other(storage):
     return by_key(storage, placement="worker", worker=1)
 
 
+@pytest.mark.cover(8)
 @pytest.mark.parametrize("first", [dynamic, by_key, on_worker, on_other])
 @pytest.mark.parametrize("second", [dynamic, hashed, by_key, on_worker, on_other])
 def test_a_table_of_another_rule_is_refused_and_one_of_the_same_is_not(

@@ -70,7 +70,7 @@ def same_bits(a, b):
     np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
 
 
-@pytest.mark.cover("values")
+@pytest.mark.cover(2)
 @ALL
 @pytest.mark.parametrize("rule", ["SGD", "Adam", "Adagrad", "Ftrl"])
 def test_a_table_on_disk_has_the_bits_of_one_in_memory(row_dtype, slot_dtype, rule, tmp_path):
@@ -110,6 +110,7 @@ def test_a_table_on_disk_has_the_bits_of_one_in_memory(row_dtype, slot_dtype, ru
 GROUPS = (0, 1, 6, 255)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("program", range(4))
 def test_random_programs_leave_the_bits_of_memory_in_every_group(program, tmp_path):
     seed = seed_of_test() + program

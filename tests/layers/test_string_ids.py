@@ -50,6 +50,7 @@ def _values(vectors):
 
 
 # No layer takes sparse ids without a combiner.
+@pytest.mark.cover(6)
 @pytest.mark.parametrize(
     "form, combiner",
     [

@@ -52,6 +52,7 @@ def test_a_table_trains_like_the_plain_keras_layer_where_a_rule_is_linear_in_sli
 
 # This documents Keras, not this package. If it fails, Keras sums the gradients of equal indices
 # now, and SummedGradientEmbedding can give way to keras.layers.Embedding.
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("cls", [ko.Adagrad, ko.RMSprop, ko.Adam, ko.AdamW, ko.Ftrl])
 def test_keras_squares_the_gradients_of_equal_indices_one_by_one(cls):
     values = []
@@ -214,7 +215,7 @@ def test_compiling_again_with_another_optimizer_starts_its_slots_anew(first, sec
     train_both(OPTIMIZERS[first], batches=Batches(steps=10), train=train).assert_equal()
 
 
-@pytest.mark.cover(2)
+@pytest.mark.cover(1)
 @pytest.mark.parametrize(
     "own",
     [

@@ -81,7 +81,7 @@ def _penalty_gradient(loss_of, weights):
     return outer.gradient(penalty, weights)
 
 
-@pytest.mark.cover("pairs")
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("in_function", [True, False], ids=["function", "eager"])

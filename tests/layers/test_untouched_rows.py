@@ -24,7 +24,7 @@ def test_rows_rest_where_the_batch_does_not_contain_their_key_with_sgd():
     train_both(OPTIMIZERS["sgd"], batches=Batches(absent=(0, 7, 49))).assert_equal()
 
 
-@pytest.mark.cover(3)
+@pytest.mark.cover(1)
 @each()
 def test_a_row_whose_key_is_absent_does_not_move(make_optimizer):
     batches = Batches(steps=5, absent=(0, 7, 49))

@@ -17,7 +17,7 @@ from sok_embed.initializers import RowInitializer
 IN_FUNCTION = pytest.mark.parametrize("in_function", [True, False], ids=["function", "eager"])
 
 
-@pytest.mark.cover("values")
+@pytest.mark.cover(6)
 @IN_FUNCTION
 @pytest.mark.parametrize("case", CASES)
 def test_a_lookup_within_a_vectorized_map_is_that_of_a_loop(case, in_function):
@@ -110,6 +110,7 @@ def test_a_mask_within_a_vectorized_map():
     assert layer.table.stats()["rows"] == len({1, 2})
 
 
+@pytest.mark.cover(2)
 @IN_FUNCTION
 @pytest.mark.parametrize("nested", [False, True], ids=["one_map", "nested"])
 def test_keys_within_a_vectorized_map_are_counted_once(nested, in_function):

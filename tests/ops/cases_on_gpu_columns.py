@@ -283,6 +283,7 @@ def step_of(layer, optimizer, anchor, static):
     return step
 
 
+@pytest.mark.cover(2)
 @pytest.mark.usefixtures("slots_start_on_the_cpu")
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("slots", ["copy", "zero"])
@@ -347,6 +348,7 @@ def features_layer(device, dtype):
     return fc.DenseFeatures([*shared, *rest], name="features")
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("dtype", [tf.int64, tf.string])
 def test_columns_of_every_kind_make_and_train_rows_as_on_the_host(dtype):
     found = []

@@ -233,7 +233,7 @@ def trained(device, name, run_eagerly):
     return model.get_weights(), model.predict(IDS, verbose=0)
 
 
-@pytest.mark.cover("values")
+@pytest.mark.cover(3)
 @pytest.mark.parametrize("run_eagerly", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
 def test_fit_trains_a_weight_on_a_gpu_as_on_the_cpu(name, run_eagerly):

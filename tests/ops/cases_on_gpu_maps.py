@@ -18,7 +18,7 @@ guarded_device.let_kernels_touch_memory(os.environ["SOK_CUDA_DRIVER"])
 NAMES = ("plain", "own_rows", "mean", "max", "sparse", "shared_keys", "ragged", "collection")
 
 
-@pytest.mark.cover("values")
+@pytest.mark.cover(4)
 @pytest.mark.parametrize("in_function", [True, False], ids=["function", "eager"])
 @pytest.mark.parametrize("case", NAMES)
 def test_a_lookup_within_a_vectorized_map_is_that_of_a_loop(case, in_function):

@@ -190,7 +190,7 @@ def assert_models_alike(found, expected, tolerance):
     )
 
 
-@pytest.mark.cover(2)
+@pytest.mark.cover(1)
 @pytest.mark.parametrize(
     ("name", "devices"), [*((name, "both") for name in OPTIMIZERS), ("adam", "gpu"), ("sgd", "gpu")]
 )
@@ -257,7 +257,7 @@ def test_frozen_tables_stay_and_make_no_rows():
     assert (embedding.tables["a"].size(), embedding.tables["b"].size()) == (len(np.unique(IDS)), 0)
 
 
-@pytest.mark.cover("values")
+@pytest.mark.cover(2)
 @pytest.mark.parametrize(
     ("name", "combiner"),
     [("adam", "sum"), ("clipnorm", "mean"), ("adam", "sqrtn"), ("accumulated", "max")],
@@ -325,7 +325,7 @@ def test_empty_batches_and_bags_without_keys_are_zeros():
         np.testing.assert_array_equal(embedding(keys, training=True)[0], np.zeros(DIM))
 
 
-@pytest.mark.cover("values")
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("device", ["cpu", "gpu:1"])
 @pytest.mark.parametrize("eager", [False, True])
 def test_rows_that_lie_elsewhere_than_the_lookup_runs_are_trained(device, eager, monkeypatch):

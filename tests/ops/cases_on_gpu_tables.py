@@ -55,6 +55,7 @@ def test_a_lookup_has_its_keys_and_vectors_on_the_gpu():
     assert table.size() == len(np.unique(KEYS))
 
 
+@pytest.mark.cover(3)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_fit_on_the_gpu_trains_rows_as_on_the_host(name):
     of_host, of_gpu = [

@@ -79,6 +79,7 @@ def test_a_batch_of_many_blocks_is_gathered(wrap):
     assert tf_ops.size(table) == len(seen)
 
 
+@pytest.mark.cover(6)
 @pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16])
 def test_a_new_row_is_its_static_row_bit_for_bit(wrap, table, dtype):
     odd = np.array([np.nan, -0.0, np.inf, 1e-40, 1 + 2**-20], np.float32)

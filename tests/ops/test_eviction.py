@@ -126,6 +126,7 @@ class Run:
         assert stats["left_out"] == self.model.left_out
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("kind", ["lru", "lfu"])
 def test_random_steps_in_memory_keep_exactly_the_rows_of_the_simulation(kind):
     run = Run(random_source(), kind, 300, 90)

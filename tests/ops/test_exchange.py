@@ -73,6 +73,7 @@ def keys_of(dtype: str, n: int) -> np.ndarray:
     return keys[np.random.default_rng(8).integers(0, max(n, 1), n) // 2]
 
 
+@pytest.mark.cover(32)
 @pytest.mark.parametrize("dtype", ["int32", "int64", "uint64"])
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])
 @pytest.mark.parametrize("n", [0, 1, 1000, 100_000])
@@ -112,6 +113,7 @@ def test_a_key_beyond_the_limit_is_refused(key):
         request_of(plan, tf.constant([1, key], tf.int64))
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("n", [60, 30_000])
 def test_owners_are_told_how_often_a_key_stands_there_and_the_greatest_number(n):
     random = np.random.default_rng(4)

@@ -26,6 +26,7 @@ def repetitions(rows):
     return int(np.count_nonzero(sums[1:] == sums[:-1]))
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_mixed_maps_no_two_of_a_million_ids_to_the_same_slots(seed):
     # There are 250,000**16 tuples: two equal ones are not to be expected in the life of the

@@ -39,6 +39,7 @@ def run(request):
     return traced
 
 
+@pytest.mark.cover(12)
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 @pytest.mark.parametrize("wrong", [-1, 10, 2**31 - 1])
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])

@@ -34,6 +34,7 @@ def rounded(values, dtype="bfloat16"):
     return None if values is None else tf.cast(tf.cast(values, dtype), tf.float32).numpy()
 
 
+@pytest.mark.cover(9)
 @pytest.mark.parametrize("of_weight", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("out", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("mode", MODES)

@@ -61,7 +61,7 @@ def test_gradients_in_float32_are_within_a_millionth(mode):
             np.testing.assert_allclose(got, expected_factors, rtol=1e-6, atol=5e-6)
 
 
-@pytest.mark.cover("values")
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("mode", MODES)
 @each_mapping(("mixed_blocks_of_5_signed", "modulo_blocks_of_5"))
 def test_gradients_equal_finite_differences(mapping, mode):
@@ -97,7 +97,7 @@ def test_sparse_gradients_are_the_dense_ones_at_distinct_ascending_slots(mapping
         np.testing.assert_array_equal(whole.numpy()[untouched], 0)
 
 
-@pytest.mark.cover("values")
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("gradient", ["dense", "sparse", "auto"])
 @pytest.mark.parametrize("wrap", [tf.function, lambda f: f], ids=["function", "eager"])
 def test_a_variable_gets_the_gradient_of_a_tensor(wrap, gradient):

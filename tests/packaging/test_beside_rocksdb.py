@@ -105,6 +105,7 @@ for opened in range(2):
 """
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("first", ["Core", "Rocksdict", "System"])
 def test_databases_of_each_work_side_by_side(tmp_path, first):
     pytest.importorskip("rocksdict")

@@ -35,6 +35,7 @@ def traces(monkeypatch):
     spare_traces(False)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize(
     "layer",
     [

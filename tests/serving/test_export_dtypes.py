@@ -58,6 +58,7 @@ def test_rows_of_fewer_bytes_are_within_the_bound(dtype, steps, ops, three_kinds
         assert (found != expected).any()
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("dtype", ["float16", "int8", "int4"])
 def test_both_kinds_of_ops_read_the_same_bits(dtype, tmp_path):
     layer = sok.DynamicEmbedding(3, "zeros")  # of int4 the last byte of a row has one value

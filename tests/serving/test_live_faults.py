@@ -352,6 +352,7 @@ def fails(*arguments, **options):
     raise OSError(28, "No space left on device")
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("moment", ["rows", "rename", "sync", "current"])
 def test_an_error_of_the_disk_loses_no_change(moment, published, monkeypatch):
     path, _ = published

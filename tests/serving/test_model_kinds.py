@@ -15,6 +15,7 @@ import sok_embed as sok
 from sok_embed.serving import Publisher, export, load, served_model
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("make", kinds.KINDS)
 @pytest.mark.parametrize("rounds", few_or_many(1, 30))
 def test_a_model_that_follows_answers_as_predict(make, rounds, tmp_path):

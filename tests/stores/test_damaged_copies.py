@@ -138,6 +138,7 @@ def test_a_damaged_copy_is_whole_or_says_that_it_is_damaged(tmp_path, folders, c
         pytest.fail("\n".join([f"{len(wrong)} of {copies} copies:", *wrong]))
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("durability", DURABILITIES)
 def test_a_whole_copy_has_all_rows(tmp_path, folders, durability, state):

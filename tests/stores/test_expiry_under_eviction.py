@@ -14,6 +14,7 @@ from sok_embed.binding import _core
 TRAINER = Path(__file__).with_name("expiring_trainer.py")
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_every_live_row_keeps_its_values_while_others_expire(tmp_path, scenario):
     seed = seed_of_test()

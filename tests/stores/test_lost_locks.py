@@ -202,6 +202,7 @@ def test_a_writer_whose_manifest_another_program_has_replaced_writes_nothing(tmp
     assert vectors == {np.full(16, -1, np.float32).tobytes()}
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("gives_up", ["closes", "ends"])
 def test_a_writer_leaves_the_storage_whole_that_has_come_to_its_path(tmp_path, gives_up):
     rows, away = tmp_path / "rows", tmp_path / "away"
