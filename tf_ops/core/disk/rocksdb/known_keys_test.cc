@@ -11,6 +11,7 @@
 #include "core/base/hash.h"
 #include "core/base/test_folder.h"
 #include "core/base/test_result.h"
+#include "core/base/test_threads.h"
 #include "core/disk/rocksdb/row_database.h"
 
 namespace sok {
@@ -121,7 +122,7 @@ TEST_CASE("a database finds its rows, and searches for few others, however it wa
   auto database = OpenAt(path);
   model.Publish(database.get(), 1000, 70000, 1.0f);
   REQUIRE(BytesOfFiles(path, [](const std::string& name) { return name == "sok-keys"; }) > 0);
-  for (int round = 0; round < 14; ++round) {
+  for (int round = 0; round < (LongTests() ? 14 : 8); ++round) {
     CAPTURE(round);
     const auto value = static_cast<float>(round);
     RowBatch batch;

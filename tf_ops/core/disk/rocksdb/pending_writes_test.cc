@@ -144,7 +144,7 @@ class Program {
 TEST_CASE("pending rows of files and memtables are read, published and dropped as maps have them") {
   const uint64_t seed = TestSeed();
   CAPTURE(seed);
-  Program(seed).Run(LongTests() ? 200 : 16);
+  Program(seed).Run(LongTests() ? 200 : 8);
 }
 
 TEST_CASE("many rows that no file takes wait in a memtable, and no file is left") {
