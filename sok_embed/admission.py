@@ -91,7 +91,7 @@ class CountingBloomAdmission:
             )
         _set_integer(self, "capacity", 1, _UINT64)
         rate = self.false_positive_rate
-        if not is_number(rate) or not 0 < rate < 1:
+        if not is_number(rate) or not 0 < float(rate) < 1:
             raise ValueError(
                 f"Expected false_positive_rate to be a number in (0, 1). Received: {rate!r}."
             )

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+_Choice = TypeVar("_Choice")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 MOST_DIMENSION = 2**20
@@ -69,7 +70,12 @@ def is_integer(value: Any) -> bool:
 
 def is_number(value: Any) -> bool:
     """Returns whether a value is a finite number; True, False and arrays are not."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except (OverflowError, TypeError):  # more than a float holds; NumPy's spans of time
+        return False
 
 
 def difference(lacking: str, more: str) -> str:
@@ -87,8 +93,8 @@ def difference(lacking: str, more: str) -> str:
 
 
 def check_choice(
-    name: str, value: Any, choices: Iterable[Any], *, what: str = "", remedy: str = ""
-) -> Any:
+    name: str, value: _Choice, choices: Iterable[Any], *, what: str = "", remedy: str = ""
+) -> _Choice:
     """Returns one of some names, integers and `None`, or raises ValueError.
 
     Example:

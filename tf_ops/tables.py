@@ -14,6 +14,16 @@ import numpy as np
 import tensorflow as tf
 
 from sok_embed.binding.spec_text import spec_text
+
+# Pickles of earlier versions look for these classes in this module.
+from sok_embed.tf_ops.contents import (  # noqa: F401
+    BegunCapture,
+    Export,
+    ExportedPiece,
+    Metadata,
+    RemovedKeys,
+    WholeRows,
+)
 from sok_embed.tf_ops.measuring import note_deposit
 from sok_embed.tf_ops.native import on_cpu, ops
 from sok_embed.tf_ops.served import ServedRows, as_int64

@@ -70,7 +70,7 @@ def storage_of_config(kind: type[Storage], config: Mapping[str, Any]) -> Storage
         if elsewhere is not None and (storage is not None or not holds):
             return elsewhere
         if storage is not None:
-            warn_of_another(storage, wanted)
+            warn_of_another(storage, wanted, stacklevel=4)
             return storage
         check_consent(path, folder)
         if not holds:
@@ -114,13 +114,13 @@ def is_copy(storage: Storage) -> bool:
     return storage in _copies
 
 
-def warn_of_another(storage: Storage, id: str | None) -> None:
+def warn_of_another(storage: Storage, id: str | None, stacklevel: int = 3) -> None:
     """Warns if a storage is not the one of that id, which was saved with a model."""
     if not _may_have_id(storage, id):
         warnings.warn(
             f"The model was saved with the storage {id}, and '{storage.path}' is another, "
             f"{storage.id}. Its rows should be those of the model, as a dump has them.",
-            stacklevel=4,
+            stacklevel=stacklevel,
         )
 
 
@@ -138,7 +138,7 @@ def _open_elsewhere(path: str, id: str | None, at_any_path: bool) -> Storage | N
     """
     writers = [s for s in _open.values() if s not in _copies and not s.closed]
     same = [s for s in writers if id and s.id == id]
-    moved = [s for s in same if s.get_config()["path"] == path and not os.path.isabs(path)]
+    moved = [s for s in same if s._given == path and not os.path.isabs(path)]
     found = same if at_any_path and not moved else moved
     return found[0] if len(found) == 1 else None
 

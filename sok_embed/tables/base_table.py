@@ -177,6 +177,7 @@ class BaseTable(OwnedResource):
         if workers is not None and (workers != self.owner).any():
             foreign = workers != self.owner
             rule = self.owner_text.replace("size", str(self.owners))
+            rule = rule.replace("bucket %", "buckets(key) %")  # which a user can compute
             raise ValueError(
                 f"Table '{self.name}': expected keys of worker {self.owner}, those with "
                 f"{rule} == {self.owner}. Received: key {values[foreign][0]}, "

@@ -1,11 +1,15 @@
 """One check says of all arguments whether they are integers."""
 
+import math
 import re
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
-from sok_embed.arguments import check_choice, check_integer
+from sok_embed.admission import CountingBloomAdmission
+from sok_embed.arguments import check_choice, check_integer, is_number
+from sok_embed.planning import Hardware
 
 
 @pytest.mark.parametrize("value", [3, np.int8(3), np.uint64(3)])
@@ -42,3 +46,20 @@ def test_anything_else_is_none(value):
 def test_a_message_says_what_was_expected_and_what_came(call, message):
     with pytest.raises(ValueError, match=f"^{re.escape(f'Expected n to be {message}')}$"):
         call()
+
+
+@pytest.mark.parametrize(
+    "value", [True, np.bool_(True), math.nan, math.inf, 10**400, np.timedelta64(5, "s"), "1", None]
+)
+def test_what_is_no_finite_number(value):
+    assert not is_number(value)
+    with pytest.raises(ValueError, match="false_positive_rate"):
+        CountingBloomAdmission(2, capacity=100, false_positive_rate=value)
+    with pytest.raises(ValueError, match="bandwidth"):
+        Hardware(bandwidth=value)
+
+
+@pytest.mark.parametrize("value", [Fraction(1, 10**400), Fraction(10**30 - 1, 10**30)])
+def test_a_rate_that_rounds_to_its_bounds_is_refused(value):
+    with pytest.raises(ValueError, match="false_positive_rate"):
+        CountingBloomAdmission(2, capacity=100, false_positive_rate=value)
