@@ -90,8 +90,8 @@ def fit(
             `None`: all are.
         save_on_background: True if training goes on while a checkpoint is written.
         on_saved: A function that is called with the folder of each checkpoint once it is whole, on
-            all workers, in the thread that trains, before the next one is saved. It must not
-            exchange anything over this package's connections.
+            all workers, in the thread that trains, before the next one is saved, and with that from
+            which a run goes on. It must not exchange anything over this package's connections.
         stop_when: A function that returns True once training is to stop, such as `stop_on()` for
             signals. It is asked about once a second and at the end of an epoch, on all workers.
             Where one says True, all save at the same batch, wait until that checkpoint is whole,

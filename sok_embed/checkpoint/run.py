@@ -160,8 +160,11 @@ class Run:
             self._batches.begin_pass()
             self._checkpoint.follow_iterator()
         if resumed:
-            self._manager.restore_or_initialize()
+            self._folder = self._manager.restore_or_initialize() or ""
             self._set_progress()
+            # A process that was killed may not have reported it.
+            self._is_unreported = True
+            self._report()
         else:
             self._save(0)
 
@@ -293,10 +296,10 @@ class Run:
                 self._save(self._batch)
             elif self._batch // self._stride % POLL_EVERY == 0 and self._manager.poll():
                 self._report()
-            if stops:
-                self._end_early()
             if self._model.stop_training:
                 return
+            if stops:
+                self._end_early()
 
     def _is_epoch_over(self) -> bool:
         """Returns true if the epoch has no more batches, as far as it is known."""
@@ -359,7 +362,7 @@ class Run:
         is_new, self._is_unreported = self._is_unreported, False
         if is_new and self.on_saved is not None:
             report = functools.partial(self.on_saved, self._folder)
-            self._agreement.together("take note of a checkpoint", report)
+            self._agreement.together_for_long("take note of a checkpoint", report)
 
     def _end_early(self) -> None:
         """Ends the process by `Stopped`, unless gradients are accumulated and were not saved."""

@@ -8,12 +8,13 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 from sok_embed.communicators.agreement import Agreement
 
 # The exit status of a process that wants to be started again: EX_TEMPFAIL of sysexits.h.
 TRY_AGAIN = getattr(os, "EX_TEMPFAIL", 75)
-_SECONDS = 1.0  # between two questions
+_SECONDS, _MOST_BATCHES = 1.0, 16  # between two questions
 
 
 class Stopped(SystemExit):
@@ -40,8 +41,9 @@ class Stopped(SystemExit):
 def stop_on(*signals: int) -> Callable[[], bool]:
     """Notes signals instead of ending the process. Returns what tells whether one has come.
 
-    The first signal is noted. A second one of the same kind does what it did before this call, such
-    as ending the process at once.
+    The first signal is noted. A second one of the same kind does what it did before any call, such
+    as ending the process. Python takes signals between two steps of training: a worker that waits
+    for a lost one takes them when it gives up, after the timeout of `sok_embed.init`.
 
     Example:
     >>> import signal
@@ -65,23 +67,40 @@ def stop_on(*signals: int) -> Callable[[], bool]:
             "Expected stop_on in the main thread, which alone can take signals. Received: "
             f"{threading.current_thread().name}."
         )
-    arrived = threading.Event()
-
-    def note(number: int, frame: FrameType | None) -> None:
-        arrived.set()
-        signal.signal(number, before[number])
-
-    before = {}
+    noted = _Noted()
     for number in signals or (signal.SIGTERM,):
         try:
-            previous = signal.signal(number, note)
+            noted.take(number)
         except (OSError, ValueError) as error:
+            noted.give_back()
             raise ValueError(
                 f"Expected a signal that can be noted. Received: {number!r}."
             ) from error
+    return noted.arrived.is_set
+
+
+class _Noted:
+    """Signals that are noted, and what handled them before."""
+
+    def __init__(self) -> None:
+        self.arrived = threading.Event()
+        self._before: dict[int, Any] = {}
+
+    def take(self, number: int) -> None:
+        previous = signal.signal(number, self._note)
+        owner = getattr(previous, "__self__", None)
+        if isinstance(owner, _Noted):  # of an earlier call
+            previous = owner._before.get(number, signal.SIG_DFL)
         # One that C code handles is not known to Python.
-        before[number] = signal.SIG_DFL if previous is None else previous
-    return arrived.is_set
+        self._before[number] = signal.SIG_DFL if previous is None else previous
+
+    def give_back(self) -> None:
+        for number, previous in self._before.items():
+            signal.signal(number, previous)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.arrived.set()
+        signal.signal(number, self._before[number])
 
 
 class Stop:
@@ -115,10 +134,13 @@ class Stop:
         if self._when is None or self._is_asked:
             return self._is_asked
         now = time.monotonic()
-        pace = (now - self._since) / max(1, self._batches)
-        told = self._agreement.gather_lists([int(bool(self._when())), int(1e9 * pace)], "stop")
+        pace = int(1e9 * (now - self._since) / max(1, self._batches))
+        _, told = self._agreement.gather_together(
+            "ask whether to stop", self._when, lambda stops: [int(bool(stops)), pace]
+        )
         self._is_asked = any(stops for stops, _ in told)
         slowest = 1e-9 * max(pace for _, pace in told)
-        self._next = max(1, int(_SECONDS / max(slowest, 1e-6)))
+        # The next batches may be slower.
+        self._next = max(1, min(_MOST_BATCHES, int(_SECONDS / max(slowest, 1e-6))))
         self._since, self._batches = now, 0
         return self._is_asked

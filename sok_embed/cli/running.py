@@ -26,7 +26,8 @@ _HOST = "127.0.0.1"
 # Linux takes ports above these for outgoing connections. If such a connection had the workers' port
 # when worker 0 begins to listen, the job would end.
 _PORTS = range(20000, 30000)
-_PASSED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PASSED = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
 _TIMED_OUT = 124  # as timeout(1) of coreutils has it
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _SHOWN_LINES, _SHOWN_BYTES = 20, 2000  # of each line
@@ -172,7 +173,8 @@ class _Job:
         self._workers: list[_Worker] = []
         self._selector = selectors.DefaultSelector()
         self._failed: _Worker | None = None  # the first one
-        self._was_interrupted = False
+        self._was_interrupted = False  # by a signal that ends programs
+        self._was_signalled = False
         self._timed_out = False
         self._kill_at: float | None = None
 
@@ -266,11 +268,12 @@ class _Job:
                 stream.source.close()
 
     def _pass(self, number: int) -> None:
-        """Passes a signal on. After a second signal the wait is short."""
+        """Passes a signal on. After a second one that ends programs the wait is short."""
         self._send(number)
-        if self._was_interrupted:
+        if self._was_interrupted and number in _ENDING:
             self._stop()
-        self._was_interrupted = True
+        self._was_interrupted |= number in _ENDING
+        self._was_signalled = True
 
     def _look(self) -> None:
         """Notes which workers have ended; if one has failed, ends the others too."""
@@ -280,7 +283,7 @@ class _Job:
             # more likely to be the cause than one that exited by itself.
             self._failed = min(failed, key=lambda worker: (worker.status or 0) > 0)
             # Workers that got a signal may be saving what they have.
-            self._stop(None if self._was_interrupted else signal.SIGTERM)
+            self._stop(None if self._was_signalled else signal.SIGTERM)
         elif failed and self._failed is None and not self._timed_out:
             self._failed = failed[0]
 
@@ -364,7 +367,7 @@ def _tied_to_this_process() -> Callable[[], None]:
 
 @contextmanager
 def _signals() -> Iterator[deque[int]]:
-    """Collects the signals that ask this process to end, unless they were ignored before."""
+    """Collects the signals that are for workers, unless they were ignored before."""
     received: deque[int] = deque()
 
     def handle(number: int, _: FrameType | None) -> None:

@@ -141,9 +141,18 @@ class Agreement:
 
         return self.together(what, signed)
 
+    def together_for_long(self, what: str, work: Callable[[], _Result]) -> _Result:
+        """Does something that may take long, as `together` does, with signs of life meanwhile."""
+
+        def signed() -> _Result:
+            with self._signs(f"sign: {what}"):
+                return work()
+
+        return self.together(what, signed)
+
     @contextlib.contextmanager
     def _signs(self, purpose: str) -> Iterator[None]:
-        """Gathers ones while a block runs, and a zero when it has ended."""
+        """Gathers ones while a block runs, then zeros until the blocks of all have ended."""
         if self.size == 1:
             yield
             return
@@ -152,7 +161,7 @@ class Agreement:
 
         def give() -> None:
             try:
-                while self.gather(int(not ended.wait(SECONDS_BETWEEN_SIGNS)), purpose)[0]:
+                while any(self.gather(int(not ended.wait(SECONDS_BETWEEN_SIGNS)), purpose)):
                     pass
             except Exception as error:  # a worker is lost: the next exchange raises it too
                 failures.append(error)

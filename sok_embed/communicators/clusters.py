@@ -36,6 +36,15 @@ def describes_cluster(variables: Variables) -> bool:
     return not isinstance(config, dict) or bool(config.get("cluster"))
 
 
+def is_of_vertex(variables: Variables) -> bool:
+    """Returns whether `CLUSTER_SPEC` has the form of Vertex AI; others use the name, too."""
+    try:
+        config = json.loads(variables.text("CLUSTER_SPEC") or "{}")
+    except ValueError:
+        return False
+    return isinstance(config, dict) and {"cluster", "task"} <= config.keys()
+
+
 def vertex_workers(variables: Variables) -> Workers | None:
     """Reads `CLUSTER_SPEC`, which Vertex AI sets for any framework."""
     return _of_tasks(variables, "CLUSTER_SPEC", _VERTEX_TRAINERS, _VERTEX_OTHERS, _VERTEX_EVALUATOR)
@@ -73,6 +82,7 @@ def _of_tasks(
         cluster, task = config.get("cluster") or {}, config.get("task") or {}
         kind, index = str(task.get("type", trainers[-1])), int(task.get("index", 0))
         addresses = {each: [str(one) for one in cluster.get(each, ())] for each in trainers}
+        tasks = sum(len(each) for each in cluster.values())
     except (ValueError, TypeError, AttributeError) as error:
         raise variables.error(
             f'{name} to be JSON such as {{"cluster": {{"{trainers[-1]}": ["host:port", ...]}}, '
@@ -88,14 +98,14 @@ def _of_tasks(
             "out what trains and saves.",
             stacklevel=2,
         )
-    if kind in others or len(all_trainers) < 2:
-        return None
-    if kind not in trainers:
+    if kind not in (*trainers, *others) and tasks > 1:
         raise variables.error(
             f"the task of {name} to be of a kind that trains ({', '.join(trainers)}) or of one "
             f"that does not ({', '.join(others)})",
             repr(kind),
         )
+    if kind not in trainers or len(all_trainers) < 2:
+        return None
     if not 0 <= index < len(addresses[kind]):
         raise variables.error(
             f"the task of {name} to be one of its cluster",

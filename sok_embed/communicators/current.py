@@ -6,7 +6,7 @@ import sys
 
 from sok_embed.arguments import check_choice
 from sok_embed.communicators.base import Communicator
-from sok_embed.communicators.engines import find_engine_workers
+from sok_embed.communicators.engines import NoMeeting, find_engine_workers
 from sok_embed.communicators.launchers import find_workers
 from sok_embed.communicators.local import LocalCommunicator
 from sok_embed.communicators.workers import Workers
@@ -22,11 +22,22 @@ def _has_horovod() -> bool:
     return hvd is not None and bool(hvd.is_initialized()) and int(hvd.size()) > 1
 
 
+def _workers() -> Workers | None:
+    """Returns this process among the workers of its engine or launcher; `None`: it is alone."""
+    try:
+        return find_engine_workers() or find_workers()
+    except NoMeeting:
+        workers = find_workers()  # such as by the TF_CONFIG of Ray's TensorflowTrainer
+        if workers is None:
+            raise
+        return workers
+
+
 def _joined(exchange: str, timeout: float, pin_gpu: bool) -> Communicator:
     """Makes the communicator for the environment of this process."""
     if _has_horovod():
         return _horovod(exchange, timeout, pin_gpu)
-    workers = find_engine_workers() or find_workers()
+    workers = _workers()
     if workers is None:
         return LocalCommunicator()
     if workers.address is None:  # horovodrun
@@ -110,7 +121,7 @@ def init(
     elif communicator == "horovod":
         chosen = _horovod(exchange, timeout, pin_gpu)
     elif communicator == "tcp":
-        chosen = _tcp(find_engine_workers() or find_workers(), exchange, timeout, pin_gpu)
+        chosen = _tcp(_workers(), exchange, timeout, pin_gpu)
     else:
         raise ValueError(
             'Expected communicator to be "auto", "horovod", "tcp", "local" or a '

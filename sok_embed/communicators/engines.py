@@ -17,6 +17,10 @@ from sok_embed.communicators.secret import new_secret
 from sok_embed.communicators.workers import Workers
 
 
+class NoMeeting(ValueError):  # noqa: N818
+    """The engine has no way to say where its workers meet; their environment may."""
+
+
 class _Engine(ABC):
     """One engine, asked by a process that it may have started.
 
@@ -59,9 +63,11 @@ class _RayTrain(_Engine):
         try:
             context = train.get_context()
             context.get_world_size()
-        except (RuntimeError, DeprecationWarning):
-            return None  # a driver, an actor of another kind, or a trial of Ray Tune
-        return context
+        except (AttributeError, RuntimeError, DeprecationWarning):
+            return None  # a driver, an actor of another kind, a trial of Ray Tune; or an old Ray
+        # Processes that another launcher has started, by a trainer of `num_workers=0`, are not
+        # Ray's.
+        return None if type(context).__name__ == "LocalTrainContext" else context
 
     def place(self, task: Any) -> tuple[int, int, int, int]:
         ranks = (task.get_world_rank(), task.get_world_size())
@@ -81,7 +87,7 @@ class _RayTrain(_Engine):
 
             return str(broadcast_from_rank_zero(text if task.get_world_rank() == 0 else None))
         except (ImportError, RuntimeError) as error:
-            raise ValueError(
+            raise NoMeeting(
                 "Expected the second version of Ray Train, which has ray.train.collective, to say "
                 f"where its workers meet. Received: {error} Use Ray 2.47 or later, and leave "
                 "RAY_TRAIN_V2_ENABLED at 1."
@@ -106,7 +112,7 @@ class _SparkBarrier(_Engine):
         return rank, len(hosts), hosts[:rank].count(hosts[rank]), hosts.count(hosts[rank])
 
     def start(self, task: Any) -> str:
-        return f"{task.stageId()} {task.attemptNumber()}"
+        return str(task.taskAttemptId())
 
     def host(self, task: Any) -> str:
         return self._hosts(task)[task.partitionId()]
@@ -132,7 +138,7 @@ def find_engine_workers() -> Workers | None:
         This process among the workers; `None` if no engine has started it, or it alone.
 
     Raises:
-        ValueError: For an engine without a way to say where workers meet.
+        NoMeeting: For an engine without a way to say where workers meet.
     """
     for engine in _ENGINES:
         task = engine.task()

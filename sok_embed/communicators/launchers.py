@@ -7,12 +7,13 @@ started launchers. `_LAUNCHERS`, at the end of this module, is in that order:
 1. `horovodrun`: it starts workers itself, in whatever allocation or container it runs.
 2. `torchrun`, which is known by `TORCHELASTIC_RUN_ID`: `srun` and `mpirun` may start one of it on
    each host, and a worker of it starts no other launcher.
-3. Open MPI, MVAPICH, MPICH and its relatives, `jsrun`, Flux: `mpirun` reads the hosts of a Slurm
-   allocation, and stands in containers whose operator has set `RANK` and `WORLD_SIZE`.
+3. Open MPI, MVAPICH, MPICH and its relatives: `mpirun` reads the hosts of a Slurm allocation, and
+   stands in containers whose operator has set `RANK` and `WORLD_SIZE`.
 4. `RANK` and `WORLD_SIZE`: `sok-embed run`, Kubeflow, Accelerate, DeepSpeed, or a script that
    translates Slurm's variables. In a Kubernetes Indexed Job `JOB_COMPLETION_INDEX` stands for
    `RANK`.
-5. `srun`: its variables are inherited by all programs that its tasks start.
+5. `jsrun`, `flux run` and `srun`: their variables are inherited by all programs that their tasks
+   start.
 6. What describes a group of containers or hosts and starts one process in each: `TF_CONFIG`,
    Vertex AI, SageMaker, Kubeflow Trainer without `torchrun`, a LeaderWorkerSet, an Indexed Job.
 
@@ -31,6 +32,7 @@ from pathlib import Path
 
 from sok_embed.communicators.clusters import (
     describes_cluster,
+    is_of_vertex,
     sagemaker_workers,
     tensorflow_workers,
     vertex_workers,
@@ -95,8 +97,11 @@ def without_launchers(environ: Mapping[str, str]) -> dict[str, str]:
     """Returns an environment in which no launcher says that it started the process.
 
     The variables of an outer launcher would mislead `find_workers` in a worker of an inner one.
+    Those that describe a group of containers or hosts stay, since programs read them too: the inner
+    launcher sets RANK and WORLD_SIZE, which come first.
     """
-    names = {name for each in _LAUNCHERS for name in (*each.marks, *each.sets)}
+    last = next(i for i, each in enumerate(_LAUNCHERS) if each.name == "TF_CONFIG")
+    names = {name for each in _LAUNCHERS[: last + 1] for name in (*each.marks, *each.sets)}
     beginnings = tuple(name for name in names if name.endswith("_"))
     return {
         name: value
@@ -182,6 +187,13 @@ def _mpich_workers(variables: Variables) -> Workers | None:
     return _by_rank(variables, ("PMI_RANK",), "PMI_SIZE", local_rank, local_size, ("PMI_JOBID",))
 
 
+def _flux_workers(variables: Variables) -> Workers | None:
+    # Flux does not say how many tasks a host has, but how many hosts there are.
+    here = ("FLUX_JOB_SIZE",) if variables.number("FLUX_JOB_NNODES") == 1 else ()
+    names = (("FLUX_TASK_RANK",), "FLUX_JOB_SIZE", ("FLUX_TASK_LOCAL_ID",), here, ("FLUX_JOB_ID",))
+    return _by_rank(variables, *names)
+
+
 def _is_task_of_slurm(variables: Variables) -> bool:
     """Returns whether srun started this process; an allocation sets some of its variables too."""
     step = variables.text("SLURM_STEP_ID")
@@ -235,7 +247,7 @@ def first_host(nodes: str) -> str:
 def _elastic_workers(variables: Variables) -> Workers | None:
     """Reads what Kubeflow Trainer tells torchrun, in a container that does not start torchrun."""
     processes = variables.text("PET_NPROC_PER_NODE")
-    if processes not in (None, "1") and variables.text("PET_NNODES") is not None:
+    if processes not in (None, "1") and variables.text("PET_NNODES") not in (None, "1"):
         raise variables.error(
             "PET_NPROC_PER_NODE=1 for a container that starts one process itself",
             f"PET_NPROC_PER_NODE={processes}",
@@ -324,28 +336,22 @@ _LAUNCHERS = (
         _mpich_workers,
         sets=("PMI_", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     ),
-    _of_one_prefix("jsrun", "JSM_NAMESPACE", ("LSB_JOBID",)),
-    _Launcher(
-        "flux run",
-        ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
-        functools.partial(
-            _by_rank,
-            rank=("FLUX_TASK_RANK",),
-            size="FLUX_JOB_SIZE",
-            local_rank=("FLUX_TASK_LOCAL_ID",),
-            job=("FLUX_JOB_ID",),
-        ),
-        sets=("FLUX_TASK_LOCAL_ID",),
-    ),
     _Launcher(
         "a launcher that sets RANK and WORLD_SIZE",
         ("RANK", "WORLD_SIZE"),
         _RANKED,
         sets=("LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     ),
+    _of_one_prefix("jsrun", "JSM_NAMESPACE", ("LSB_JOBID",)),
+    _Launcher(
+        "flux run",
+        ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
+        _flux_workers,
+        sets=("FLUX_TASK_LOCAL_ID", "FLUX_JOB_NNODES"),
+    ),
     _SRUN,
     _Launcher("TF_CONFIG", ("TF_CONFIG",), tensorflow_workers, describes_cluster),
-    _Launcher("Vertex AI", ("CLUSTER_SPEC",), vertex_workers),
+    _Launcher("Vertex AI", ("CLUSTER_SPEC",), vertex_workers, is_of_vertex),
     _Launcher("SageMaker", ("SM_HOSTS",), sagemaker_workers, sets=("SM_CURRENT_HOST",)),
     _Launcher(
         "Kubeflow Trainer",

@@ -17,13 +17,17 @@ from sok_embed.checkpoint.stopping import Stop
 from sok_embed.checkpoint.tools.verify import verify
 
 
-def fit(folder, **arguments):
+def model_and_data():
     model = keras.Sequential([DynamicEmbedding(2, seed=1), keras.layers.Dense(1)])
     model.build((None, 1))
     model.compile("sgd", "mse")
     data = tf.data.Dataset.from_tensor_slices((np.arange(24).reshape(-1, 1), np.ones((24, 1))))
+    return model, data.batch(4)
+
+
+def fit(folder, **arguments):
     given = {"epochs": 2, "save_freq": 2, "verbose": 0} | arguments
-    return checkpoint.fit(model, data.batch(4), directory=folder, **given)
+    return checkpoint.fit(*model_and_data(), directory=folder, **given)
 
 
 @pytest.mark.parametrize("on_background", [False, True])
@@ -38,7 +42,7 @@ def test_each_checkpoint_is_reported_once_it_is_whole(tmp_path, on_background):
     fit(tmp_path, on_saved=on_saved, save_on_background=on_background, max_to_keep=None)
     assert [os.path.basename(folder) for folder in seen] == sorted(os.listdir(tmp_path))
     fit(tmp_path, on_saved=on_saved)
-    assert len(seen) == 7  # a run that has ended saves nothing
+    assert seen[7:] == seen[6:7]  # the one from which it goes on
 
 
 def test_the_error_of_a_hook_ends_the_run_and_the_checkpoint_stays(tmp_path):
@@ -72,6 +76,33 @@ def test_a_stop_at_the_end_of_an_epoch_saves_once_and_one_at_the_end_of_all_is_n
     assert fit(tmp_path, stop_when=lambda: asked["epochs"] == 2, callbacks=[count]).epoch == [0, 1]
 
 
+def test_a_callback_that_stops_at_the_same_batch_ends_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(stopping, "_SECONDS", 0.0)
+    done = {"batches": 0}
+
+    def end(batch, logs):
+        done["batches"] += 1
+        model.stop_training = done["batches"] == 3
+
+    callback = keras.callbacks.LambdaCallback(on_train_batch_end=end)
+    model, data = model_and_data()
+    arguments = {"directory": tmp_path, "epochs": 2, "verbose": 0}
+    stops = {"stop_when": lambda: done["batches"] == 3}
+    checkpoint.fit(model, data, callbacks=[callback], **stops, **arguments)
+    assert int(model.optimizer.iterations) == 3
+    again, data = model_and_data()
+    checkpoint.fit(again, data, stop_when=lambda: False, **arguments)
+    assert int(again.optimizer.iterations) == 3
+
+
+def test_the_error_of_the_question_ends_the_run(tmp_path):
+    def stop_when():
+        raise KeyError("the question")
+
+    with pytest.raises(KeyError, match="the question"):
+        fit(tmp_path, stop_when=stop_when)
+
+
 def test_the_first_signal_is_noted_and_the_second_does_what_it_did_before():
     arrived = []
     before = signal.signal(signal.SIGUSR1, lambda number, frame: arrived.append(number))
@@ -86,9 +117,23 @@ def test_the_first_signal_is_noted_and_the_second_does_what_it_did_before():
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_what_cannot_be_noted_is_refused():
+def test_calls_for_several_fits_are_one_signal_apart_from_the_end():
+    arrived = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: arrived.append(number))
+    try:
+        first, second = stop_on(signal.SIGUSR1), stop_on(signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert second() and not first() and not arrived
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert arrived == [signal.SIGUSR1]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_what_cannot_be_noted_is_refused_and_leaves_handlers_alone():
     with pytest.raises(ValueError, match="a signal that can be noted. Received: .*SIGKILL"):
-        stop_on(signal.SIGKILL)
+        stop_on(signal.SIGTERM, signal.SIGKILL)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     errors = []
 
     def elsewhere():
@@ -113,12 +158,13 @@ class Slowest:
         self.seconds = seconds
         self.exchanges = 0
 
-    def gather_lists(self, numbers, purpose):
+    def gather_together(self, what, work, numbers):
         self.exchanges += 1
-        return [numbers, [0, int(1e9 * self.seconds)]]
+        result = work()
+        return result, [numbers(result), [0, int(1e9 * self.seconds)]]
 
 
-@pytest.mark.parametrize(("seconds", "exchanges"), [(5.0, 100), (0.25, 25), (0.01, 1)])
+@pytest.mark.parametrize(("seconds", "exchanges"), [(5.0, 100), (0.25, 25), (0.01, 7)])
 def test_workers_are_asked_about_once_a_second(seconds, exchanges):
     agreement = Slowest(seconds)
     stop = Stop(lambda: False, agreement)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import types
 
 import pytest
 
 from sok_embed.communicators import engines
-from sok_embed.communicators.engines import find_engine_workers
+from sok_embed.communicators.engines import NoMeeting, find_engine_workers
 from sok_embed.communicators.secret import job_secret
 from sok_embed.communicators.workers import Workers
+
+# The package has a function of the module's name.
+current = importlib.import_module("sok_embed.communicators.current")
 
 
 @pytest.fixture(autouse=True)
@@ -62,11 +66,8 @@ class OfSpark:
     def partitionId(self) -> int:  # noqa: N802
         return self.rank
 
-    def stageId(self) -> int:  # noqa: N802
-        return self.stage
-
-    def attemptNumber(self) -> int:  # noqa: N802
-        return 0
+    def taskAttemptId(self) -> int:  # noqa: N802
+        return 10 * self.stage + self.rank
 
     def getTaskInfos(self) -> list[types.SimpleNamespace]:  # noqa: N802
         return [types.SimpleNamespace(address=address) for address in self.addresses]
@@ -146,5 +147,17 @@ def test_a_ray_without_a_collective_is_refused(monkeypatch) -> None:
 
     collective = types.SimpleNamespace(broadcast_from_rank_zero=refuse)
     monkeypatch.setitem(sys.modules, "ray.train.collective", collective)
-    with pytest.raises(ValueError, match="Expected the second version of Ray Train.*Ray 2.47"):
+    with pytest.raises(NoMeeting, match="Expected the second version of Ray Train.*Ray 2.47"):
         find_engine_workers()
+    # Its workers may have what Ray's TensorflowTrainer or TorchTrainer sets.
+    with pytest.raises(NoMeeting):
+        current._workers()
+    for name, value in {"RANK": 1, "WORLD_SIZE": 2, "MASTER_ADDR": "a", "MASTER_PORT": 7}.items():
+        monkeypatch.setenv(name, str(value))
+    assert current._workers().address == ("a", 7)
+
+
+def test_processes_of_a_trainer_of_no_workers_are_those_of_their_launcher(monkeypatch) -> None:
+    local = type("LocalTrainContext", (OfRay,), {})
+    local(1, 2, 2, []).install(monkeypatch)
+    assert find_engine_workers() is None

@@ -260,6 +260,11 @@ ALLOCATION = {
         kubeflow_trainer(0, 1),
         leader_worker_set(0, 1),
         indexed(0) | {"WORLD_SIZE": "1"},
+        kubeflow_trainer(0, 1, "auto"),
+        {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "8"},
+        {"CLUSTER_SPEC": "/etc/cluster.yaml"},
+        {"CLUSTER_SPEC": '{"worker": ["a:1", "b:2"]}'},
+        tf_config("gateway", 0, gateway=["a:1"]),
         flux(0, 1, 0),
         of_prefix("JSM_NAMESPACE", 0, 1, 0, 1),
     ],
@@ -307,7 +312,6 @@ def test_no_worker_of_a_launcher_of_the_table_trains_alone(launcher: object) -> 
     whole = WHOLE[launcher.name]
     workers = find_workers(whole)
     assert workers is not None and (workers.rank, workers.size > 1) == (1, True)
-    assert find_workers(without_launchers(whole)) is None
     for name in whole.keys() - TELL_ALONE:
         for value in ("", "?", "7"):  # incomplete, and contradicting
             try:
@@ -318,10 +322,41 @@ def test_no_worker_of_a_launcher_of_the_table_trains_alone(launcher: object) -> 
                 assert found is not None, (name, value)
 
 
+@pytest.mark.parametrize("outer", WHOLE.values(), ids=WHOLE)
+def test_workers_of_a_script_within_any_launcher_are_those_of_the_script(outer: Environ) -> None:
+    # As `sok-embed run` and a script of one's own start them.
+    inner = ranked(2, 4, LOCAL_RANK=2, LOCAL_WORLD_SIZE=4, **MEETING)
+    for environ in (without_launchers(outer) | inner, outer | inner):
+        workers = find_workers(environ)
+        assert workers is not None
+        innermost = ("horovodrun", "torchrun", "mpirun", "mpiexec")
+        if environ is not outer | inner and not workers.launcher.startswith(innermost):
+            assert (workers.rank, workers.size) == (2, 4)
+    assert find_workers(without_launchers(outer) | inner).rank == 2
+
+
+def test_what_describes_a_group_of_hosts_stays_for_programs_to_read() -> None:
+    for name in (
+        "SM_HOSTS",
+        "SM_CURRENT_HOST",
+        "CLUSTER_SPEC",
+        "JOB_COMPLETION_INDEX",
+        "PET_NNODES",
+    ):
+        assert without_launchers({name: "1"}) == {name: "1"}
+
+
 def test_a_pod_of_an_indexed_job_is_asked_how_many_there_are() -> None:
     message = "WORLD_SIZE to be set too.*=3 without it.*Set WORLD_SIZE.*MASTER_ADDR.*local"
     with pytest.raises(ValueError, match=message):
         find_workers(indexed(3))
+
+
+def test_tasks_of_flux_on_one_host_meet_there() -> None:
+    one = {"FLUX_JOB_NNODES": "1"}
+    assert {address(flux(rank, 3, rank) | one)[0] for rank in range(3)} == {"127.0.0.1"}
+    assert len({address(flux(rank, 3, rank) | one)[1] for rank in range(3)}) == 1
+    assert placed(flux(0, 3, 0) | one) == (0, 3, 0, 3)
 
 
 def test_a_container_that_does_not_start_torchrun_runs_one_process() -> None:
@@ -487,7 +522,9 @@ def test_workers_of_several_hosts_are_asked_where_they_meet(environ: Environ) ->
         (tf_config("chief", 0, worker=["a:1", "b:1"]), "task of TF_CONFIG.*: chief 0 of 0"),
         (tf_config("worker", 0, worker=["a", "b"]), "a port from 1 to 65535 of each address"),
         (tf_config("Worker", 0, worker=["a:1", "b:1"]), "kind that trains.*Received: 'Worker'"),
-        ({"CLUSTER_SPEC": "{"}, "CLUSTER_SPEC to be JSON such as"),
+        (tf_config("trainer", 0, trainer=["a:1", "b:1"]), "kind that trains.*'trainer'"),
+        (vertex("chief", 0, chief=["a:1", "b:1"]), "kind that trains.*Received: 'chief'"),
+        ({"CLUSTER_SPEC": '{"cluster": 3, "task": 3}'}, "CLUSTER_SPEC to be JSON such as"),
         ({"SM_HOSTS": "algo-1"}, "SM_HOSTS to be JSON such as"),
         (sagemaker("algo-3", "algo-1", "algo-2"), "SM_CURRENT_HOST to be one of SM_HOSTS"),
     ],
@@ -517,7 +554,7 @@ def test_the_first_host_of_a_list_of_slurm(nodes: str, expected: str) -> None:
 
 @pytest.mark.parametrize(
     "environ",
-    list(WHOLE.values()),
+    [WHOLE[name] for name in list(WHOLE)[: list(WHOLE).index("TF_CONFIG") + 1]],
 )
 def test_without_launchers_nobody_has_started_workers(environ: Environ) -> None:
     others = {"HOROVOD_CYCLE_TIME": "1", "SLURM_JOB_ID": "7", "PATH": "/bin", "RANKS": "2"}

@@ -223,7 +223,7 @@ if rank == 1:
     assert process.returncode == 5 and "worker 1 ended with exit status 5" in error
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_is_passed_to_the_workers(number: signal.Signals) -> None:
     program = f"""
 def handle(number, frame):
