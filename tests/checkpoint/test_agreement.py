@@ -3,6 +3,8 @@
 import functools
 import re
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -95,6 +97,54 @@ def test_the_others_wait_until_worker_0_has_ended():
     communicator.all_gather = all_gather
     Agreement(communicator).first_alone("write", lambda: pytest.fail("that is for worker 0"))
     assert next(signs, None) is None
+
+
+class OfTwo:
+    """One of two workers that are threads."""
+
+    size = 2
+
+    def __init__(self, rank, meeting, post):
+        self.rank, self._meeting, self._post = rank, meeting, post
+        self.names = []
+
+    def all_gather(self, tensor, name):
+        self.names.append(name)
+        self._post[self.rank] = tensor
+        self._meeting.wait()
+        found = list(self._post)
+        self._meeting.wait()
+        return tf.concat(found, 0), tf.constant([len(each) for each in found])
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_each_worker_gives_signs_until_the_slowest_has_done_its_work(monkeypatch, fails):
+    monkeypatch.setattr(agreement_module, "SECONDS_BETWEEN_SIGNS", 0.01)
+    meeting, post = threading.Barrier(2, timeout=HANG_S), [None, None]
+    workers = [OfTwo(rank, meeting, post) for rank in range(2)]
+
+    def work(rank):
+        if rank == 1:
+            return "quick"
+        while len(workers[1].names) < 3:
+            time.sleep(0.001)
+        if fails:
+            raise KeyError("the slow one")
+        return "slow"
+
+    def one(rank):
+        try:
+            return Agreement(workers[rank]).together_for_long("copy", lambda: work(rank))
+        except Exception as error:
+            return type(error)
+
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(one, range(2)))
+    assert found == ([KeyError, RuntimeError] if fails else ["slow", "quick"])
+    assert workers[0].names == workers[1].names
+    *signs, last = workers[0].names
+    assert len(signs) >= 3 and {*signs} == {"sok_embed.agreement.sign:_copy"}
+    assert last == "sok_embed.agreement.copy"
 
 
 def test_numbers_of_all_workers_come_with_what_they_did():
