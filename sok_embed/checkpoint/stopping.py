@@ -48,7 +48,7 @@ def stop_on(*signals: int) -> Callable[[], bool]:
     Example:
     >>> import signal
     >>> from sok_embed.checkpoint import stop_on
-    >>> stop = stop_on(signal.SIGTERM, signal.SIGUSR1)
+    >>> stop = stop_on(signal.SIGUSR1)
     >>> stop()
     False
 

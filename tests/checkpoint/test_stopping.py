@@ -131,9 +131,14 @@ def test_calls_for_several_fits_are_one_signal_apart_from_the_end():
 
 
 def test_what_cannot_be_noted_is_refused_and_leaves_handlers_alone():
-    with pytest.raises(ValueError, match="a signal that can be noted. Received: .*SIGKILL"):
-        stop_on(signal.SIGTERM, signal.SIGKILL)
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    before = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with pytest.raises(ValueError, match="a signal that can be noted. Received: .*SIGKILL"):
+            stop_on(signal.SIGTERM, signal.SIGKILL)
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
     errors = []
 
     def elsewhere():
@@ -148,7 +153,7 @@ def test_what_cannot_be_noted_is_refused_and_leaves_handlers_alone():
     assert errors == [
         "Expected stop_on in the main thread, which alone can take signals. Received: other."
     ]
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 class Slowest:
