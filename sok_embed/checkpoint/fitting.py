@@ -9,13 +9,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from sok_embed import communicators
 from sok_embed.arguments import check_choice, check_integer
 from sok_embed.checkpoint.batches import Batches, Position
 from sok_embed.checkpoint.progress import check_callbacks
 from sok_embed.checkpoint.run import Run
-from sok_embed.checkpoint.stopping import Stop
-from sok_embed.communicators.agreement import Agreement
 from sok_embed.keras_bridge.training_factors import dataset_with_factors
 
 _MOST = 2**31
@@ -138,7 +135,7 @@ def fit(
     run.every = None if save_freq == "epoch" else int(save_freq)
     run.open(directory, incremental, **keeps)
     run.on_saved = on_saved
-    run.stop = Stop(stop_when, Agreement(communicators.current()))
+    run.stop_when = stop_when
     run.validation = {"x": validation_data, "steps": validation_steps}
     run.validation_freq = validation_freq
     # Layers read the variable `callbacks` of a function named `fit` when metrics are reset.

@@ -68,7 +68,7 @@ class Run:
         validation_freq: The number of epochs after each of which to validate.
         history: The history of all epochs.
         on_saved: A function that takes the folder of each checkpoint once it is whole.
-        stop: The question to all workers whether to stop before the end.
+        stop_when: The function that tells this worker to stop before the end; `None`: it does not.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Run:
         self.validation_freq = 1
         self.history = keras.callbacks.History()
         self.on_saved: Callable[[str], object] | None = None
-        self.stop = Stop(None, self._agreement)
+        self.stop_when: Callable[[], bool] | None = None
         self._folder = ""  # that of the last save
         self._is_unreported = False  # `on_saved` has not been called for it
 
@@ -241,6 +241,7 @@ class Run:
     def train(self) -> None:
         """Trains the remaining epochs."""
         model, callbacks = self._model, self._callbacks
+        self._stop = Stop(self.stop_when, self._agreement)
         # These values include a learning rate that a callback has set at the beginning of the
         # epoch.
         held = _values_of(model) if self._batch else []
@@ -273,7 +274,7 @@ class Run:
         self._stopped = self._model.stop_training = any(stops)
         self._epoch, self._batch, self._logs, self._saved_at = self._epoch + 1, 0, {}, 0
         self._save(0)
-        if self._epoch < self._epochs and not self._stopped and self.stop.asked_now():
+        if self._epoch < self._epochs and not self._stopped and self._stop.asked_now():
             self._end_early()
         return logs
 
@@ -291,7 +292,7 @@ class Run:
             self._callbacks.on_train_batch_end(self._batch - 1, logs)
             if self._is_epoch_over():
                 return  # the end of the epoch is saved
-            stops = self.stop.asked(self._stride)
+            stops = self._stop.asked(self._stride)
             if stops or self._due or (self.every and self._batch - self._saved_at >= self.every):
                 self._save(self._batch)
             elif self._batch // self._stride % POLL_EVERY == 0 and self._manager.poll():

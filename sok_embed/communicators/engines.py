@@ -126,13 +126,13 @@ class _SparkBarrier(_Engine):
 
 
 _ENGINES: tuple[_Engine, ...] = (_RayTrain(), _SparkBarrier())
-# Where workers meet, by engine, start, rank and number of workers: a second call of `init` finds
-# the same connections.
+# Keeps what workers have agreed on, by engine, start, rank and number of workers, so that a second
+# call of `init` finds the same connections.
 _met: dict[tuple[object, ...], Workers] = {}
 
 
 def find_engine_workers() -> Workers | None:
-    """Asks the engine for this process's place, and its worker 0 where all meet. Collective.
+    """Asks the engine which worker this process is, and worker 0 where all meet. Collective.
 
     Returns:
         This process among the workers; `None` if no engine has started it, or it alone.

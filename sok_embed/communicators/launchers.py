@@ -27,7 +27,7 @@ import functools
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sok_embed.communicators.clusters import (
@@ -130,49 +130,52 @@ def _by_rank(
         job: The variables that are the same in all workers of a job and differ between jobs.
         host: The variable of the host of worker 0.
     """
-    rank_and_size = variables.rank_and_size(rank, size)
-    if rank_and_size is None:
+    placed = _placed(variables, rank, size, local_rank, local_size)
+    if placed is None:
         return None
-    number, workers = rank_and_size
-    here = variables.number(*local_size)
-    local = variables.number(*local_rank)
-    if local is None:
-        # A launcher that sets no variables for hosts, such as Kubeflow's, starts one worker on each
-        # host.
-        local = number % here if here else 0
-    placed = variables.workers(number, workers, local, here)
     name = variables.text(*job)
     if name is None:
         rank_name = next(each for each in rank if variables.text(each) is not None)
         name = f"process {_launcher_process(rank_name, variables.environ[rank_name])}"
     first = variables.text(host) if host is not None else None
-    address = variables.address(workers, placed.local_size, name, first)
-    return variables.workers(number, workers, local, placed.local_size, address)
+    address = variables.address(placed.size, placed.local_size, name, first)
+    return replace(placed, address=address)
 
 
-def _horovodrun_workers(variables: Variables) -> Workers | None:
-    rank_and_size = variables.rank_and_size(("HOROVOD_RANK",), "HOROVOD_SIZE")
+def _placed(
+    variables: Variables,
+    rank: tuple[str, ...],
+    size: str,
+    local_rank: tuple[str, ...],
+    local_size: tuple[str, ...],
+) -> Workers | None:
+    """Reads the place of a worker, without an address; arguments as of `_by_rank`."""
+    rank_and_size = variables.rank_and_size(rank, size)
     if rank_and_size is None:
         return None
-    here = variables.number("HOROVOD_LOCAL_SIZE")
-    local = variables.number("HOROVOD_LOCAL_RANK")
+    here = variables.number(*local_size)
+    local = variables.number(*local_rank)
     if local is None:
+        # A launcher that sets no variables for hosts, such as Kubeflow's, starts one worker on each
+        # host.
         local = rank_and_size[0] % here if here else 0
     return variables.workers(*rank_and_size, local, here)
 
 
+def _horovodrun_workers(variables: Variables) -> Workers | None:
+    local = (("HOROVOD_LOCAL_RANK",), ("HOROVOD_LOCAL_SIZE",))
+    return _placed(variables, ("HOROVOD_RANK",), "HOROVOD_SIZE", *local)
+
+
 def _torchrun_workers(variables: Variables) -> Workers | None:
     workers = _RANKED(variables, job=("TORCHELASTIC_RUN_ID",))
-    given = variables.given_address()
-    if workers is None or given is None:
+    agent_listens = variables.text("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if workers is None or not agent_listens or variables.given_address() is None:
         return workers
-    host, port = given
-    if variables.text("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        # torchrun listens at its port itself, and reserves none for its workers.
-        port += 1 if port < 65535 else -1
-    return variables.workers(
-        workers.rank, workers.size, workers.local_rank, workers.local_size, (host, port)
-    )
+    # torchrun listens at its port itself, and reserves none for its workers.
+    assert workers.address is not None
+    host, port = workers.address
+    return replace(workers, address=(host, port + 1 if port < 65535 else port - 1))
 
 
 def _mpich_workers(variables: Variables) -> Workers | None:
@@ -210,12 +213,11 @@ def _slurm_workers(variables: Variables) -> Workers | None:
     if rank_and_size is None:
         return None
     local = variables.number("SLURM_LOCALID") or 0
-    here = variables.workers(*rank_and_size, local, _slurm_tasks_of_node(variables)).local_size
+    placed = variables.workers(*rank_and_size, local, _slurm_tasks_of_node(variables))
     job = f"{variables.text('SLURM_JOB_ID', 'SLURM_JOBID')}.{variables.text('SLURM_STEP_ID')}"
     nodes = variables.text("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
     host = None if nodes is None else first_host(nodes)
-    address = variables.address(rank_and_size[1], here, job, host)
-    return variables.workers(*rank_and_size, local, here, address)
+    return replace(placed, address=variables.address(placed.size, placed.local_size, job, host))
 
 
 def _slurm_tasks_of_node(variables: Variables) -> int | None:
