@@ -31,8 +31,9 @@ def fit(
     max_deltas: int = 40,
     max_to_keep: int | None = 3,
     save_on_background: bool = True,
-    on_saved: Callable[[str], object] | None = None,
+    on_saved: Callable[[str, dict[str, Any]], object] | None = None,
     stop_when: Callable[[], bool] | None = None,
+    save_when: Callable[[], bool] | None = None,
     callbacks: Sequence[keras.callbacks.Callback] | None = None,
     validation_data: Any = None,
     validation_steps: int | None = None,
@@ -86,14 +87,19 @@ def fit(
         max_to_keep: The most checkpoints that are kept, not counting those on which they build.
             `None`: all are.
         save_on_background: True if training goes on while a checkpoint is written.
-        on_saved: A function that is called with the folder of each checkpoint once it is whole, on
-            all workers, in the thread that trains, before the next one is saved, and with that from
-            which a run goes on. It must not exchange anything over this package's connections.
+        on_saved: A function that takes the folder of each checkpoint and this worker's logs of the
+            batch or the epoch before it. It is called once the checkpoint is whole, on all workers,
+            in the thread that trains, before the next one is saved, and with that from which a run
+            goes on. It must not exchange anything over this package's connections after something
+            that can fail on one worker alone, since the others would wait.
         stop_when: A function that returns True once training is to stop, such as `stop_on()` for
             signals. It is asked about once a second and at the end of an epoch, on all workers.
             Where one says True, all save at the same batch, wait until that checkpoint is whole,
             and raise `Stopped`, which ends a process with exit status 75. `on_train_end` of
             callbacks is not called, since the same call goes on from there.
+        save_when: A function that returns True each time that a checkpoint is wanted at once, such
+            as before a machine is taken away. It is asked when `stop_when` is. Training goes on
+            when that checkpoint is whole.
         callbacks: Callbacks of Keras.
         validation_data: The validation data, as for `model.fit`.
         validation_steps: The validation steps, as for `model.fit`.
@@ -130,12 +136,13 @@ def fit(
         "max_to_keep": max_to_keep,
         "save_on_background": save_on_background,
     }
-    hooks = (on_saved is not None, stop_when is not None)
+    hooks = [each is not None for each in (on_saved, stop_when, save_when)]
     run.agree(f"{save_freq}, {incremental}, {keeps}, {validation_freq}, {hooks}")
     run.every = None if save_freq == "epoch" else int(save_freq)
     run.open(directory, incremental, **keeps)
     run.on_saved = on_saved
     run.stop_when = stop_when
+    run.save_when = save_when
     run.validation = {"x": validation_data, "steps": validation_steps}
     run.validation_freq = validation_freq
     # Layers read the variable `callbacks` of a function named `fit` when metrics are reset.

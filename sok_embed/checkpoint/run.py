@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -17,7 +17,7 @@ from sok_embed.checkpoint.checkpoint import Checkpoint
 from sok_embed.checkpoint.manager import POLL_EVERY, CheckpointManager
 from sok_embed.checkpoint.progress import Progress, plain, restore_states, states_of
 from sok_embed.checkpoint.state.tables import find
-from sok_embed.checkpoint.stopping import Stop, Stopped
+from sok_embed.checkpoint.stopping import Stopped, Wishes
 from sok_embed.checkpoint.transfer.saves import wait_for_writers
 from sok_embed.communicators.agreement import Agreement, check_same, number_of_text
 
@@ -67,8 +67,9 @@ class Run:
         validation: The arguments `x` and `steps` of `evaluate`; without `x` there is none.
         validation_freq: The number of epochs after each of which to validate.
         history: The history of all epochs.
-        on_saved: A function that takes the folder of each checkpoint once it is whole.
+        on_saved: A function that takes the folder of each checkpoint once it is whole, and logs.
         stop_when: The function that tells this worker to stop before the end; `None`: it does not.
+        save_when: The function that tells this worker to save at once; `None`: it does not.
     """
 
     def __init__(
@@ -101,9 +102,11 @@ class Run:
         self.validation: dict[str, Any] = {}
         self.validation_freq = 1
         self.history = keras.callbacks.History()
-        self.on_saved: Callable[[str], object] | None = None
+        self.on_saved: Callable[[str, dict[str, Any]], object] | None = None
         self.stop_when: Callable[[], bool] | None = None
+        self.save_when: Callable[[], bool] | None = None
         self._folder = ""  # that of the last save
+        self._figures: dict[str, Any] = {}  # the logs of the batch or epoch before it
         self._is_unreported = False  # `on_saved` has not been called for it
 
     def agree(self, others: str) -> None:
@@ -177,6 +180,7 @@ class Run:
         )
         self._epoch, self._batch = fields["epoch"], fields["batch"]
         self._logs, self._stopped = fields["logs"], fields["stopped"]
+        self._figures = fields.get("figures", {})  # earlier versions did not save them
         self._saved_at = self._batch
         if self._position == "count":
             self._batches.skip_to(fields["passes"], fields["taken"])
@@ -241,7 +245,7 @@ class Run:
     def train(self) -> None:
         """Trains the remaining epochs."""
         model, callbacks = self._model, self._callbacks
-        self._stop = Stop(self.stop_when, self._agreement)
+        self._wishes = Wishes(self.stop_when, self.save_when, self._agreement)
         # These values include a learning rate that a callback has set at the beginning of the
         # epoch.
         held = _values_of(model) if self._batch else []
@@ -273,9 +277,12 @@ class Run:
         stops = self._agreement.gather(int(self._model.stop_training), "stop training")
         self._stopped = self._model.stop_training = any(stops)
         self._epoch, self._batch, self._logs, self._saved_at = self._epoch + 1, 0, {}, 0
-        self._save(0)
-        if self._epoch < self._epochs and not self._stopped and self._stop.asked_now():
-            self._end_early()
+        # Callbacks change their own copy of the logs, such as to those of all workers.
+        seen = self.history.history
+        self._save(0, {name: seen.get(name, [value])[-1] for name, value in logs.items()})
+        if self._epoch < self._epochs and not self._stopped:
+            self._wishes.ask_now()
+            self._grant_wishes()
         return logs
 
     def _train_batches(self) -> None:
@@ -292,15 +299,15 @@ class Run:
             self._callbacks.on_train_batch_end(self._batch - 1, logs)
             if self._is_epoch_over():
                 return  # the end of the epoch is saved
-            stops = self._stop.asked(self._stride)
-            if stops or self._due or (self.every and self._batch - self._saved_at >= self.every):
-                self._save(self._batch)
+            self._wishes.ask(self._stride)
+            wished = self._wishes.stop or self._wishes.save
+            if wished or self._due or (self.every and self._batch - self._saved_at >= self.every):
+                self._save(self._batch, logs)
             elif self._batch // self._stride % POLL_EVERY == 0 and self._manager.poll():
                 self._report()
             if self._model.stop_training:
                 return
-            if stops:
-                self._end_early()
+            self._grant_wishes()
 
     def _is_epoch_over(self) -> bool:
         """Returns true if the epoch has no more batches, as far as it is known."""
@@ -362,21 +369,28 @@ class Run:
         """Hands the folder of the last save, which is whole, to `on_saved`."""
         is_new, self._is_unreported = self._is_unreported, False
         if is_new and self.on_saved is not None:
-            report = functools.partial(self.on_saved, self._folder)
+            report = functools.partial(self.on_saved, self._folder, self._figures)
             self._agreement.together_for_long("take note of a checkpoint", report)
 
-    def _end_early(self) -> None:
-        """Ends the process by `Stopped`, unless gradients are accumulated and were not saved."""
-        if not self._due:
-            self._complete()
+    def _grant_wishes(self) -> None:
+        """Completes the save that a worker wanted, and ends by `Stopped` if one wanted that.
+
+        While gradients are accumulated, which cannot be saved, it does nothing.
+        """
+        if self._due or not (self._wishes.stop or self._wishes.save):
+            return
+        self._complete()
+        self._wishes.save = False
+        if self._wishes.stop:
             raise Stopped(self._folder)
 
-    def _save(self, batch: int) -> None:
+    def _save(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Saves the place of the run, or waits while gradients are accumulated."""
         self._due = self._checkpoint.waiting_calls() > 0
         if self._due:
             return
         self._complete()
+        self._figures = plain(dict(logs or {}))
         self._own_progress.fields = self._progress.fields = {
             "epoch": self._epoch,
             "batch": batch,
@@ -389,6 +403,7 @@ class Run:
             "global_batch": self._global_batch,
             "stopped": self._stopped,
             "logs": plain(self._logs),
+            "figures": self._figures,
             "epochs": list(getattr(self.history, "epoch", [])),
             "history": {
                 name: [plain(each) for each in values]

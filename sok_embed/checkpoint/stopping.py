@@ -1,4 +1,4 @@
-"""Stops a training before its end, at a batch that all workers agree on."""
+"""Stops a training before its end, or saves it, at a batch that all workers agree on."""
 
 from __future__ import annotations
 
@@ -103,44 +103,55 @@ class _Noted:
         signal.signal(number, self._before[number])
 
 
-class Stop:
-    """Asks all workers about once a second whether one of them is to stop.
+class Wishes:
+    """Asks all workers about once a second whether one of them wants to stop, or to save at once.
 
     Args:
-        when: The question to this worker; `None`: it never stops. Alike on all workers.
+        stop_when: The question to this worker whether to stop; `None`: it never does.
+        save_when: The question whether to save and go on; `None`: it never wants to. There is
+            either question on all workers or on none.
         agreement: The agreement of the workers.
+
+    Attributes:
+        stop: True from the moment at which a worker wanted to stop.
+        save: True once a worker wants a checkpoint; whoever has saved it sets it to False.
     """
 
-    def __init__(self, when: Callable[[], bool] | None, agreement: Agreement) -> None:
-        self._when = when
+    def __init__(
+        self,
+        stop_when: Callable[[], bool] | None,
+        save_when: Callable[[], bool] | None,
+        agreement: Agreement,
+    ) -> None:
+        self._questions = (stop_when, save_when)
         self._agreement = agreement
-        self._is_asked = False  # a worker is to stop
+        self.stop = self.save = False
         self._since = time.monotonic()
         self._batches = 0  # since then
         self._next = 1  # how many there are until the next question
 
-    def asked(self, batches: int) -> bool:
-        """Returns whether the run is to stop, after more batches. Collective.
+    def ask(self, batches: int) -> None:
+        """Asks after more batches, if it is time. Collective.
 
         All workers ask after equally many batches, by the pace of the slowest.
         """
         self._batches += batches
-        if self._when is None or (self._batches < self._next and not self._is_asked):
-            return self._is_asked
-        return self.asked_now()
+        if self._batches >= self._next:
+            self.ask_now()
 
-    def asked_now(self) -> bool:
-        """Returns whether the run is to stop. Collective."""
-        if self._when is None or self._is_asked:
-            return self._is_asked
+    def ask_now(self) -> None:
+        """Asks. Collective."""
+        if self.stop or not any(self._questions):
+            return
         now = time.monotonic()
         pace = int(1e9 * (now - self._since) / max(1, self._batches))
         _, told = self._agreement.gather_together(
-            "ask whether to stop", self._when, lambda stops: [int(bool(stops)), pace]
+            "ask whether to stop or to save",
+            lambda: [int(bool(asked and asked())) for asked in self._questions],
+            lambda wishes: [*wishes, pace],
         )
-        self._is_asked = any(stops for stops, _ in told)
-        slowest = 1e-9 * max(pace for _, pace in told)
+        stops, saves, paces = zip(*told, strict=True)
+        self.stop, self.save = any(stops), self.save or any(saves)
         # The next batches may be slower.
-        self._next = max(1, min(_MOST_BATCHES, int(_SECONDS / max(slowest, 1e-6))))
+        self._next = max(1, min(_MOST_BATCHES, int(_SECONDS / max(1e-9 * max(paces), 1e-6))))
         self._since, self._batches = now, 0
-        return self._is_asked

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from sok_embed import DynamicEmbedding, checkpoint
 from sok_embed.checkpoint import Stopped, stop_on, stopping
-from sok_embed.checkpoint.stopping import Stop
+from sok_embed.checkpoint.stopping import Wishes
 from sok_embed.checkpoint.tools.verify import verify
 
 
@@ -34,19 +34,22 @@ def fit(folder, **arguments):
 def test_each_checkpoint_is_reported_once_it_is_whole(tmp_path, on_background):
     seen = []
 
-    def on_saved(folder):
+    def on_saved(folder, logs):
         assert threading.current_thread() is threading.main_thread()
         assert verify(folder).faults == []
-        seen.append(folder)
+        seen.append((folder, logs))
 
-    fit(tmp_path, on_saved=on_saved, save_on_background=on_background, max_to_keep=None)
-    assert [os.path.basename(folder) for folder in seen] == sorted(os.listdir(tmp_path))
+    history = fit(tmp_path, on_saved=on_saved, save_on_background=on_background, max_to_keep=None)
+    assert [os.path.basename(folder) for folder, _ in seen] == sorted(os.listdir(tmp_path))
+    assert [list(logs) for _, logs in seen] == [[], *[["loss"]] * 6]
+    assert seen[3][1]["loss"] == history.history["loss"][0]
+    assert seen[1][1]["loss"] != seen[2][1]["loss"]
     fit(tmp_path, on_saved=on_saved)
     assert seen[7:] == seen[6:7]  # the one from which it goes on
 
 
 def test_the_error_of_a_hook_ends_the_run_and_the_checkpoint_stays(tmp_path):
-    def on_saved(folder):
+    def on_saved(folder, logs):
         if folder.endswith("4"):
             raise KeyError("the hook")
 
@@ -68,7 +71,7 @@ def test_a_stop_at_the_end_of_an_epoch_saves_once_and_one_at_the_end_of_all_is_n
             stop_when=lambda: asked["epochs"] == 1,
             callbacks=[count],
             save_freq="epoch",
-            on_saved=seen.append,
+            on_saved=lambda folder, logs: seen.append(folder),
         )
     assert stopped.value.code == stopping.TRY_AGAIN == 75
     assert [os.path.basename(each) for each in seen] == ["step-000000000", "step-000000006"]
@@ -166,14 +169,40 @@ class Slowest:
     def gather_together(self, what, work, numbers):
         self.exchanges += 1
         result = work()
-        return result, [numbers(result), [0, int(1e9 * self.seconds)]]
+        return result, [numbers(result), [0, 0, int(1e9 * self.seconds)]]
 
 
 @pytest.mark.parametrize(("seconds", "exchanges"), [(5.0, 100), (0.25, 25), (0.01, 7)])
 def test_workers_are_asked_about_once_a_second(seconds, exchanges):
     agreement = Slowest(seconds)
-    stop = Stop(lambda: False, agreement)
-    assert not any(stop.asked(1) for _ in range(100))
-    assert agreement.exchanges == exchanges
-    assert not any(Stop(None, agreement).asked(1) for _ in range(9))
-    assert agreement.exchanges == exchanges
+    for stop_when, save_when in ((lambda: False, None), (None, lambda: False), (None, None)):
+        agreement.exchanges = 0
+        wishes = Wishes(stop_when, save_when, agreement)
+        for _ in range(100):
+            wishes.ask(1)
+            assert not wishes.stop and not wishes.save
+        assert agreement.exchanges == (exchanges if stop_when or save_when else 0)
+
+
+@pytest.mark.parametrize("on_background", [False, True])
+def test_a_wish_to_save_is_granted_at_that_batch_and_training_goes_on(
+    tmp_path, monkeypatch, on_background
+):
+    monkeypatch.setattr(stopping, "_SECONDS", 0.0)
+    keras.utils.set_random_seed(1)
+    whole = fit(tmp_path / "whole", save_freq="epoch").history
+    trained, seen = [], []
+    count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: trained.append(1))
+    keras.utils.set_random_seed(1)
+    saved = fit(
+        tmp_path / "saved",
+        # Within the first epoch, at its end, and within the second.
+        save_when=lambda: len(trained) in (3, 6, 8),
+        on_saved=lambda folder, logs: seen.append((int(folder[-2:]), len(trained))),
+        callbacks=[count],
+        save_freq="epoch",
+        save_on_background=on_background,
+    ).history
+    assert saved == whole
+    # The checkpoint of a wish is whole, and known to be, before the next batch.
+    assert seen[1:] == [(3, 3), (6, 6), (8, 8), (12, 12)]

@@ -68,7 +68,7 @@ def main(folder: Path, name: str, position: Any, end: str | None = None) -> None
         arguments["stop_when"] = checkpoint.stop_on(signal.SIGTERM)
         stopping._SECONDS = 0.0  # asks after each batch
 
-    def on_saved(path: str) -> None:
+    def on_saved(path: str, logs: Any) -> None:
         with open(folder / f"saved.{rank}", "a") as saved:
             print(Path(path).name, file=saved)
 
