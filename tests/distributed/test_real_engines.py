@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 HERE = Path(__file__).parent
@@ -42,16 +41,3 @@ def test_tasks_of_a_barrier_stage_of_spark_join_and_others_are_alone(master) -> 
     assert printed("on_spark.py", master).splitlines() == [
         *("first", *together, "second", *together, "alone", *alone)
     ]
-
-
-def test_a_run_on_ray_of_which_a_worker_was_killed_ends_as_one_that_was_not(tmp_path) -> None:
-    pytest.importorskip("ray.train", reason="Ray is not installed")
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    printed("trained_on_ray.py", whole)
-    printed("trained_on_ray.py", killed, "die")
-    assert (killed / "has-died").exists()
-    np.testing.assert_array_equal(np.load(whole / "losses.npy"), np.load(killed / "losses.npy"))
-    for rank in range(2):
-        expected, found = (np.load(folder / f"rows-{rank}.npz") for folder in (whole, killed))
-        for name in ("keys", "vectors"):
-            np.testing.assert_array_equal(found[name], expected[name], err_msg=name)

@@ -1,59 +1,90 @@
-"""Trains by `checkpoint.fit` on two workers of Ray, of which one may be killed within an epoch.
+"""Trains by `sok_embed.ray.fit` on workers of Ray, of which some may be killed on the way.
 
-python trained_on_ray.py FOLDER [die]
+python trained_on_ray.py FOLDER NAME WORKERS TRAINER DATA [RANK:STEP ...]
 
-Worker 0 leaves the losses, and each worker its rows, in FOLDER.
+Worker RANK kills itself after STEP, once for each pair. FOLDER gets the losses and the rows of each
+worker, and `kept.json`, the checkpoints that Ray lists at the end. A run of the same NAME in FOLDER
+goes on from the one before.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow
 import ray
-from ray import train
+import ray.data
+import ray.train
 from ray.train.tensorflow import TensorflowTrainer
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+import sok_embed.ray
 
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+EXAMPLES, BATCH, EPOCHS = 100, 12, 3  # the last batch of an epoch has 4 examples
+
+
+def examples() -> tuple[Any, Any]:
+    """Returns keys `[EXAMPLES, 2]` and targets `[EXAMPLES]`, in the order of training."""
+    random = np.random.default_rng(0)
+    keys = random.integers(0, 50, (EXAMPLES, 2))
+    return keys, random.normal(size=EXAMPLES).astype(np.float32)
+
+
+def model_and_rows(optimizer: Any) -> tuple[Any, Any]:
+    """Returns the compiled model, and its layer of rows."""
+    import keras
+
+    import sok_embed as sok
+
+    keras.utils.set_random_seed(7)
+    rows = sok.DynamicEmbedding(4, seed=1, name="rows")
+    model = keras.Sequential([keras.Input((2,), dtype="int64"), rows, keras.layers.Flatten()])
+    model.add(keras.layers.Dense(1))
+    model.compile(optimizer, "mse")
+    return model, rows
+
+
+def dataset(kind: str) -> Any:
+    """Returns this worker's batches, of TensorFlow's or of Ray's dataset."""
+    import tensorflow as tf
+
+    import sok_embed as sok
+
+    if kind == "ray":
+        return sok.ray.dataset(feature_columns="keys", label_column="target", rows=EXAMPLES)
+    whole = tf.data.Dataset.from_tensor_slices(examples()).batch(BATCH)
+    rank, size = sok.rank(), sok.size()
+    return sok.data.join(whole.map(lambda *batch: [each[rank::size] for each in batch]))
 
 
 def loop(config: dict[str, Any]) -> None:
     """Trains, and goes on where Ray starts the workers again."""
     import keras
-    import numpy as np
-    import tensorflow as tf
 
     import sok_embed as sok
 
     sok.init()
-    keras.utils.set_random_seed(7)
-    rows = sok.DynamicEmbedding(4, seed=1, name="rows")
-    model = keras.Sequential([keras.Input((2,), dtype="int64"), rows, keras.layers.Flatten()])
-    model.add(keras.layers.Dense(1))
-    model.compile(sok.DistributedOptimizer("adam"), "mse")
-    random = np.random.default_rng(0)
-    keys, targets = random.integers(0, 50, (96, 2)), random.normal(size=(96, 1))
-    examples = tf.data.Dataset.from_tensor_slices((keys, targets.astype(np.float32)))
-    data = examples.shuffle(96, seed=3).shard(sok.size(), sok.rank()).batch(16 // sok.size())
+    model, rows = model_and_rows(sok.DistributedOptimizer("adam"))
     folder = Path(config["folder"])
-    first = folder / "has-died"
 
     def die(batch: int, logs: Any) -> None:
-        step = int(model.optimizer.iterations)
-        if config["dies"] and sok.rank() == 1 and step == 9 and not first.exists():
-            first.touch()
-            os.kill(os.getpid(), 9)
+        for rank, step in config["deaths"]:
+            done = folder / f"died-{rank}-{step}"
+            if (sok.rank(), int(model.optimizer.iterations)) == (rank, step) and not done.exists():
+                done.touch()
+                os.kill(os.getpid(), 9)
 
-    history = sok.checkpoint.fit(
+    history = sok.ray.fit(
         model,
-        data,
-        directory=folder / "checkpoints",
-        epochs=3,
+        dataset(config["data"]),
+        epochs=EPOCHS,
         save_freq=2,
-        position="count",
-        on_saved=lambda path: train.report({"checkpoint": path}),
         callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=die)],
         verbose=0,
     )
@@ -64,18 +95,38 @@ def loop(config: dict[str, Any]) -> None:
         np.save(folder / "losses", history.history["loss"])
 
 
-def main(folder: str, dies: bool) -> None:
-    """Starts a Ray of this machine and trains."""
-    ray.init(num_cpus=2, logging_level="ERROR", runtime_env={"env_vars": ENVIRONMENT})
-    TensorflowTrainer(
+def main(folder: str, name: str, workers: str, trainer: str, data: str, *deaths: str) -> None:
+    """Joins the Ray at RAY_ADDRESS, or starts one of this machine, and trains."""
+    where: dict[str, Any] = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": 4}
+    ray.init(logging_level="ERROR", runtime_env={"env_vars": ENVIRONMENT}, **where)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    arguments: dict[str, Any] = {}
+    if data == "ray":
+        keys, targets = examples()
+        pairs = pyarrow.FixedSizeListArray.from_arrays(keys.ravel(), 2)
+        table = pyarrow.table({"keys": pairs, "target": targets})
+        arguments["datasets"] = {"train": ray.data.from_arrow(table)}
+        arguments["dataset_config"] = sok_embed.ray.DataConfig(BATCH)
+    kinds = {"TensorflowTrainer": TensorflowTrainer, "DataParallelTrainer": DataParallelTrainer}
+    result = kinds[trainer](
         loop,
-        train_loop_config={"folder": folder, "dies": dies},
-        scaling_config=train.ScalingConfig(num_workers=2),
-        run_config=train.RunConfig(
-            storage_path=folder, failure_config=train.FailureConfig(max_failures=2)
+        train_loop_config={
+            "folder": folder,
+            "data": data,
+            "deaths": [[int(number) for number in each.split(":")] for each in deaths],
+        },
+        scaling_config=ray.train.ScalingConfig(num_workers=int(workers)),
+        run_config=ray.train.RunConfig(
+            name=name,
+            storage_path=folder,
+            failure_config=ray.train.FailureConfig(max_failures=len(deaths)),
+            checkpoint_config=ray.train.CheckpointConfig(num_to_keep=2),
         ),
+        **arguments,
     ).fit()
+    kept = [[each.path, metrics] for each, metrics in result.best_checkpoints]
+    Path(folder, "kept.json").write_text(json.dumps(kept))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], "die" in sys.argv[2:])
+    main(*sys.argv[1:])

@@ -1,0 +1,141 @@
+"""`fit` whose checkpoints are those of a run of Ray Train."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import ray.train
+import tensorflow as tf
+
+from sok_embed import checkpoint
+from sok_embed.callbacks.averaged_logs import AverageMetrics, averaged_logs
+from sok_embed.checkpoint.batches import Position
+
+# The scheme of a URL by the name that pyarrow gives a filesystem; paths of the first have none.
+_SCHEMES = {"local": "", "s3": "s3://", "gcs": "gs://", "abfs": "abfs://"}
+_FOLDER = "sok_embed"
+# Ray decides which checkpoints stay, and each has to be whole by itself.
+_NOT_TAKEN = ("directory", "incremental", "max_deltas", "max_to_keep", "on_saved", "save_when")
+
+
+def fit(
+    model: keras.Model,
+    dataset: tf.data.Dataset,
+    *,
+    epochs: int,
+    save_freq: str | int = "epoch",
+    position: Position = "count",
+    callbacks: Sequence[keras.callbacks.Callback] | None = None,
+    **arguments: Any,
+) -> keras.callbacks.History:
+    """Trains as `sok_embed.checkpoint.fit` does, with checkpoints in the storage of Ray's run.
+
+    Where Ray starts the workers again, also more or fewer of them, or goes on with a run of the
+    same name, the same call goes on at the batch after the last checkpoint.
+
+    Each checkpoint is reported to Ray once it is whole, with the logs of the batch or epoch before
+    it, averaged over the workers: it is a `ray.train.Checkpoint` of the run, which no file is
+    copied for. Ray removes old ones by the `CheckpointConfig` of the run, and nobody else does. All
+    are kept without a `num_to_keep`. At the end of an epoch metrics are those of all examples, as
+    by `sok_embed.callbacks.AverageMetrics`.
+
+    Where Ray is told that a node will be taken away, all workers save at once and train on.
+
+    Collective: all workers call it with the same arguments, as they do `checkpoint.fit`.
+
+    Args:
+        model: The model, compiled and built.
+        dataset: This worker's batches, of `sok_embed.ray.dataset` or any other.
+        epochs: The number of the last epoch, counted from 1.
+        save_freq: `"epoch"`, or the number of batches of an epoch after which to save too.
+        position: `"count"`: the place in the dataset is found by the number of batches, so that
+            any number of workers can go on. `"iterator"`: by the saved state of the iterator.
+        callbacks: Callbacks of Keras.
+        **arguments: Further arguments of `sok_embed.checkpoint.fit`, such as `steps_per_epoch`,
+            `validation_data` and `stop_when`.
+
+    Returns:
+        The history of all epochs of the run, also before it was started again.
+
+    Raises:
+        TypeError: For an argument that Ray decides about, such as `max_to_keep`.
+        ValueError: For a dataset of Ray Data whose order is not known; for a storage that this
+            package cannot write to.
+        RuntimeError: Outside a worker of Ray Train.
+        Exception: As `sok_embed.checkpoint.fit`.
+    """
+    taken = [each for each in _NOT_TAKEN if each in arguments]
+    if taken:
+        raise TypeError(
+            f"Expected no {', '.join(taken)} in sok_embed.ray.fit: checkpoints are those of Ray's "
+            "run, which its RunConfig and CheckpointConfig describe. For others call "
+            "sok_embed.checkpoint.fit."
+        )
+    if isinstance(dataset, tf.data.Dataset) and dataset.options().deterministic is False:
+        raise ValueError(
+            "Expected a dataset whose order is known, so that training can go on at the right "
+            "batch. Received: one with deterministic=False, as Ray's own split gives. Give the "
+            "trainer dataset_config=sok_embed.ray.DataConfig(batch_size)."
+        )
+    run = _RayRun(ray.train.get_context().get_storage())
+    given = list(callbacks or ())
+    if not any(isinstance(each, AverageMetrics) for each in given):
+        given.insert(0, AverageMetrics())
+    return checkpoint.fit(
+        model,
+        dataset,
+        directory=f"{run.scheme}{run.path}/{_FOLDER}",
+        epochs=epochs,
+        save_freq=save_freq,
+        position=position,
+        max_to_keep=None,
+        on_saved=run.report,
+        save_when=run.is_leaving,
+        callbacks=given,
+        **arguments,
+    )
+
+
+class _RayRun:
+    """The run of Ray Train that this worker is in.
+
+    Attributes:
+        path: The folder of the run in its filesystem.
+        scheme: The text before the path in a URL.
+    """
+
+    def __init__(self, storage: Any) -> None:
+        self._filesystem = storage.storage_filesystem
+        self.path = storage.experiment_fs_path
+        kind = self._filesystem.type_name
+        if kind not in _SCHEMES:
+            raise ValueError(
+                "Expected the storage of Ray's run to be a folder, or a URL of S3, Google Cloud "
+                f"Storage or Azure. Received: {storage.storage_fs_path!r} in a filesystem of type "
+                f"{kind!r}. Set storage_path of RunConfig, or call sok_embed.checkpoint.fit with a "
+                "directory."
+            )
+        self.scheme = _SCHEMES[kind]
+        self._leaving: set[str] = set()  # the nodes that were saved for
+
+    def report(self, folder: str, logs: dict[str, Any]) -> None:
+        """Reports a checkpoint that is whole, unless Ray has it already. Collective."""
+        figures = averaged_logs(logs)
+        path = folder.removeprefix(self.scheme)
+        last = ray.train.get_checkpoint()
+        if last is not None and last.path == path:
+            return  # the run goes on from it
+        ray.train.report(
+            figures,
+            ray.train.Checkpoint(path, self._filesystem),
+            checkpoint_upload_mode=ray.train.CheckpointUploadMode.NO_UPLOAD,
+        )
+
+    def is_leaving(self) -> bool:
+        """Returns true once for each node of the run that will be taken away. Collective."""
+        info = ray.train.get_preemption_info()
+        leaving = set() if info is None else set(info.preempted_node_ids) - self._leaving
+        self._leaving |= leaving
+        return bool(leaving)
