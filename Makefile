@@ -15,6 +15,7 @@ HOROVOD ?= 1
 ARGS ?=
 DATA ?=
 WORKERS ?=
+ENGINE ?=
 
 VENV := $(CURDIR)/.venv
 BIN := $(VENV)/bin
@@ -63,6 +64,11 @@ $(STAMPS)/development: requirements-dev.txt $(STAMPS)/requirements | $(STAMPS)/e
 	@$(PROGRESS) build/setup/development.log Tools -- $(PIP_INSTALL) --requirement $<
 	@touch $@
 
+# The engine of `make demo ENGINE=`, of the version that the tests have.
+$(STAMPS)/engine-%: requirements-dev.txt $(STAMPS)/requirements
+	@$(PROGRESS) build/setup/$*.log $* -- $(PIP_INSTALL) $$(grep --only-matching '^$*[^ ;]*' $<)
+	@touch $@
+
 $(STAMPS)/rocksdb: scripts/build_rocksdb.py $(STAMPS)/venv
 	@$(ROCKSDB) > /dev/null
 	@touch $@
@@ -91,9 +97,9 @@ native: $(STAMPS)/editable  ## only bring the native libraries up to date
 
 # --- use ------------------------------------------------------------------------------------
 
-demo: native  ## train the example model; DATA=, WORKERS= and ARGS= are passed on
+demo: native $(if $(ENGINE),$(STAMPS)/engine-$(ENGINE))  ## train the example model; DATA=, WORKERS=, ENGINE=ray and ARGS= are passed on
 	$(BIN)/python examples/train_ctr.py $(if $(DATA),--data "$(DATA)") \
-	  $(if $(WORKERS),--workers $(WORKERS)) $(ARGS)
+	  $(if $(WORKERS),--workers $(WORKERS)) $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
 
 wheel: $(STAMPS)/requirements  ## one wheel for all Pythons and TensorFlows, in dist/; ARGS=--bullseye: for old systems
 	@$(BIN)/python -m pip install --quiet auditwheel==6.8.2

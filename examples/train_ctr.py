@@ -8,6 +8,7 @@ test AUC, growth of the tables, speed and memory:
     python examples/train_ctr.py --data train.txt              # Criteo, tabs or commas
     python examples/train_ctr.py --data ml-100k/ua.base --batch-size 256
     python examples/train_ctr.py --workers 2                   # tables sharded over both
+    python examples/train_ctr.py --workers 2 --engine ray      # started by Ray Train
     python examples/train_ctr.py --embedding static            # the rival: a fixed vocabulary
     python examples/train_ctr.py --save ctr.keras              # the model too, to export it:
     PYTHONPATH=examples sok-embed export ctr.keras served --import ctr.model
@@ -24,6 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ctr.command import exit_status
+from ctr.on_ray import launch_on_ray
 from ctr.options import add_source, add_training, keras_file, positive_int, seed
 from ctr.sources import DEFAULT_SAMPLES, open_source
 from ctr.workers import are_started, join, launch
@@ -39,6 +41,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add_source(parser, DEFAULT_SAMPLES)
     add("--embedding", choices=("hash", "static"), default="hash", help="growing tables or rival")
     add("--workers", type=positive_int, help="processes here, or those of a launcher")
+    add("--engine", choices=("run", "ray"), default="run", help="starts them: sok-embed run or Ray")
     add_training(parser)
     add("--seed", type=seed, default=0, help="of the clicks, the shuffling and the start weights")
     add("--output", type=Path, default=Path("runs/ctr"), metavar="DIR", help="for the report")
@@ -53,6 +56,8 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(arguments)
 
     def launch_or_run() -> int | None:
+        if options.engine == "ray":
+            return launch_on_ray(run, options, options.workers or 1)
         if (options.workers or 1) > 1 and not are_started():
             return launch(Path(__file__).resolve(), arguments, options.workers)
         run(options)
@@ -65,7 +70,7 @@ def run(options: argparse.Namespace) -> None:
     """Trains, tests and reports on this worker."""
     source = open_source(options.data, getattr(options, "samples", None), options.seed)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    workers = join(options.workers, needs_sok_embed=options.embedding == "hash")
+    workers = join(options.workers, options.embedding == "hash", options.engine)
 
     from ctr import report
     from ctr.ceiling import best_possible_auc

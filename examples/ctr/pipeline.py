@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,16 +25,15 @@ class Pipeline:
         self._workers = workers
         self._failure = ""
 
-    def dataset(self, split: Split) -> tf.data.Dataset:
-        """Returns the batches of a split. Each pass over the dataset is the next epoch."""
+    def dataset(self, split: Split, epoch: Callable[[], int] = lambda: 0) -> tf.data.Dataset:
+        """Returns the batches of a split; each pass asks `epoch` for its number, from 0 on."""
         source = self._source
-        epochs = itertools.count()
         inputs = {"keys": tf.TensorSpec((None, source.fields), tf.int64)}
         if source.dense_width:
             inputs["dense"] = tf.TensorSpec((None, source.dense_width), tf.float32)
         labels, weights = tf.TensorSpec((None, 1), tf.float32), tf.TensorSpec((None,), tf.float32)
         stream = tf.data.Dataset.from_generator(
-            lambda: self._batches(split, next(epochs)), output_signature=(inputs, labels, weights)
+            lambda: self._batches(split, epoch()), output_signature=(inputs, labels, weights)
         )
         count = steps(source.rows(split), self._batch_size)
         return stream.apply(tf.data.experimental.assert_cardinality(count)).prefetch(2)

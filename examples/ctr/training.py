@@ -52,7 +52,10 @@ class Outcome:
 
 
 class Recorder(keras.callbacks.Callback):
-    """Notes loss and table size after every step, and moves the progress bar."""
+    """Notes loss and table size after every step, and moves the progress bar.
+
+    A run that goes on from a checkpoint has the figures of the steps before.
+    """
 
     def __init__(self, embedding: EmbeddingRows, total_steps: int, workers: Workers, show: bool):
         super().__init__()
@@ -68,7 +71,17 @@ class Recorder(keras.callbacks.Callback):
         self.losses: list[float] = []
         self.rows: list[int] = []
         self.first_step_ended = 0.0
+        self.first_step = 0  # the number of this process's first step, from 1
         self.ended = 0.0
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the figures of the steps so far."""
+        return {"losses": self.losses, "rows": self.rows}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Takes the figures of the steps before."""
+        self.losses, self.rows = list(state["losses"]), list(state["rows"])
+        self.bar.update(len(self.losses) - self.bar.n)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Notes the figures of one step."""
@@ -76,8 +89,8 @@ class Recorder(keras.callbacks.Callback):
         self.losses.append(float(logs["batch_loss"]))
         self.rows.append(self._embedding.rows())
         self.ended = time.perf_counter()
-        if len(self.losses) == 1:
-            self.first_step_ended = self.ended
+        if not self.first_step_ended:
+            self.first_step_ended, self.first_step = self.ended, len(self.losses)
         figures = {"loss": f"{logs['loss']:.4f}", self._rows_label: f"{self.rows[-1]:,}"}
         self.bar.set_postfix(figures, refresh=False)
         self.bar.update()
@@ -111,13 +124,9 @@ def train(
     recorder = Recorder(embedding, plan.epochs * epoch_steps, workers, show)
     pipeline = Pipeline(source, plan.batch_size, embedding, workers)
     with pipeline.source_errors(), recorder.bar:
-        model.fit(
-            pipeline.dataset("train"),
-            epochs=plan.epochs,
-            verbose=0,
-            shuffle=False,  # the source has shuffled where order does not matter
-            callbacks=[*workers.callbacks(), *published(model, publish_to), recorder],
-        )
+        # A run that goes on is in the epoch of its optimizer's steps.
+        batches = pipeline.dataset("train", lambda: int(model.optimizer.iterations) // epoch_steps)
+        workers.fit(model, batches, plan.epochs, [*published(model, publish_to), recorder])
         test_auc = evaluate(model, pipeline.dataset("test"), workers)
     if save_to is not None:
         workers.save(model, save_to)
@@ -169,5 +178,6 @@ def evaluate(model: keras.Model, tests: tf.data.Dataset, workers: Workers) -> fl
 def _keys_per_second(recorder: Recorder, source: Source, plan: Plan) -> float | None:
     """Returns keys of all workers a second, from the end of the first step to the last end."""
     seconds = recorder.ended - recorder.first_step_ended
-    rows = plan.epochs * source.rows("train") - min(plan.batch_size, source.rows("train"))
+    before = recorder.first_step * min(plan.batch_size, source.rows("train"))
+    rows = plan.epochs * source.rows("train") - before
     return rows * source.fields / seconds if seconds > 0 else None

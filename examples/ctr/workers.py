@@ -21,6 +21,8 @@ _NO_SOK_EMBED = (
     "does without."
 )
 
+_STEPS_OF_A_SAVE = 50
+
 
 @dataclass(frozen=True)
 class Workers:
@@ -28,6 +30,7 @@ class Workers:
 
     rank: int = 0
     size: int = 1
+    on_ray: bool = False
 
     def gather(self, rows: NDArray[Any]) -> NDArray[Any]:
         """Returns the rows of all workers, in the order of the ranks; all workers must call it."""
@@ -54,13 +57,21 @@ class Workers:
 
         return sok_embed.DistributedOptimizer(optimizer)
 
-    def callbacks(self) -> list[Any]:
-        """Returns the callbacks of `fit` by which all workers start with the same weights."""
-        if self.size == 1:
-            return []
-        import sok_embed
+    def fit(self, model: Any, batches: Any, epochs: int, callbacks: list[Any]) -> None:
+        """Trains a model; on Ray with checkpoints, from which workers go on that Ray restarts."""
+        if self.size > 1:
+            import sok_embed
 
-        return [sok_embed.callbacks.BroadcastVariables(root_rank=0)]
+            # By it all workers start with the same weights.
+            callbacks = [sok_embed.callbacks.BroadcastVariables(root_rank=0), *callbacks]
+        if self.on_ray:
+            import sok_embed.ray
+
+            arguments = {"epochs": epochs, "save_freq": _STEPS_OF_A_SAVE, "verbose": 0}
+            sok_embed.ray.fit(model, batches, callbacks=callbacks, **arguments)
+            return
+        # The source has shuffled where order does not matter.
+        model.fit(batches, epochs=epochs, callbacks=callbacks, verbose=0, shuffle=False)
 
     def save(self, model: Any, path: Path) -> None:
         """Writes a model, with the rows of all workers, to a `.keras` file; all must call it."""
@@ -81,16 +92,17 @@ def are_started() -> bool:
     return find_workers() is not None
 
 
-def join(workers: int | None, needs_sok_embed: bool) -> Workers:
+def join(workers: int | None, needs_sok_embed: bool, engine: str = "run") -> Workers:
     """Takes this process's place among the workers; call it before anything of TensorFlow runs."""
-    if not needs_sok_embed and not are_started():
+    on_ray = engine == "ray"
+    if not needs_sok_embed and not are_started() and not on_ray:
         return Workers()
     if importlib.util.find_spec("sok_embed") is None:
         raise InputError(_NO_SOK_EMBED.format(sys.executable))
     import sok_embed
 
     sok_embed.init()
-    here = Workers(sok_embed.rank(), sok_embed.size())
+    here = Workers(sok_embed.rank(), sok_embed.size(), on_ray)
     if workers not in (None, here.size):
         raise InputError(
             f"Expected {workers} workers, as --workers says. Received: {here.size} of the launcher "

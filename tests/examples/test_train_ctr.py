@@ -98,6 +98,21 @@ def test_hash_and_static_tables_hold_the_same_keys(tmp_path: Path) -> None:
     assert rows["static"] == rows["hash"] + 26  # one row a field for unknown keys
 
 
+@needs_sok_embed
+@pytest.mark.long
+def test_workers_of_ray_train_as_those_of_the_command(tmp_path: Path) -> None:
+    pytest.importorskip("ray.train", reason="Ray is not installed")
+    figures = []
+    for engine in ("run", "ray"):
+        arguments = ["--samples", "2049", "--batch-size", "256", "--epochs", "2", "--workers", "2"]
+        arguments += ["--engine", engine, "--output", engine]
+        status, _, err = run(tmp_path, *arguments)
+        assert status == 0, err
+        figures.append(json.loads((tmp_path / engine / "report.json").read_text()))
+    for name in ("steps", "workers", "final_loss", "test_auc", "table_rows"):
+        assert figures[0][name] == figures[1][name]
+
+
 @pytest.mark.long
 @needs_sok_embed
 def test_two_workers_train_like_one(tmp_path: Path) -> None:
