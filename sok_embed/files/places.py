@@ -145,7 +145,7 @@ class Place(abc.ABC):
 
     @abc.abstractmethod
     def remove_all(self, first: str) -> None:
-        """Removes the folder with all that is in it.
+        """Removes the folder with all that is in it; a missing one is not an error.
 
         Args:
             first: The file that is removed durably before all others.
@@ -244,9 +244,11 @@ class LocalFolder(Place):
         """See `Place`."""
         if os.path.islink(self.local):
             return  # the target of a link does not belong to the checkpoint
-        remove_if_there(self._at(first))
-        sync(self.local)
-        shutil.rmtree(self.local)
+        while os.path.isdir(self.local):
+            with contextlib.suppress(FileNotFoundError):  # another process removes it too
+                remove_if_there(self._at(first))
+                sync(self.local)
+                shutil.rmtree(self.local)
         sync(os.path.dirname(self.local))
 
     def remove_if_empty(self) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import os
 import resource
+import shutil
 import subprocess
 
 import forked
@@ -14,12 +15,13 @@ import tensorflow as tf
 
 import sok_embed as sok
 from sok_embed.checkpoint import Checkpoint, CheckpointManager, compact
-from sok_embed.checkpoint.files import holding
+from sok_embed.checkpoint.files import holding, manifest
 from sok_embed.checkpoint.tools import survey
 from sok_embed.checkpoint.tools.conversion.convert import convert
 from sok_embed.checkpoint.tools.difference import difference
 from sok_embed.checkpoint.tools.saved import open_saved
 from sok_embed.checkpoint.tools.verify import verify
+from sok_embed.files import places
 
 COUNT = int(os.environ.get("SOK_CHECKPOINT_RESTORES", "40"))
 
@@ -141,6 +143,30 @@ def test_a_checkpoint_that_goes_before_it_is_open_changes_nothing(two, monkeypat
     # The next newer one, or here what is left.
     assert manager.restore_or_initialize().endswith("step-000000000")
     assert len(table) == 2
+
+
+@pytest.mark.parametrize("call", ["sync", "open", "unlink", "rmdir"])
+def test_a_folder_that_another_process_removes_at_the_same_time_is_no_error(
+    tmp_path, monkeypatch, call
+):
+    manager = CheckpointManager(Checkpoint(v=tf.Variable(1.0)), tmp_path / "run")
+    manager.save(0)
+    manager.save(1)
+    (tmp_path / "run" / "step-000000000" / manifest.NAME).unlink()  # it goes first
+    module, calls = (places if call == "sync" else os), []
+    function = getattr(module, call)
+
+    def late(path, *arguments, **options):
+        if "step-000000000" in str(path) or "dir_fd" in options:
+            if not calls:
+                calls.append(path)
+                shutil.rmtree(tmp_path / "run" / "step-000000000")
+        return function(path, *arguments, **options)
+
+    monkeypatch.setattr(module, call, late)
+    manager.save(2)
+    assert calls
+    assert sorted(os.listdir(tmp_path / "run")) == ["step-000000001", "step-000000002"]
 
 
 @pytest.mark.parametrize("replaced", [1, 3])
