@@ -14,6 +14,7 @@ import tensorflow as tf
 from sok_embed import communicators
 from sok_embed.checkpoint.batches import Batches, Position
 from sok_embed.checkpoint.checkpoint import Checkpoint
+from sok_embed.checkpoint.counted import counted_by_all, hand_out
 from sok_embed.checkpoint.manager import POLL_EVERY, CheckpointManager
 from sok_embed.checkpoint.progress import Progress, plain, restore_states, states_of
 from sok_embed.checkpoint.state.tables import find
@@ -179,6 +180,8 @@ class Run:
             "find the place in the data again", lambda: self._check_saved(fields)
         )
         self._epoch, self._batch = fields["epoch"], fields["batch"]
+        if fields["workers"] != self._agreement.size:
+            hand_out(self._model, fields.get("counted", []), self._agreement.rank)
         self._logs, self._stopped = fields["logs"], fields["stopped"]
         self._figures = fields.get("figures", {})  # earlier versions did not save them
         self._saved_at = self._batch
@@ -403,6 +406,7 @@ class Run:
             "global_batch": self._global_batch,
             "stopped": self._stopped,
             "logs": plain(self._logs),
+            "counted": counted_by_all(self._model, self._agreement) if batch else [],
             "figures": self._figures,
             "epochs": list(getattr(self.history, "epoch", [])),
             "history": {

@@ -28,6 +28,7 @@ from checkpointing import model_in
 
 import sok_embed
 from sok_embed import checkpoint
+from sok_embed.callbacks import AverageMetrics
 from sok_embed.checkpoint import stopping
 
 
@@ -74,7 +75,7 @@ def main(folder: Path, name: str, position: Any, end: str | None = None) -> None
 
     arguments["on_saved"] = on_saved
     history = checkpoint.fit(
-        model, dataset(), directory=folder / "run", callbacks=[watch], **arguments
+        model, dataset(), directory=folder / "run", callbacks=[AverageMetrics(), watch], **arguments
     )
     found = {f"history.{key}": values for key, values in history.history.items()}
     held = held_state.held_by(model)

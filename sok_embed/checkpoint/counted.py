@@ -1,0 +1,44 @@
+"""Puts together what the metrics of workers have counted, for a run of more or fewer of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from sok_embed.communicators.agreement import Agreement, bits_of, floats_of
+
+
+def counted_by_all(model: keras.Model, agreement: Agreement) -> list[list[float]]:
+    """Returns the values of each variable of metrics, of all workers put together. Collective.
+
+    A variable says by its `aggregation` how; of one that does not, it is the value of worker 0.
+    """
+    variables = model.metrics_variables
+    own = [np.ravel(tf.convert_to_tensor(each.value)).tolist() for each in variables]
+    flat = [value for values in own for value in values]
+    told = [floats_of(each) for each in agreement.gather_lists(bits_of(flat), "metrics")]
+    found, at = [], 0
+    for variable, values in zip(variables, own, strict=True):
+        of_each = np.array([each[at : at + len(values)] for each in told])
+        at += len(values)
+        put_together = {"sum": of_each.sum(0), "mean": of_each.mean(0)}
+        found.append(put_together.get(variable.aggregation, of_each[0]).tolist())
+    return found
+
+
+def hand_out(model: keras.Model, counted: Sequence[Sequence[float]], rank: int) -> None:
+    """Sets variables of metrics so that those of all workers together are what was counted.
+
+    Sums go on at worker 0, and those of the others begin anew.
+    """
+    variables = model.metrics_variables
+    if [int(np.prod(each.shape)) for each in variables] != list(map(len, counted)):
+        return  # other metrics than those of the run, or none that were saved
+    for variable, values in zip(variables, counted, strict=True):
+        is_elsewhere = rank > 0 and variable.aggregation == "sum"
+        variable.assign(
+            np.reshape(np.zeros(len(values)) if is_elsewhere else values, variable.shape)
+        )
