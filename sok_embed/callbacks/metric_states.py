@@ -10,7 +10,9 @@ from typing import Any
 import keras
 import numpy as np
 
-_SUMMED, _AVERAGED, _FIRST = "sum", "mean", "only_first_replica"
+from sok_embed.keras_bridge.metric_variables import put_together
+
+_WAYS = {"sum", "mean", "only_first_replica"}
 
 
 class MetricStates:
@@ -27,7 +29,7 @@ class MetricStates:
         for metric in model.metrics if model.compiled else ():
             variables = metric.variables
             ways = {variable.aggregation for variable in variables}
-            if not variables or ways - {_SUMMED, _AVERAGED, _FIRST}:
+            if not variables or ways - _WAYS:
                 continue
             values = [np.asarray(keras.ops.convert_to_numpy(each.value)) for each in variables]
             self._metrics.append((metric, values))
@@ -68,9 +70,7 @@ class MetricStates:
             for variable, value in zip(metric.variables, values, strict=True):
                 of_each = np.stack([each[at : at + value.size] for each in states])
                 at += value.size
-                joined = of_each[0] if variable.aggregation == _FIRST else of_each.sum(0)
-                if variable.aggregation == _AVERAGED:
-                    joined = joined / len(states)
+                joined = put_together(variable, of_each)
                 combined.append(joined.reshape(value.shape).astype(value.dtype))
             together.update(self._results_of(metric, combined))
         return together

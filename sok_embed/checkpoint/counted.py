@@ -9,13 +9,11 @@ import numpy as np
 import tensorflow as tf
 
 from sok_embed.communicators.agreement import Agreement, bits_of, floats_of
+from sok_embed.keras_bridge.metric_variables import put_together
 
 
 def counted_by_all(model: keras.Model, agreement: Agreement) -> list[list[float]]:
-    """Returns the values of each variable of metrics, of all workers put together. Collective.
-
-    A variable says by its `aggregation` how; of one that does not, it is the value of worker 0.
-    """
+    """Returns the values of each variable of metrics, of all workers put together. Collective."""
     variables = model.metrics_variables
     own = [np.ravel(tf.convert_to_tensor(each.value)).tolist() for each in variables]
     flat = [value for values in own for value in values]
@@ -24,8 +22,7 @@ def counted_by_all(model: keras.Model, agreement: Agreement) -> list[list[float]
     for variable, values in zip(variables, own, strict=True):
         of_each = np.array([each[at : at + len(values)] for each in told])
         at += len(values)
-        put_together = {"sum": of_each.sum(0), "mean": of_each.mean(0)}
-        found.append(put_together.get(variable.aggregation, of_each[0]).tolist())
+        found.append(put_together(variable, of_each).tolist())
     return found
 
 

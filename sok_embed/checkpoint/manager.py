@@ -95,11 +95,6 @@ class CheckpointManager(StepFolders):
         self._restores = 0  # the checkpoint's number of restores when the last save began
 
     @property
-    def checkpoints(self) -> list[str]:
-        """The folders of whole checkpoints, in the order in which they were saved."""
-        return [self._folder(step) for step in self._by_age()]
-
-    @property
     def latest_checkpoint(self) -> str | None:
         """The folder of the whole checkpoint that was saved last; `None`: there is none."""
         return next(reversed(self.checkpoints), None)

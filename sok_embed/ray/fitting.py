@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 import ray.train
 import tensorflow as tf
+from ray.train.collective import broadcast_from_rank_zero
 
-from sok_embed import checkpoint
+from sok_embed import checkpoint, communicators
 from sok_embed.callbacks.averaged_logs import AverageMetrics, averaged_logs
 from sok_embed.checkpoint.batches import Position
+from sok_embed.checkpoint.files import manifest
+from sok_embed.checkpoint.files.step_folders import StepFolders
+from sok_embed.files.place_of import place_of
 
 # The scheme of a URL by the name that pyarrow gives a filesystem; paths of the first have none.
 _SCHEMES = {"local": "", "s3": "s3://", "gcs": "gs://", "abfs": "abfs://"}
@@ -79,7 +84,8 @@ def fit(
             "batch. Received: one with deterministic=False, as Ray's own split gives. Give the "
             "trainer dataset_config=sok_embed.ray.DataConfig(batch_size)."
         )
-    run = _RayRun(ray.train.get_context().get_storage())
+    validates = arguments.get("validation_data") is not None
+    run = _RayRun(ray.train.get_context().get_storage(), validates)
     given = list(callbacks or ())
     if not any(isinstance(each, AverageMetrics) for each in given):
         given.insert(0, AverageMetrics())
@@ -106,7 +112,7 @@ class _RayRun:
         scheme: The text before the path in a URL.
     """
 
-    def __init__(self, storage: Any) -> None:
+    def __init__(self, storage: Any, validates: bool = False) -> None:
         self._filesystem = storage.storage_filesystem
         self.path = storage.experiment_fs_path
         kind = self._filesystem.type_name
@@ -119,19 +125,54 @@ class _RayRun:
             )
         self.scheme = _SCHEMES[kind]
         self._leaving: set[str] = set()  # the nodes that were saved for
+        self._prefixes = ("", "val_") if validates else ("",)
+        self._unreported: list[str] | None = None  # paths; `None`: Ray was not asked yet
 
     def report(self, folder: str, logs: dict[str, Any]) -> None:
-        """Reports a checkpoint that is whole, unless Ray has it already. Collective."""
+        """Reports a checkpoint that is whole, unless Ray has it already. Collective.
+
+        Ray takes one without a score for the best of all where it keeps the least. So checkpoints
+        without figures, such as that of the beginning, wait for the next one, and have NaN for its
+        figures, which is worse than any number.
+        """
         figures = averaged_logs(logs)
         path = folder.removeprefix(self.scheme)
+        if self._unreported is None:
+            self._unreported = self._unheard()
         last = ray.train.get_checkpoint()
-        if last is not None and last.path == path:
-            return  # the run goes on from it
-        ray.train.report(
-            figures,
-            ray.train.Checkpoint(path, self._filesystem),
-            checkpoint_upload_mode=ray.train.CheckpointUploadMode.NO_UPLOAD,
-        )
+        if (last is None or last.path != path) and path not in self._unreported:
+            self._unreported.append(path)  # else the run goes on from it
+        if not figures:
+            return
+        names = [f"{prefix}{name}" for name in figures for prefix in self._prefixes]
+        for each in self._unreported:
+            ray.train.report(
+                dict.fromkeys(names, math.nan) | (figures if each == path else {}),
+                ray.train.Checkpoint(each, self._filesystem),
+                checkpoint_upload_mode=ray.train.CheckpointUploadMode.NO_UPLOAD,
+            )
+        self._unreported = []
+
+    def _unheard(self) -> list[str]:
+        """Returns the paths of whole checkpoints that are newer than all in Ray's list. Collective.
+
+        A worker was killed before Ray had taken up their reports. Older ones that are not in the
+        list are removed: Ray was killed when it had taken them off, and before it removed them.
+        """
+        unheard: list[str] = []
+        if communicators.rank() == 0:
+            mode = ray.train.CheckpointConsistencyMode.COMMITTED
+            reported = ray.train.get_all_reported_checkpoints(consistency_mode=mode)
+            listed = {each.checkpoint.path for each in reported}
+            for folder in StepFolders(f"{self.scheme}{self.path}/{_FOLDER}").checkpoints:
+                path = folder.removeprefix(self.scheme)
+                if path not in listed:
+                    unheard.append(path)
+                    continue
+                for older in unheard:
+                    place_of(f"{self.scheme}{older}").remove_all(manifest.NAME)
+                unheard.clear()
+        return list(broadcast_from_rank_zero(unheard))
 
     def is_leaving(self) -> bool:
         """Returns true once for each node of the run that will be taken away. Collective."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,8 +12,13 @@ import tensorflow as tf
 
 ray_train = pytest.importorskip("ray.train", reason="Ray is not installed")
 
+from ray.train import CheckpointConfig  # noqa: E402
+from ray.train._internal.checkpoint_manager import (  # noqa: E402
+    _CheckpointManager as CheckpointManager,
+)
+
 import sok_embed.ray  # noqa: E402
-from sok_embed.ray import arrow, data_config  # noqa: E402
+from sok_embed.ray import arrow, data_config, fitting  # noqa: E402
 
 COLUMNS = {
     "int": (pa.array([1, 2, 3], pa.int32()), [1, 2, 3]),
@@ -156,3 +162,79 @@ def test_a_split_in_an_unknown_order_is_refused(shard_of) -> None:
         sok_embed.ray.fit(None, dataset, epochs=1)
     with pytest.raises(TypeError, match="Expected no directory, max_to_keep in"):
         sok_embed.ray.fit(None, dataset, epochs=1, directory="here", max_to_keep=1)
+
+
+@pytest.fixture
+def ray_run(tmp_path, monkeypatch):
+    """Returns what makes a run of Ray that lists some checkpoints, and what is reported to it."""
+    reported, listed = [], []
+    storage = SimpleNamespace(
+        storage_filesystem=SimpleNamespace(type_name="local"), experiment_fs_path=str(tmp_path)
+    )
+    checkpoint = SimpleNamespace
+
+    def report(figures, each, **_):
+        reported.append((each.path, figures))
+        listed.append(each.path)
+
+    def reported_to_ray(**_):
+        return [SimpleNamespace(checkpoint=checkpoint(path=path)) for path in listed]
+
+    def latest():
+        return checkpoint(path=listed[-1]) if listed else None
+
+    monkeypatch.setattr(fitting, "broadcast_from_rank_zero", lambda each: each)
+    monkeypatch.setattr(ray_train, "Checkpoint", lambda path, filesystem: checkpoint(path=path))
+    monkeypatch.setattr(ray_train, "report", report)
+    monkeypatch.setattr(ray_train, "get_checkpoint", latest)
+    monkeypatch.setattr(ray_train, "get_all_reported_checkpoints", reported_to_ray)
+
+    def begin(*paths, validates=False):
+        listed[:] = paths
+        return fitting._RayRun(storage, validates)
+
+    return begin, reported
+
+
+def saved(folder, steps):
+    """Returns the folders of checkpoints that were saved in this order, and their manager."""
+    values = sok_embed.checkpoint.Checkpoint(v=tf.Variable(1.0))
+    manager = sok_embed.checkpoint.CheckpointManager(values, folder / "sok_embed", None)
+    return [manager.save(step) for step in steps], manager
+
+
+def test_checkpoints_that_ray_did_not_hear_of_are_reported_and_those_it_dropped_go(
+    tmp_path, ray_run
+) -> None:
+    paths, manager = saved(tmp_path, (1, 3, 5, 4, 6))
+    begin, reported = ray_run
+    run = begin(paths[1])
+    run.report(paths[-1], {"loss": 0.5})
+    assert [path for path, _ in reported] == paths[2:]
+    assert [figures["loss"] for _, figures in reported[:-1]] == [
+        pytest.approx(np.nan, nan_ok=True)
+    ] * 2
+    assert reported[-1][1] == {"loss": 0.5}
+    assert manager.checkpoints == paths[1:]
+    begin(*paths[1:]).report(paths[-1], {"loss": 0.5})
+    assert len(reported) == 3
+
+
+def test_a_checkpoint_without_figures_is_never_the_best(tmp_path, ray_run) -> None:
+    (first, second, third), _ = saved(tmp_path, (0, 1, 2))
+    begin, reported = ray_run
+    run = begin(validates=True)
+    for folder in (second, third):
+        shutil.move(folder, f"{folder}.later")
+    run.report(first, {})
+    assert reported == []
+    run.report(second, {"loss": 0.5})
+    run.report(third, {"loss": 0.25, "val_loss": 0.75})
+    manager = CheckpointManager(
+        CheckpointConfig(2, checkpoint_score_attribute="val_loss", checkpoint_score_order="min")
+    )
+    scores = [
+        manager._get_checkpoint_score(SimpleNamespace(metrics=figures)) for _, figures in reported
+    ]
+    assert [path for path, _ in reported] == [first, second, third]
+    assert max(scores) == scores[-1] and scores[0] == scores[1] < scores[2]

@@ -65,6 +65,11 @@ class StepFolders:
         self._max_to_keep = max_to_keep
         self._keep_every = keep_every
 
+    @property
+    def checkpoints(self) -> list[str]:
+        """The folders of whole checkpoints, in the order in which they were saved."""
+        return [self._folder(step) for step in self._by_age()]
+
     def _folder(self, step: int) -> str:
         return os.path.join(self.directory, f"step-{step:09d}")
 
