@@ -129,6 +129,7 @@ _ENGINES: tuple[_Engine, ...] = (_RayTrain(), _SparkBarrier())
 # Keeps what workers have agreed on, by engine, start, rank and number of workers, so that a second
 # call of `init` finds the same connections.
 _met: dict[tuple[object, ...], Workers] = {}
+_held: list[socket.socket] = []  # the sockets that keep ports for this process
 
 
 def find_engine_workers() -> Workers | None:
@@ -160,7 +161,12 @@ def _met_by(engine: _Engine, task: Any) -> Workers:
 
 
 def _free_port() -> int:
-    """Returns a port of this host at which nobody listens now."""
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        return int(listener.getsockname()[1])
+    """Returns a port at which this process may listen, and which no other process is given.
+
+    The last of many workers may come much later, and meanwhile others ask for any port.
+    """
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a listener that has it may share
+    holder.bind(("", 0))
+    _held.append(holder)
+    return int(holder.getsockname()[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import socket
 import sys
 import types
 
@@ -10,6 +11,7 @@ import pytest
 
 from sok_embed.communicators import engines
 from sok_embed.communicators.engines import NoMeeting, find_engine_workers
+from sok_embed.communicators.rendezvous_listener import bound
 from sok_embed.communicators.secret import job_secret
 from sok_embed.communicators.workers import Workers
 
@@ -108,6 +110,15 @@ def test_workers_of_ray_meet_where_their_worker_0_says(here, host, monkeypatch) 
     assert found(OfRay(2, 3, here, []), monkeypatch) == all_workers[2]
     engines._met.clear()
     assert found(OfRay(0, 3, here, []), monkeypatch).secret != all_workers[0].secret
+
+
+def test_no_other_process_is_given_the_port_before_worker_0_listens(monkeypatch) -> None:
+    place = found(OfRay(0, 2, 2, []), monkeypatch).address
+    assert place is not None
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(place)
+    for _ in range(2):  # as for a second call of init
+        bound(socket.AF_INET, place, 2).close()
 
 
 def test_tasks_of_a_barrier_stage_meet_anew_in_each_stage(monkeypatch) -> None:
