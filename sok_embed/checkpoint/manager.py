@@ -95,6 +95,11 @@ class CheckpointManager(StepFolders):
         self._restores = 0  # the checkpoint's number of restores when the last save began
 
     @property
+    def checkpoints(self) -> list[str]:
+        """The folders of whole checkpoints, in the order in which they were saved."""
+        return [self.folder(step) for step in self.by_age()]
+
+    @property
     def latest_checkpoint(self) -> str | None:
         """The folder of the whole checkpoint that was saved last; `None`: there is none."""
         return next(reversed(self.checkpoints), None)
@@ -125,7 +130,7 @@ class CheckpointManager(StepFolders):
 
         def where(found: SavedObjects) -> tuple[int, str]:
             own_step = self._step_of_save(step, found)
-            return own_step, self._folder(own_step)
+            return own_step, self.folder(own_step)
 
         ready = self._checkpoint._ready(agreement, where)
 
@@ -213,7 +218,7 @@ class CheckpointManager(StepFolders):
             links = manifests.read_chain(os.path.join(self.directory, self._last.folder))
         except (OSError, ValueError):
             return None  # it was removed or damaged meanwhile
-        if len(links) > self._max_deltas or self._folder(step) in [link.folder for link in links]:
+        if len(links) > self._max_deltas or self.folder(step) in [link.folder for link in links]:
             return None  # there are enough of them, or the save replaces one
         *deltas, base = (
             sum(record.bytes for record in (*manifest.rows, *manifest.files))
@@ -242,13 +247,13 @@ class CheckpointManager(StepFolders):
             # Worker 0 decides which one: others may have an older view of a shared disk.
             _, told = agreement.gather_together(
                 "find the last checkpoint",
-                lambda: self._by_age()[-1:] if agreement.rank == 0 else [],
+                lambda: self.by_age()[-1:] if agreement.rank == 0 else [],
                 list,
             )
             if not told[0]:
                 return None
             (step,) = told[0]
-            folder, before = self._folder(step), self._checkpoint._restores
+            folder, before = self.folder(step), self._checkpoint._restores
             try:
                 self._checkpoint.restore(folder)
             except Exception:
@@ -300,7 +305,7 @@ class CheckpointManager(StepFolders):
         for each in self._steps():
             if self._is_whole(each):
                 # A save that replaces it, or a compaction, may not have finished.
-                manifests.remove_attempts(self._folder(each), lambda _: True)
+                manifests.remove_attempts(self.folder(each), lambda _: True)
         return max(self._serials().values(), default=0) + 1
 
     def _remove_old(self, saved: int) -> None:
@@ -313,7 +318,7 @@ class CheckpointManager(StepFolders):
                 raise OSError(
                     "manifests that cannot be read, so that their checkpoints stay, with all that "
                     "they may need: "
-                    f"{', '.join(repr(self._folder(step)) for step in found.unreadable)}"
+                    f"{', '.join(repr(self.folder(step)) for step in found.unreadable)}"
                 )
         except OSError as error:
             warnings.warn(

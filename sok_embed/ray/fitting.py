@@ -9,13 +9,13 @@ from typing import Any
 import keras
 import ray.train
 import tensorflow as tf
-from ray.train.collective import broadcast_from_rank_zero
 
 from sok_embed import checkpoint, communicators
 from sok_embed.callbacks.averaged_logs import AverageMetrics, averaged_logs
 from sok_embed.checkpoint.batches import Position
 from sok_embed.checkpoint.files import manifest
 from sok_embed.checkpoint.files.step_folders import StepFolders
+from sok_embed.communicators.agreement import Agreement
 from sok_embed.files.place_of import place_of
 
 # The scheme of a URL by the name that pyarrow gives a filesystem; paths of the first have none.
@@ -136,7 +136,7 @@ class _RayRun:
         figures, which is worse than any number.
         """
         figures = averaged_logs(logs)
-        path = folder.removeprefix(self.scheme)
+        path = self._path_of(folder)
         if self._unreported is None:
             self._unreported = self._unheard()
         last = ray.train.get_checkpoint()
@@ -159,20 +159,32 @@ class _RayRun:
         A worker was killed before Ray had taken up their reports. Older ones that are not in the
         list are removed: Ray was killed when it had taken them off, and before it removed them.
         """
-        unheard: list[str] = []
-        if communicators.rank() == 0:
-            mode = ray.train.CheckpointConsistencyMode.COMMITTED
-            reported = ray.train.get_all_reported_checkpoints(consistency_mode=mode)
-            listed = {each.checkpoint.path for each in reported}
-            for folder in StepFolders(f"{self.scheme}{self.path}/{_FOLDER}").checkpoints:
-                path = folder.removeprefix(self.scheme)
-                if path not in listed:
-                    unheard.append(path)
-                    continue
-                for older in unheard:
-                    place_of(f"{self.scheme}{older}").remove_all(manifest.NAME)
-                unheard.clear()
-        return list(broadcast_from_rank_zero(unheard))
+        folders = StepFolders(f"{self.scheme}{self.path}/{_FOLDER}")
+        agreement = Agreement(communicators.current())
+        _, told = agreement.gather_together(
+            "compare checkpoints with Ray's list",
+            lambda: self._compared(folders) if agreement.rank == 0 else [],
+            list,
+        )
+        return [self._path_of(folders.folder(step)) for step in told[0]]
+
+    def _compared(self, folders: StepFolders) -> list[int]:
+        """Returns the steps of checkpoints that are newer than Ray's list, and removes others."""
+        mode = ray.train.CheckpointConsistencyMode.COMMITTED
+        reported = ray.train.get_all_reported_checkpoints(consistency_mode=mode)
+        listed = {each.checkpoint.path for each in reported}
+        unheard: list[int] = []
+        for step in folders.by_age():
+            if self._path_of(folders.folder(step)) not in listed:
+                unheard.append(step)
+                continue
+            for older in unheard:
+                place_of(folders.folder(older)).remove_all(manifest.NAME)
+            unheard.clear()
+        return unheard
+
+    def _path_of(self, folder: str) -> str:
+        return folder.removeprefix(self.scheme)
 
     def is_leaving(self) -> bool:
         """Returns true once for each node of the run that will be taken away. Collective."""

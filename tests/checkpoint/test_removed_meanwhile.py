@@ -202,7 +202,7 @@ def test_a_checkpoint_whose_parent_is_compacted_meanwhile_is_restored(tmp_path, 
         chain = read_chain(folder, *arguments)
         if folder.endswith("step-000000002") and not compacted:
             compacted.append(1)
-            assert compact(manager._folder(1)) == 1
+            assert compact(manager.folder(1)) == 1
         return chain
 
     monkeypatch.setattr(holding.hold, "__defaults__", (compacting,))

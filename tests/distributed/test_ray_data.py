@@ -183,7 +183,6 @@ def ray_run(tmp_path, monkeypatch):
     def latest():
         return checkpoint(path=listed[-1]) if listed else None
 
-    monkeypatch.setattr(fitting, "broadcast_from_rank_zero", lambda each: each)
     monkeypatch.setattr(ray_train, "Checkpoint", lambda path, filesystem: checkpoint(path=path))
     monkeypatch.setattr(ray_train, "report", report)
     monkeypatch.setattr(ray_train, "get_checkpoint", latest)

@@ -65,12 +65,8 @@ class StepFolders:
         self._max_to_keep = max_to_keep
         self._keep_every = keep_every
 
-    @property
-    def checkpoints(self) -> list[str]:
-        """The folders of whole checkpoints, in the order in which they were saved."""
-        return [self._folder(step) for step in self._by_age()]
-
-    def _folder(self, step: int) -> str:
+    def folder(self, step: int) -> str:
+        """Returns the folder of a step, whether or not there is one."""
         return os.path.join(self.directory, f"step-{step:09d}")
 
     def _steps(self) -> list[int]:
@@ -79,7 +75,7 @@ class StepFolders:
         return sorted(int(match[1]) for match in found if match is not None)
 
     def _is_whole(self, step: int) -> bool:
-        return manifests.is_whole(self._folder(step))
+        return manifests.is_whole(self.folder(step))
 
     def _serials(self, read: _Reading = manifests.read) -> dict[int, int]:
         """Returns the serials of complete checkpoints by their steps, ascending.
@@ -93,7 +89,7 @@ class StepFolders:
             if not self._is_whole(step):
                 continue
             try:
-                serials[step] = read(self._folder(step)).serial
+                serials[step] = read(self.folder(step)).serial
             except FileNotFoundError:
                 continue  # it was removed meanwhile
             except StoreError:
@@ -102,7 +98,7 @@ class StepFolders:
                 serials[step] = max(serials.values(), default=0)
         return serials
 
-    def _by_age(self, read: _Reading = manifests.read) -> list[int]:
+    def by_age(self, read: _Reading = manifests.read) -> list[int]:
         """Returns the steps of complete checkpoints, in the order in which they were saved."""
         serials = self._serials(read)
         return sorted(serials, key=lambda step: (serials[step], step))
@@ -114,7 +110,7 @@ class StepFolders:
         Checkpoints that cannot be read stay, and so do those that they may need.
         """
         read = functools.cache(manifests.read)  # many chains have the same manifest
-        steps = self._by_age(read)
+        steps = self.by_age(read)
         chains = {step: self._chain_of(step, read) for step in steps}
         unreadable = [step for step in steps if chains[step].unreadable is not None]
         orphans = {step for step in steps if chains[step].is_cut} - {saved}
@@ -129,7 +125,7 @@ class StepFolders:
         needed = kept.union(*(chains[step].steps for step in kept if step in chains))
         # It is not known on which checkpoints a damaged one builds.
         unknown = {chains[step].unreadable for step in unreadable} - {None}
-        if any(not has_all_rows(self._folder(step)) for step in unknown if step is not None):
+        if any(not has_all_rows(self.folder(step)) for step in unknown if step is not None):
             needed.update(steps)
         return TooMany([step for step in reversed(steps) if step not in needed], unreadable)
 
@@ -138,7 +134,7 @@ class StepFolders:
         steps: list[int] = []
         while True:
             try:
-                manifest = read(self._folder(step))
+                manifest = read(self.folder(step))
             except FileNotFoundError:
                 return _Chain(steps, is_cut=True)
             except (CorruptionError, ValueError):
@@ -151,7 +147,7 @@ class StepFolders:
                 return _Chain(steps, is_cut=True)
             step = int(found[1])
         try:
-            manifests.read_chain(self._folder(steps[0]), read)
+            manifests.read_chain(self.folder(steps[0]), read)
         except (CorruptionError, FileNotFoundError, ValueError):
             return _Chain(steps, is_cut=True)  # one of them was replaced
         return _Chain(steps)
@@ -165,11 +161,11 @@ class StepFolders:
             step
             for step in self._steps()
             if not self._is_whole(step)
-            and all(map(OWN_NAME.fullmatch, place_of(self._folder(step)).names()))
+            and all(map(OWN_NAME.fullmatch, place_of(self.folder(step)).names()))
         ]
 
     def _remove(self, step: int) -> None:
-        place_of(self._folder(step)).remove_all(manifests.NAME)
+        place_of(self.folder(step)).remove_all(manifests.NAME)
 
 
 def has_all_rows(folder: str | Place) -> bool:

@@ -47,12 +47,12 @@ def _read(folders: StepFolders) -> tuple[list[dict[str, Any]], bool]:
     """Returns the checkpoints as `listed` does, and whether one was removed meanwhile."""
     removed = False
     found: list[dict[str, Any]] = [
-        {"path": folders._folder(step), "step": step, "state": "no manifest"}
+        {"path": folders.folder(step), "step": step, "state": "no manifest"}
         for step in folders._steps()
         if not folders._is_whole(step)
     ]
-    for step in folders._by_age():
-        folder = folders._folder(step)
+    for step in folders.by_age():
+        folder = folders.folder(step)
         about: dict[str, Any] = {"path": folder, "step": step, "state": "whole"}
         try:
             about |= _about(folder, manifests.read_chain(folder)[0].manifest)
@@ -177,7 +177,7 @@ def checkpoints_in(path: str) -> list[str]:
     if manifests.is_whole(folder):
         return [path]
     folders = StepFolders(folder)
-    found = [folders._folder(step) for step in folders._by_age()]
+    found = [folders.folder(step) for step in folders.by_age()]
     if not found:
         raise FileNotFoundError(
             f"Expected a checkpoint, or a directory of checkpoints, in '{path}'. Received: a "
@@ -189,7 +189,7 @@ def checkpoints_in(path: str) -> list[str]:
 def not_whole_in(directory: str) -> list[str]:
     """Returns the folders of a directory that have no manifest."""
     folders = StepFolders(local_path(directory))
-    return [folders._folder(step) for step in folders._steps() if not folders._is_whole(step)]
+    return [folders.folder(step) for step in folders._steps() if not folders._is_whole(step)]
 
 
 def pruned(
@@ -206,15 +206,15 @@ def pruned(
     folders = StepFolders(local_path(directory), keep, keep_every)
     found = folders._too_many(_last_readable(folders))
     goes, left = (
-        [step for step in steps if not os.path.islink(folders._folder(step))]
+        [step for step in steps if not os.path.islink(folders.folder(step))]
         for steps in (found.steps, folders._leftovers())
     )
-    kept = [step for step in folders._by_age() if step not in goes]
+    kept = [step for step in folders.by_age() if step not in goes]
     if not dry_run:
         for step in (*left, *goes):
             folders._remove(step)
     return {
-        name: [folders._folder(step) for step in steps]
+        name: [folders.folder(step) for step in steps]
         for name, steps in (
             ("removed", goes),
             ("leftovers", left),
@@ -229,9 +229,9 @@ def _last_readable(folders: StepFolders) -> int:
 
     These are its own manifest, and the manifests of the checkpoints on which it builds.
     """
-    for step in reversed(folders._by_age()):
+    for step in reversed(folders.by_age()):
         try:
-            manifests.read_chain(folders._folder(step))
+            manifests.read_chain(folders.folder(step))
         except (OSError, ValueError):
             continue
         return step
