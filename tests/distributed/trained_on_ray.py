@@ -1,17 +1,21 @@
 """Trains by `sok_embed.ray.fit` on workers of Ray, of which some may be killed on the way.
 
-python trained_on_ray.py FOLDER NAME WORKERS TRAINER DATA [RANK:STEP ...]
+python trained_on_ray.py FOLDER [JSON]
 
-Worker RANK kills itself after STEP, once for each pair. FOLDER gets the losses and the rows of each
-worker, and `kept.json`, the checkpoints that Ray lists at the end. A run of the same NAME in FOLDER
-goes on from the one before.
+JSON has `Settings` that differ from the defaults. FOLDER gets the run of Ray, the losses, the
+weights and the rows of each worker, and `kept.json`, the checkpoints that Ray lists at the end. The
+same FOLDER again goes on with the run. While it trains, there are `worker-RANK.json`, with the
+process and the node of each worker, `step`, the number of steps so far, and `starts.jsonl`, with
+the step and the number of workers of each start.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +30,24 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 import sok_embed.ray
 
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-EXAMPLES, BATCH, EPOCHS = 100, 12, 3  # the last batch of an epoch has 4 examples
+EXAMPLES, BATCH = 100, 12  # the last batch of an epoch has 4 examples
+
+
+@dataclasses.dataclass
+class Settings:
+    """Settings of a run."""
+
+    python: str = sys.executable  # the command that runs Python in workers
+    trainer: str = "TensorflowTrainer"  # or DataParallelTrainer
+    data: str = "ray"  # or tf
+    workers: int | tuple[int, int] = 2  # two numbers: Ray resizes the run
+    per_worker: dict[str, float] = dataclasses.field(default_factory=lambda: {"CPU": 1})
+    deaths: list[tuple[int, int]] = dataclasses.field(default_factory=list)  # ranks and steps
+    failures: int = 0  # the failures after which Ray starts the workers again
+    epochs: int = 2
+    pace: float = 0.0  # the least seconds of a step
+    save_freq: str | int = 2
+    score: str | None = None  # the metric by which Ray keeps checkpoints; None: the last ones
 
 
 def examples() -> tuple[Any, Any]:
@@ -58,9 +79,8 @@ def dataset(kind: str) -> Any:
 
     if kind == "ray":
         return sok.ray.dataset(feature_columns="keys", label_column="target", rows=EXAMPLES)
-    whole = tf.data.Dataset.from_tensor_slices(examples()).batch(BATCH)
-    rank, size = sok.rank(), sok.size()
-    return sok.data.join(whole.map(lambda *batch: [each[rank::size] for each in batch]))
+    whole = tf.data.Dataset.from_tensor_slices(examples())
+    return sok.data.join(whole.shard(sok.size(), sok.rank()).batch(BATCH // sok.size()))
 
 
 def loop(config: dict[str, Any]) -> None:
@@ -71,62 +91,91 @@ def loop(config: dict[str, Any]) -> None:
 
     sok.init()
     model, rows = model_and_rows(sok.DistributedOptimizer("adam"))
-    folder = Path(config["folder"])
+    folder, settings = Path(config["folder"]), Settings(**config["settings"])
+    rank = sok.rank()
 
-    def die(batch: int, logs: Any) -> None:
-        for rank, step in config["deaths"]:
-            done = folder / f"died-{rank}-{step}"
-            if (sok.rank(), int(model.optimizer.iterations)) == (rank, step) and not done.exists():
-                done.touch()
-                os.kill(os.getpid(), 9)
+    def begin(logs: Any) -> None:
+        node = ray.get_runtime_context().get_node_id()
+        (folder / f"worker-{rank}.json").write_text(json.dumps({"pid": os.getpid(), "node": node}))
+        if rank == 0:
+            with (folder / "starts.jsonl").open("a") as file:
+                print(json.dumps([int(model.optimizer.iterations), sok.size()]), file=file)
 
+    def end_batch(batch: int, logs: Any) -> None:
+        step = int(model.optimizer.iterations)
+        if rank == 0:
+            (folder / "step").write_text(str(step))
+        time.sleep(settings.pace)
+        done = folder / f"died-{rank}-{step}"
+        if [rank, step] in [list(each) for each in settings.deaths] and not done.exists():
+            done.touch()
+            os.kill(os.getpid(), 9)
+
+    watch = keras.callbacks.LambdaCallback(on_train_begin=begin, on_train_batch_end=end_batch)
     history = sok.ray.fit(
         model,
-        dataset(config["data"]),
-        epochs=EPOCHS,
-        save_freq=2,
-        callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=die)],
+        dataset(settings.data),
+        epochs=settings.epochs,
+        save_freq=settings.save_freq,
+        callbacks=[watch],
         verbose=0,
     )
     keys, vectors = rows.table.export()
-    order = np.argsort(keys)
-    np.savez(folder / f"rows-{sok.rank()}", keys=keys[order], vectors=vectors[order])
-    if sok.rank() == 0:
-        np.save(folder / "losses", history.history["loss"])
+    np.savez(folder / f"rows-{rank}", keys=keys, vectors=vectors)
+    if rank == 0:
+        weights = np.concatenate([np.ravel(each) for each in model.get_weights()])
+        np.savez(folder / "trained", losses=history.history["loss"], weights=weights)
 
 
-def main(folder: str, name: str, workers: str, trainer: str, data: str, *deaths: str) -> None:
+def main(folder: str, settings: Settings) -> None:
     """Joins the Ray at RAY_ADDRESS, or starts one of this machine, and trains."""
+    # Ray takes up each report when it looks after the workers, by default each two seconds.
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.1")
     where: dict[str, Any] = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": 4}
-    ray.init(logging_level="ERROR", runtime_env={"env_vars": ENVIRONMENT}, **where)
+    runtime = {"env_vars": ENVIRONMENT, "py_executable": settings.python}
+    ray.init(logging_level="ERROR", include_dashboard=False, runtime_env=runtime, **where)
     ray.data.DataContext.get_current().enable_progress_bars = False
     arguments: dict[str, Any] = {}
-    if data == "ray":
+    if settings.data == "ray":
         keys, targets = examples()
         pairs = pyarrow.FixedSizeListArray.from_arrays(keys.ravel(), 2)
         table = pyarrow.table({"keys": pairs, "target": targets})
         arguments["datasets"] = {"train": ray.data.from_arrow(table)}
         arguments["dataset_config"] = sok_embed.ray.DataConfig(BATCH)
     kinds = {"TensorflowTrainer": TensorflowTrainer, "DataParallelTrainer": DataParallelTrainer}
-    result = kinds[trainer](
+    elastic: dict[str, Any] = {}
+    if not isinstance(settings.workers, int):
+        elastic["elastic_resize_monitor_interval_s"] = 1.0
+    result = kinds[settings.trainer](
         loop,
-        train_loop_config={
-            "folder": folder,
-            "data": data,
-            "deaths": [[int(number) for number in each.split(":")] for each in deaths],
-        },
-        scaling_config=ray.train.ScalingConfig(num_workers=int(workers)),
+        train_loop_config={"folder": folder, "settings": dataclasses.asdict(settings)},
+        scaling_config=ray.train.ScalingConfig(
+            num_workers=settings.workers,
+            resources_per_worker=settings.per_worker,
+            placement_strategy="SPREAD",
+            **elastic,
+        ),
         run_config=ray.train.RunConfig(
-            name=name,
+            name="run",
             storage_path=folder,
-            failure_config=ray.train.FailureConfig(max_failures=len(deaths)),
-            checkpoint_config=ray.train.CheckpointConfig(num_to_keep=2),
+            failure_config=ray.train.FailureConfig(max_failures=settings.failures),
+            checkpoint_config=ray.train.CheckpointConfig(
+                num_to_keep=2,
+                checkpoint_score_attribute=settings.score,
+                checkpoint_score_order="min",
+            ),
         ),
         **arguments,
     ).fit()
+    # By a score, the last checkpoint may be one of the worst, and is kept all the same.
     kept = [[each.path, metrics] for each, metrics in result.best_checkpoints]
+    if result.checkpoint.path not in [path for path, _ in kept]:
+        kept.insert(0, [result.checkpoint.path, result.metrics])
     Path(folder, "kept.json").write_text(json.dumps(kept))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    given = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
+    if isinstance(given.get("workers"), list):
+        given["workers"] = tuple(given["workers"])
+    main(sys.argv[1], Settings(**given))
