@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from sok_embed import communicators
 from sok_embed.arguments import check_integer
-from sok_embed.data import join
-from sok_embed.ray.arrow import spec_of, tensor_of
+from sok_embed.data.arrow import spec_of, tensor_of
+from sok_embed.data.joining import join
 from sok_embed.ray.data_config import BATCH_SIZE
 
 _MOST = 2**31

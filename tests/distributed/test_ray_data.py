@@ -18,7 +18,8 @@ from ray.train._internal.checkpoint_manager import (  # noqa: E402
 )
 
 import sok_embed.ray  # noqa: E402
-from sok_embed.ray import arrow, data_config, fitting  # noqa: E402
+from sok_embed.data import arrow  # noqa: E402
+from sok_embed.ray import data_config, fitting  # noqa: E402
 
 COLUMNS = {
     "int": (pa.array([1, 2, 3], pa.int32()), [1, 2, 3]),

@@ -97,7 +97,7 @@ def test_an_import_from_a_higher_room_is_found(module, source, tmp_path):
 
 def test_the_root_has_public_modules_alone():
     root = {path.stem for path in (ROOT / "sok_embed").glob("*.py")}
-    public = {"admission", "damo", "data", "eviction", "fingerprints", "initializers"}
+    public = {"admission", "damo", "eviction", "fingerprints", "initializers"}
     assert root - public == {"__init__", "__main__", "arguments", "import_watch"}
 
 
@@ -208,7 +208,7 @@ EXCHANGES = {
 MAKES_EXCHANGES = {
     "sok_embed.lookups.exchange",
     # Workers tell each other how many batches they have.
-    "sok_embed.data",
+    "sok_embed.data.joining",
     # Workers tell each other the rows of sparse gradients of weights that all of them have.
     "sok_embed.training.sparse_gradients",
     # Workers tell each other which rows an eviction has blended into static ones.

@@ -14,6 +14,7 @@ from sharded.models import OPTIMIZERS
 from sharded.registry import Here, scenario
 from sok_embed import DistributedEmbedding, DynamicEmbedding, FeatureConfig, TableConfig
 from sok_embed.callbacks import AverageMetrics, EarlyStopping
+from sok_embed.data import joining
 
 # Examples of each worker's batches; in each step as many of all workers together. With three
 # workers the last has none from the start.
@@ -185,7 +186,11 @@ def joined_of_known_lengths(here: Here) -> dict[str, Any]:
 
 @scenario
 def joined_two_at_once(here: Here) -> dict[str, Any]:
-    """Takes batches of two joined datasets in turns; the second ends first."""
+    """Takes batches of two joined datasets in turns; the second ends first.
+
+    An engine's processes may have joined unequally many datasets before.
+    """
+    joining._last += 3 * here.rank
     long = sok_embed.data.join(_batches(here, False))
     short = sok_embed.data.join(_batches(here, True).take(1))
     pairs = zip(long, short, strict=False)

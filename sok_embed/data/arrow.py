@@ -10,7 +10,10 @@ import tensorflow as tf
 from pyarrow import types
 
 _TEXTS = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
-_REMEDY = "Change it within Ray Data, as by dataset.map_batches(…, batch_format='pyarrow')."
+_REMEDY = (
+    "Change it before: within Ray Data as by dataset.map_batches(…, batch_format='pyarrow'), "
+    "within Spark as by frame.withColumn or frame.fillna."
+)
 
 
 def spec_of(name: str, kind: Any) -> tf.TypeSpec:
@@ -62,13 +65,13 @@ def tensor_of(name: str, column: Any, spec: tf.TypeSpec) -> Any:
 
     Args:
         name: The name of the column, for messages.
-        column: The `pyarrow.ChunkedArray` of length B.
+        column: The `pyarrow.Array` or `pyarrow.ChunkedArray` of length B.
         spec: The specification, of `spec_of`.
 
     Raises:
         ValueError: If a value is missing.
     """
-    array = column.combine_chunks()
+    array = column.combine_chunks() if isinstance(column, pyarrow.ChunkedArray) else column
     if isinstance(spec, tf.RaggedTensorSpec):
         splits = []
         for _ in range(spec.ragged_rank):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import tensorflow as tf
@@ -12,11 +11,9 @@ from sok_embed.communicators import Communicator
 from sok_embed.keras_bridge.empty_batches import take_empty_batches
 from sok_embed.keras_bridge.training_factors import offer_factors
 
-__all__ = ["join"]
-
 _PARTS = "Expected batches (x,), (x, y) or (x, y, sample_weight)."
 _JOINED = "_sok_embed_joined"  # marks datasets that have been joined
-_numbers = itertools.count()
+_last = 0  # the greatest number that a dataset has, by which workers find its exchanges
 
 
 def join(dataset: tf.data.Dataset, *, training: bool = True) -> tf.data.Dataset:
@@ -86,9 +83,8 @@ def join(dataset: tf.data.Dataset, *, training: bool = True) -> tf.data.Dataset:
             "tf.function or a TF1 graph. Call it outside, and give the dataset to the function."
         )
     take_empty_batches()
-    # Calls are counted on each worker; a worker that has not made this call is waited for here.
-    name = f"sok_embed.join.{next(_numbers)}"
-    batches = _agreed_batches(dataset, training, communicator, name)
+    # A worker that has not made this call is waited for here.
+    name, batches = _agreed(dataset, training, communicator)
     # Reading ahead sends nothing as long as it comes before the exchange.
     own = dataset.prefetch(tf.data.AUTOTUNE).map(lambda *batch: (True, batch))
     empty = tf.data.Dataset.from_tensors((False, tf.nest.map_structure(_empty, spec))).repeat()
@@ -127,13 +123,19 @@ def _finished(
     return joined.with_options(options)
 
 
-def _agreed_batches(
-    dataset: tf.data.Dataset, training: bool, communicator: Communicator, name: str
-) -> int | None:
-    """Returns the greatest number of batches of a worker; `None` if one has an unknown number."""
-    own = tf.constant([[int(dataset.cardinality()), training]], tf.int64)
-    of_all, _ = communicator.all_gather(own, f"{name}.batches")
-    cardinalities, trains = of_all.numpy().T.tolist()
+def _agreed(
+    dataset: tf.data.Dataset, training: bool, communicator: Communicator
+) -> tuple[str, int | None]:
+    """Returns what all workers call the dataset, and the greatest number of batches of a worker.
+
+    The number of batches is `None` if one has an unknown number.
+    """
+    global _last
+    # An engine may bring together processes that have joined unequally many datasets before.
+    own = tf.constant([[_last + 1, int(dataset.cardinality()), training]], tf.int64)
+    of_all, _ = communicator.all_gather(own, "sok_embed.join")
+    numbers, cardinalities, trains = of_all.numpy().T.tolist()
+    _last = max(numbers)
     if len(set(trains)) > 1:
         raise ValueError(
             "Expected the same training= of sok_embed.data.join on all workers. Received: "
@@ -141,7 +143,7 @@ def _agreed_batches(
             "every worker."
         )
     # Infinite datasets, and those of an unknown number of batches, have negative cardinalities.
-    return None if min(cardinalities) < 0 else int(max(cardinalities))
+    return f"sok_embed.join.{_last}", None if min(cardinalities) < 0 else max(cardinalities)
 
 
 def _exchanged(

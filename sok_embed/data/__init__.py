@@ -1,0 +1,5 @@
+"""Datasets of several workers."""
+
+from sok_embed.data.joining import join
+
+__all__ = ["join"]
