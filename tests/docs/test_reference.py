@@ -30,6 +30,7 @@ MODULES = [
     "sok_embed.serving",
     "sok_embed.serving.rows",
     "sok_embed.serving.served_table",
+    "sok_embed.spark",
     "sok_embed.tfra",
     "sok_embed.tfra.dynamic_embedding",
     "sok_embed.tfra.dynamic_embedding.keras",
