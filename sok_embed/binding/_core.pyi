@@ -197,10 +197,17 @@ def watch_interrupts() -> None:
 class Mesh:
     """Exchanges of this worker with all others, over sockets that it takes over, even if it raises.
 
-    `sockets` has a descriptor for each worker, -1 for this one, with the place of its other end.
+    `sockets` has a descriptor for each worker, -1 where there is no connection, with the place of
+    its other end. `hosts` has the ranks of the workers of each host, for two levels, or nothing.
     """
 
-    def __init__(self, rank: int, timeout: float, sockets: Sequence[tuple[int, str]]) -> None: ...
+    def __init__(
+        self,
+        rank: int,
+        timeout: float,
+        sockets: Sequence[tuple[int, str]],
+        hosts: Sequence[Sequence[int]],
+    ) -> None: ...
     @property
     def number(self) -> int: ...
     @property

@@ -1,4 +1,4 @@
-"""Connects each two workers of a job, once they know each other's addresses.
+"""Connects workers of a job, each two or those of two levels, once they know all addresses.
 
 A worker listens at a port, and for workers of its own system at a local socket too, which moves
 rows two to three times as fast as the loopback interface. It calls the workers of lower rank, and
@@ -15,6 +15,7 @@ import hashlib
 import os
 import secrets
 import socket
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from sok_embed.communicators import rendezvous_wire as wire
@@ -40,12 +41,14 @@ class Address(NamedTuple):
         port: The port.
         token: 32 random hexadecimal digits.
         system: A text that two workers have in common if one can reach the other's local socket.
+        levels: The number of levels of its exchanges.
     """
 
     host: str
     port: int
     token: str
     system: str
+    levels: int = 1
 
     def to_bytes(self) -> bytes:
         """Returns the address as workers exchange it."""
@@ -56,8 +59,8 @@ class Address(NamedTuple):
         """Returns what `to_bytes` made bytes of."""
         words = content.decode(errors="replace").split()
         try:
-            host, port, token, system = words
-            return cls(host, int(port), token, system)
+            host, port, token, system, levels = words
+            return cls(host, int(port), token, system, int(levels))
         except ValueError:
             raise ValueError(
                 f"Expected the address of a worker. Received: {content!r}. Start all workers with "
@@ -65,17 +68,58 @@ class Address(NamedTuple):
             ) from None
 
 
+def hosts_of(addresses: Sequence[Address]) -> list[list[int]]:
+    """Returns the ranks of the workers of each host, for two levels.
+
+    A host is a running system, or a container with a network of its own.
+
+    Returns:
+        The ranks, as many for each host. Nothing where two levels are one: all workers are on one,
+        or each is on a host of its own.
+
+    Raises:
+        ValueError: For hosts with different numbers of workers, on all workers.
+    """
+    hosts: dict[str, list[int]] = {}
+    for rank, each in enumerate(addresses):
+        hosts.setdefault(each.host if each.system == _NO_SYSTEM else each.system, []).append(rank)
+    if len(hosts) in (1, len(addresses)):
+        return []
+    fewest, most = (find(hosts.values(), key=len) for find in (min, max))
+    if len(fewest) < len(most):
+        raise ValueError(
+            f"Expected equally many workers on each host, for levels=2. Received: {len(fewest)} on "
+            f"the host of worker {fewest[0]} ({addresses[fewest[0]].host}), and {len(most)} on "
+            f"that of worker {most[0]} ({addresses[most[0]].host}). Start as many on each, or "
+            "leave levels at 1."
+        )
+    return list(hosts.values())
+
+
+def others_of(rank: int, hosts: Sequence[Sequence[int]], size: int) -> list[int]:
+    """Returns the ranks of the workers to which a worker has connections.
+
+    With `hosts` these are those of its host, and those with its place on the other hosts.
+    """
+    for own in hosts:
+        if rank in own:
+            place = own.index(rank)
+            return sorted({*own, *(host[place] for host in hosts)} - {rank})
+    return [other for other in range(size) if other != rank]
+
+
 class Listening(contextlib.ExitStack):
     """The sockets at which a worker waits for others; leaving the context closes them.
 
     Args:
         host: The name or number by which other workers reach this one.
+        levels: The number of levels of its exchanges.
 
     Raises:
         ConnectionError: If this host cannot listen there.
     """
 
-    def __init__(self, workers: Workers, host: str) -> None:
+    def __init__(self, workers: Workers, host: str, levels: int = 1) -> None:
         super().__init__()
         backlog, token, system = max(BACKLOG, workers.size), secrets.token_hex(16), _system()
         try:
@@ -88,7 +132,7 @@ class Listening(contextlib.ExitStack):
                 )
             except OSError:
                 system = _NO_SYSTEM  # the other workers call the port
-            self.address = Address(host, port.getsockname()[1], token, system)
+            self.address = Address(host, port.getsockname()[1], token, system, levels)
         except OSError as error:
             self.close()
             raise ConnectionError(
@@ -103,8 +147,9 @@ def connect_all(
     listening: Listening,
     timeout: float,
     secret: bytes | None,
+    hosts: Sequence[Sequence[int]] = (),
 ) -> list[socket.socket | None]:
-    """Connects this worker to all others. Collective.
+    """Connects this worker to the others, with `hosts` to some of them. Collective.
 
     Args:
         workers: This process among the workers.
@@ -112,9 +157,10 @@ def connect_all(
         listening: The sockets of this worker.
         timeout: The most seconds that this takes.
         secret: The secret of the job, or `None`.
+        hosts: The ranks of the workers of each host, for two levels.
 
     Returns:
-        The connections by rank, `None` for this worker itself.
+        The connections by rank, `None` for this worker itself and where there is none.
 
     Raises:
         TimeoutError: If a worker does not come or answer in time.
@@ -123,13 +169,15 @@ def connect_all(
     """
     deadline = wire.deadline_in(timeout)
     rank, own = workers.rank, addresses[workers.rank]
+    others = others_of(rank, hosts, workers.size)
     connections: list[socket.socket | None] = [None] * workers.size
     with contextlib.ExitStack() as made:
-        for other in range(rank):
+        for other in [each for each in others if each < rank]:
             key = _key(secret, addresses[other])
             call = _Call(workers, own, addresses[other], other, deadline, key)
             connections[other] = made.enter_context(call.call()[0].connection)
-        desk = _Desk(workers, own, deadline, _key(secret, own))
+        awaited = [each for each in others if each > rank]
+        desk = _Desk(workers, awaited, own, deadline, _key(secret, own))
         for other, connection in desk.receive(listening).items():
             connections[other] = made.enter_context(connection)
         made.pop_all()
@@ -170,10 +218,16 @@ class _Call(Visitor):
 
 
 class _Desk(Reception):
-    """A worker that is called by the workers of higher rank."""
+    """A worker that is called by those workers of higher rank that it has connections to."""
 
-    def __init__(self, workers: Workers, own: Address, deadline: wire.Deadline, key: bytes) -> None:
-        awaited = range(workers.rank + 1, workers.size)
+    def __init__(
+        self,
+        workers: Workers,
+        awaited: Sequence[int],
+        own: Address,
+        deadline: wire.Deadline,
+        key: bytes,
+    ) -> None:
         where = wire.shown((own.host, own.port))
         super().__init__(workers, awaited, where, _ADVICE, deadline, key)
 

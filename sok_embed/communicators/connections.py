@@ -14,8 +14,9 @@ import tensorflow as tf
 from sok_embed import tf_ops
 from sok_embed.binding import _core
 from sok_embed.communicators import rendezvous_wire as wire
+from sok_embed.communicators.agreement import check_same
 from sok_embed.communicators.base import Communicator
-from sok_embed.communicators.connecting import Address, Listening, connect_all
+from sok_embed.communicators.connecting import Address, Listening, connect_all, hosts_of
 from sok_embed.communicators.workers import Workers
 
 # The environment variable for the host at which others reach this worker, if its guess is wrong.
@@ -23,7 +24,7 @@ HOST_VARIABLE = "SOK_EMBED_HOST"
 
 
 class Connections(Communicator):
-    """A TCP connection to each of the other workers.
+    """TCP connections to the other workers, or with two levels to some of them.
 
     Exchanges of different names may run at once, and in any order. If a worker is lost, or does not
     come to an exchange within the timeout, all exchanges end with an error on all other workers.
@@ -121,7 +122,8 @@ class Connections(Communicator):
     def stats(self) -> dict[str, float]:
         """Returns the number of `exchanges`, the `bytes_sent` to other workers, and `seconds`.
 
-        `seconds` is the time during which at least one exchange was under way.
+        With two levels, rows for workers of other hosts may be sent twice and count so. `seconds`
+        is the time during which at least one exchange was under way.
         """
         stats = self._mesh.stats()
         return {name: stats[name] for name in ("exchanges", "bytes_sent", "seconds")}
@@ -141,11 +143,13 @@ def shared_mesh(
     gather: Callable[[bytes], list[bytes]],
     secret: bytes | None,
     meeting: str,
+    levels: int = 1,
 ) -> _core.Mesh:
     """Returns the connections of this process to the workers of a job.
 
-    They are made if there are none of that job, with that timeout, in this process, and after an
-    error. Making them is collective. Those of another job stay while a communicator has them.
+    They are made if there are none of that job, with that timeout and those levels, in this
+    process, and after an error. Making them is collective. Those of another job stay while a
+    communicator has them.
 
     Args:
         launcher: The program that started the workers.
@@ -157,14 +161,17 @@ def shared_mesh(
             contents of all, by rank.
         secret: The secret of the job. With one, only processes that know it can connect.
         meeting: The place where the workers of the job meet.
+        levels: 1: a connection to each of the others; 2: to those of this host, and to one on each
+            other host.
 
     Raises:
         ConnectionError: If another worker cannot be reached, or this one cannot listen.
         TimeoutError: If another worker does not come in time.
-        ValueError: For a timeout that is not above 0.
+        ValueError: For a timeout that is not above 0, for workers with different levels, and with
+            two levels for hosts with different numbers of workers.
     """
     global _made
-    job = (os.getpid(), launcher, rank, size, timeout, secret, meeting)
+    job = (os.getpid(), launcher, rank, size, timeout, secret, meeting, levels)
     if _made is not None and _made[0] == job and not _made[1].broken:
         return _made[1]
     if (
@@ -173,12 +180,15 @@ def shared_mesh(
     ):
         _core.watch_interrupts()
     workers = Workers(rank, size, 0, 1, None, launcher)
-    with Listening(workers, host()) as listening:
+    with Listening(workers, host(), levels) as listening:
         addresses = [Address.from_bytes(each) for each in gather(listening.address.to_bytes())]
-        made = connect_all(workers, addresses, listening, timeout, secret)
+        given = [each.levels for each in addresses]
+        check_same("levels", given, "Give sok_embed.init the same ones on all workers.")
+        hosts = hosts_of(addresses) if levels == 2 else []
+        made = connect_all(workers, addresses, listening, timeout, secret, hosts)
     places = [wire.shown((each.host, each.port)) for each in addresses]
     fds = [-1 if each is None else each.detach() for each in made]
-    mesh = _core.Mesh(rank, timeout, list(zip(fds, places, strict=True)))
+    mesh = _core.Mesh(rank, timeout, list(zip(fds, places, strict=True)), hosts)
     _made = (job, mesh)
     return mesh
 

@@ -44,12 +44,26 @@ class HorovodCommunicator(Communicator):
             unless Horovod was built with NCCL, which reduces them on GPUs.
         timeout: The seconds that an exchange over TCP waits for a worker.
         pin_gpu: True if each worker of a host takes one of its GPUs.
+        levels: The levels of exchanges over TCP, 1 or 2, as for `sok_embed.init`.
 
     Raises:
         ConnectionError: If another worker cannot be reached over TCP.
+        ValueError: For workers with different levels, and with two levels for hosts with different
+            numbers of workers and for exchanges that Horovod carries.
     """
 
-    def __init__(self, exchange: str = "tcp", timeout: float = 600.0, pin_gpu: bool = True) -> None:
+    def __init__(
+        self,
+        exchange: str = "tcp",
+        timeout: float = 600.0,
+        pin_gpu: bool = True,
+        levels: int = 1,
+    ) -> None:
+        if levels != 1 and exchange == "horovod":
+            raise ValueError(
+                'Expected levels=1 with exchange="horovod", which knows the way by itself. '
+                f"Received: levels={levels}. Leave one of them out."
+            )
         self._hvd = _import_horovod()
         self._reduces = exchange == "horovod" or bool(self._hvd.nccl_built())
         if self._reduces:
@@ -60,7 +74,7 @@ class HorovodCommunicator(Communicator):
             pin_one_gpu(int(self._hvd.local_rank()), int(self._hvd.local_size()))
         self._connections = None
         if exchange == "tcp" and self.size > 1:
-            self._connections = _connections(self._hvd, timeout)
+            self._connections = _connections(self._hvd, timeout, levels)
 
     @property
     def connections(self) -> Connections | None:
@@ -136,7 +150,7 @@ class HorovodCommunicator(Communicator):
         self._hvd.allreduce(tf.zeros([]), name="sok_embed.barrier", op=self._hvd.Sum)
 
 
-def _connections(hvd: Any, timeout: float) -> Connections:
+def _connections(hvd: Any, timeout: float, levels: int) -> Connections:
     """Connects to all workers, if they are not connected. Collective in that case."""
     rank, size = int(hvd.rank()), int(hvd.size())
     mesh = shared_mesh(
@@ -151,6 +165,7 @@ def _connections(hvd: Any, timeout: float) -> Connections:
         lambda own: _gather(hvd, own),
         job_secret(),
         ":".join(os.environ.get(name, "") for name in _MEETING),
+        levels,
     )
     return Connections(mesh, rank, size)
 

@@ -43,7 +43,7 @@ class Reception:
     def __init__(
         self,
         workers: Workers,
-        awaited: range,
+        awaited: Sequence[int],
         where: str,
         advice: str,
         deadline: wire.Deadline,

@@ -20,14 +20,18 @@ class TcpCommunicator(Connections):
         workers: The workers, as the launcher describes them.
         timeout: The seconds that workers wait for each other.
         pin_gpu: True if each worker of a host takes one of its GPUs.
+        levels: The levels of exchanges, 1 or 2, as for `sok_embed.init`.
 
     Raises:
         ConnectionError: If other workers do not come, or cannot be reached.
-        ValueError: Without an address at which workers can meet, and for a text that cannot be a
-            secret of the job.
+        ValueError: Without an address at which workers can meet, for a text that cannot be a
+            secret of the job, for workers with different levels, and with two levels for hosts with
+            different numbers of workers.
     """
 
-    def __init__(self, workers: Workers, timeout: float, pin_gpu: bool = True) -> None:
+    def __init__(
+        self, workers: Workers, timeout: float, pin_gpu: bool = True, levels: int = 1
+    ) -> None:
         if workers.address is None:
             raise ValueError(
                 f"Expected an address at which the workers of {workers.launcher} can meet. "
@@ -53,6 +57,7 @@ class TcpCommunicator(Connections):
             ),
             secret,
             str(workers.address),
+            levels,
         )
         super().__init__(mesh, workers.rank, workers.size)
 

@@ -259,7 +259,7 @@ def test_workers_of_one_system_talk_over_local_sockets(system: str) -> None:
 
 
 def test_what_is_no_address_is_refused() -> None:
-    for content in (b"", b"a b c d", b"host 1 token"):
+    for content in (b"", b"a b c d e", b"host 1 token system"):
         with pytest.raises(ValueError, match="Expected the address of a worker"):
             Address.from_bytes(content)
 
@@ -313,7 +313,13 @@ def test_a_second_init_has_the_connections_of_its_own_job(monkeypatch: pytest.Mo
     first |= {"gather": lambda own: [own], "secret": None, "meeting": "a:1"}
     made = shared_mesh(**first)
     assert shared_mesh(**first) is made
-    changed = {"launcher": "other", "timeout": 50.0, "secret": SECRET, "meeting": "a:2"}
+    changed = {
+        "launcher": "other",
+        "timeout": 50.0,
+        "secret": SECRET,
+        "meeting": "a:2",
+        "levels": 2,
+    }
     for name, value in changed.items():
         other = shared_mesh(**first | {name: value})
         assert other is not made and other.number != made.number, name

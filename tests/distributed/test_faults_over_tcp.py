@@ -1,4 +1,4 @@
-"""What workers say, and how soon, when something happens to one of three that talk over TCP."""
+"""What workers say, and how soon, when something happens to one of four that talk over TCP."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 import forked
 import pytest
 from limits import HANG_S
-from sharded.faulty_worker import FAULT_AT, STEPS, TIMEOUT_S
+from sharded.faulty_worker import FAULT_AT, STEPS, TIMEOUT_S, WORKERS
 from tiers import long
 
 SCRIPT = Path(__file__).parent / "sharded" / "faulty_worker.py"
-WORKERS = 3
+OTHERS = (0, 2, 3)
 
 
 def free_port() -> int:
@@ -25,7 +25,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def run(fault: str, folder: Path) -> list[dict[str, Any] | None]:
+def run(fault: str, folder: Path, levels: int) -> list[dict[str, Any] | None]:
     """What each worker wrote down; `None` for one that wrote nothing."""
     common = {
         "WORLD_SIZE": str(WORKERS),
@@ -36,7 +36,7 @@ def run(fault: str, folder: Path) -> list[dict[str, Any] | None]:
     }
     workers = [
         subprocess.Popen(
-            forked.command(SCRIPT, fault, folder),
+            forked.command(SCRIPT, fault, folder, levels),
             env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -44,7 +44,7 @@ def run(fault: str, folder: Path) -> list[dict[str, Any] | None]:
         for rank in range(WORKERS)
     ]
     try:
-        for rank in (0, 2):
+        for rank in OTHERS:
             workers[rank].wait(HANG_S)
     finally:
         for worker in workers:
@@ -55,16 +55,22 @@ def run(fault: str, folder: Path) -> list[dict[str, Any] | None]:
 
 
 @pytest.mark.parametrize(
-    "fault", ["killed with a child", long("killed"), long("raises"), long("ends"), long("paused")]
+    ("fault", "levels"),
+    [
+        *(("killed with a child", 1), ("killed", 2)),
+        *(long(fault, 1) for fault in ("killed", "raises", "ends", "paused")),
+        *(long(fault, 2) for fault in ("raises", "ends", "paused")),
+    ],
 )
-def test_the_others_name_a_worker_that_is_lost(fault: str, tmp_path: Path) -> None:
-    told = run(fault, tmp_path)
+def test_the_others_name_a_worker_that_is_lost(fault: str, levels: int, tmp_path: Path) -> None:
+    """Worker 3 is not connected to worker 1 with two levels."""
+    told = run(fault, tmp_path, levels)
     assert told[1] is None
-    for rank in (0, 2):
+    for rank in OTHERS:
         worker = told[rank]
         assert worker is not None
         assert worker["steps"] == FAULT_AT
-        assert "worker 1" in worker["error"] and "sok_embed." in worker["error"]
+        assert "expected worker 1 " in worker["error"] and "sok_embed." in worker["error"]
         # The connection has ended, which a child of the worker does not keep open.
         assert ("the connection has ended" in worker["error"]) == (fault != "paused")
         assert ("sok_embed.data.join" in worker["error"]) == (fault != "paused")
@@ -76,8 +82,8 @@ def test_the_others_name_a_worker_that_is_lost(fault: str, tmp_path: Path) -> No
 
 @pytest.mark.long
 def test_a_worker_that_starts_late_is_waited_for(tmp_path: Path) -> None:
-    for worker in run("late", tmp_path):
+    for worker in run("late", tmp_path, levels=1):
         assert worker is not None and worker["error"] is None
         assert worker["steps"] == STEPS
-        # The mean of three workers' gradients of 1, of two layers that have rows of their own.
+        # The mean of four workers' gradients of 1, of two layers that have rows of their own.
         assert worker["row"] == -STEPS

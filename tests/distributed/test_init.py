@@ -174,13 +174,14 @@ def test_workers_of_every_launcher_join(
     met = []
 
     class Met(SecondOfThree):
-        def __init__(self, workers: object, timeout: float, pin_gpu: bool) -> None:
-            met.append((workers, timeout, pin_gpu))
+        def __init__(self, workers: object, **options: object) -> None:
+            met.append((workers, options))
 
     monkeypatch.setattr("sok_embed.communicators.tcp.TcpCommunicator", Met)
-    assert isinstance(sok_embed.init(timeout=9.0, pin_gpu=False), Met)
-    ((workers, timeout, pin_gpu),) = met
-    assert (timeout, pin_gpu) == (9.0, False)
+    options = {"timeout": 9.0, "pin_gpu": False, "levels": 2}
+    assert isinstance(sok_embed.init(**options), Met)
+    ((workers, received),) = met
+    assert received == options
     assert workers.address == ("127.0.0.1", 29999) and workers.size in (2, 3)
 
 

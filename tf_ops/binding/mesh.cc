@@ -23,8 +23,8 @@ using Sockets = std::vector<std::pair<int, std::string>>;
 // A mesh that ops find by its number for as long as this lives.
 class PyMesh {
  public:
-  PyMesh(int rank, double timeout, const Sockets& sockets)
-      : mesh_(Made(rank, timeout, sockets)), number_(AddMesh(mesh_)) {}
+  PyMesh(int rank, double timeout, const Sockets& sockets, std::vector<std::vector<int>> hosts)
+      : mesh_(Made(rank, timeout, sockets, std::move(hosts))), number_(AddMesh(mesh_)) {}
   ~PyMesh() { RemoveMesh(number_); }
   PyMesh(const PyMesh&) = delete;
 
@@ -40,11 +40,12 @@ class PyMesh {
   int64_t number() const { return number_; }
 
  private:
-  static std::shared_ptr<Mesh> Made(int rank, double timeout, const Sockets& sockets) {
+  static std::shared_ptr<Mesh> Made(int rank, double timeout, const Sockets& sockets,
+                                    std::vector<std::vector<int>> hosts) {
     std::vector<Connection> connections;
     for (const auto& [fd, place] : sockets) connections.push_back({Descriptor(fd), place});
-    auto mesh =
-        Mesh::Make({rank, static_cast<int>(sockets.size()), timeout}, std::move(connections));
+    auto mesh = Mesh::Make({rank, static_cast<int>(sockets.size()), timeout, std::move(hosts)},
+                           std::move(connections));
     Check(mesh.status());
     return std::move(mesh.value());
   }
@@ -58,8 +59,8 @@ class PyMesh {
 void BindMesh(nb::module_& module) {
   module.def("watch_interrupts", &WatchInterrupts);
   nb::class_<PyMesh>(module, "Mesh")
-      .def(nb::init<int, double, const Sockets&>(), nb::arg("rank"), nb::arg("timeout"),
-           nb::arg("sockets"))
+      .def(nb::init<int, double, const Sockets&, std::vector<std::vector<int>>>(), nb::arg("rank"),
+           nb::arg("timeout"), nb::arg("sockets"), nb::arg("hosts"))
       .def_prop_ro("number", [](const PyMesh& self) { return self.number(); })
       .def_prop_ro("broken", [](const PyMesh& self) { return self.is_broken(); })
       .def("stats", &PyMesh::Stats);

@@ -175,6 +175,7 @@ class AllToAllOp : public tf::AsyncOpKernel {
       total += count;
     }
     if (request->parts.size() == static_cast<size_t>(workers) && total == rows.dim_size(0)) {
+      if (same_rows_) request->parts.resize(1);
       return absl::OkStatus();
     }
     return absl::InvalidArgumentError(

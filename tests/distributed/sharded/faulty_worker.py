@@ -1,6 +1,6 @@
 """Trains by a loop over TCP until something happens to worker 1; the others tell what they see.
 
-python faulty_worker.py FAULT FOLDER    # with RANK, WORLD_SIZE and the like
+python faulty_worker.py FAULT FOLDER LEVELS    # with RANK, WORLD_SIZE and the like
 """
 
 from __future__ import annotations
@@ -12,14 +12,18 @@ import sys
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import keras
 import numpy as np
 import tensorflow as tf
 
 import sok_embed
+from sharded.hosts import init_on_host
 
 TIMEOUT_S = 4.0
 FAULT_AT, STEPS = 3, 6
+WORKERS = 4
 
 
 def happen(fault: str, folder: Path) -> None:
@@ -28,7 +32,7 @@ def happen(fault: str, folder: Path) -> None:
         if os.fork() == 0:  # as a loader of data does
             end = time.monotonic() + 20 * TIMEOUT_S
             while time.monotonic() < end and not all(
-                (folder / f"{rank}.json").exists() for rank in (0, 2)
+                (folder / f"{rank}.json").exists() for rank in range(WORKERS) if rank != 1
             ):
                 time.sleep(0.05)
             os._exit(0)
@@ -48,7 +52,8 @@ def main() -> None:
     rank = int(os.environ["RANK"])
     if fault == "late" and rank == 1:
         time.sleep(1.5)
-    sok_embed.init(timeout=TIMEOUT_S if fault != "late" else 60.0)
+    timeout = TIMEOUT_S if fault != "late" else 60.0
+    init_on_host(rank // 2, timeout=timeout, levels=int(sys.argv[3]))
     layers = [
         sok_embed.DynamicEmbedding(4, embeddings_initializer="zeros", name=name)
         for name in ("users", "items")

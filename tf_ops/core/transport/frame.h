@@ -11,7 +11,7 @@ namespace sok {
 struct FrameHeader {
   enum Kind : uint32_t {
     kRows = 1,      // rows of an exchange
-    kGivingUp = 2,  // the sender ends the mesh; the bytes say why
+    kGivingUp = 2,  // the sender ends the mesh; the bytes are the words of the worker `count`
   };
   static constexpr uint32_t kMagic = 0x534f4b46;
 

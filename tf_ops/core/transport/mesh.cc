@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cmath>
 #include <new>
+#include <numeric>
 #include <system_error>
 #include <utility>
 
@@ -16,6 +17,7 @@
 #include "core/base/status_macros.h"
 #include "core/transport/mesh_work.h"
 #include "core/transport/socket.h"
+#include "core/transport/two_level_exchange.h"
 
 namespace sok {
 namespace {
@@ -23,6 +25,31 @@ namespace {
 const Status kNoMemory = Status::Literal(Code::kResourceExhausted, "no memory for an exchange");
 // Longer timeouts would not fit into the clock's milliseconds.
 constexpr double kLongestTimeout = 1e6;
+
+// Returns what a function returns, or an error if it finds no memory.
+template <typename Function>
+auto WithMemory(const Function& function) -> decltype(function()) {
+  try {
+    return function();
+  } catch (const std::bad_alloc&) {
+    return kNoMemory;
+  }
+}
+
+Status CheckHosts(const MeshOptions& options) {
+  if (options.hosts.empty()) return Status();
+  std::vector<int> ranks, all(static_cast<size_t>(options.size));
+  std::iota(all.begin(), all.end(), 0);
+  bool are_equal = true;
+  for (const std::vector<int>& host : options.hosts) {
+    ranks.insert(ranks.end(), host.begin(), host.end());
+    are_equal = are_equal && host.size() == options.hosts[0].size();
+  }
+  std::sort(ranks.begin(), ranks.end());
+  if (are_equal && ranks == all) return Status();
+  return InvalidArgument("expected each of " + std::to_string(options.size) +
+                         " workers on one host, and equally many on each, got others");
+}
 
 }  // namespace
 
@@ -36,14 +63,45 @@ Status Mesh::Work::Start(std::vector<Connection> connections) {
   event.events = EPOLLIN;
   event.data.ptr = nullptr;
   epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event);
-  for (int rank = 0; rank < options_.size; ++rank) {
-    peers_.push_back(nullptr);
-    if (rank == options_.rank) continue;
+  for (Connection& connection : connections) places_.push_back(std::move(connection.place));
+  peers_.resize(connections.size());
+  MakeGroups();
+  for (const Group& group : groups_) SOK_RETURN_IF_ERROR(Connect(&group, &connections));
+  try {
+    thread_.Start([this] { Run(); });
+  } catch (const std::system_error& error) {
+    return Status(Code::kInternal, std::string("no thread for exchanges: ") + error.what());
+  }
+  return Status();
+}
+
+void Mesh::Work::MakeGroups() {
+  const auto group_of = [this](std::vector<int> ranks, int patience) {
+    const auto own = std::find(ranks.begin(), ranks.end(), options_.rank) - ranks.begin();
+    groups_.push_back({std::move(ranks), static_cast<size_t>(own), patience});
+  };
+  if (options_.hosts.empty()) {
+    std::vector<int> all(static_cast<size_t>(options_.size));
+    std::iota(all.begin(), all.end(), 0);
+    return group_of(std::move(all), 1);
+  }
+  for (const std::vector<int>& host : options_.hosts) {
+    if (std::count(host.begin(), host.end(), options_.rank) > 0) group_of(host, 1);
+  }
+  std::vector<int> between;
+  for (const auto& host : options_.hosts) between.push_back(host[groups_[0].own]);
+  // Such a worker may have waited for one of its host until this one came.
+  group_of(std::move(between), 2);
+}
+
+Status Mesh::Work::Connect(const Group* group, std::vector<Connection>* connections) {
+  for (size_t at = 0; at < group->ranks.size(); ++at) {
+    if (at == group->own) continue;
+    const auto rank = static_cast<size_t>(group->ranks[at]);
     auto peer = std::make_unique<Peer>();
-    Connection& connection = connections[static_cast<size_t>(rank)];
-    peer->rank = rank;
-    peer->place = std::move(connection.place);
-    peer->socket = std::move(connection.socket);
+    peer->group = group;
+    peer->at = at;
+    peer->socket = std::move((*connections)[rank].socket);
     const int fd = peer->socket.get();
     SOK_RETURN_IF_ERROR(PrepareForExchanges(fd));
     Peer* const raw = peer.get();
@@ -57,12 +115,7 @@ Status Mesh::Work::Start(std::vector<Connection> connections) {
     peer->outbox.Open(fd, [watch](bool wants_to_write) {
       watch(EPOLL_CTL_MOD, wants_to_write ? EPOLLIN | EPOLLOUT : EPOLLIN);
     });
-    peers_.back() = std::move(peer);
-  }
-  try {
-    thread_.Start([this] { Run(); });
-  } catch (const std::system_error& error) {
-    return Status(Code::kInternal, std::string("no thread for exchanges: ") + error.what());
+    peers_[rank] = std::move(peer);
   }
   return Status();
 }
@@ -89,14 +142,14 @@ Status Mesh::Work::CheckRequest(const ExchangeRequest& request) const {
                       ", forked from it; start processes with multiprocessing's 'spawn', or look "
                       "nothing up in a process that only loads data");
   }
-  if (request.parts.size() == static_cast<size_t>(options_.size)) return Status();
+  if (request.parts.size() == 1 || request.parts.size() == places_.size()) return Status();
   return InvalidArgument("expected rows for " + std::to_string(options_.size) +
                          " workers in the exchange '" + request.name + "', got them for " +
                          std::to_string(request.parts.size()));
 }
 
-Status Mesh::Work::Begin(ExchangeRequest* request, uint64_t* turn, Pending* begun) {
-  SOK_RETURN_IF_ERROR(CheckRequest(*request));
+Status Mesh::Work::Begin(const Group* group, ExchangeRequest* request, uint64_t* turn,
+                         Pending* begun) {
   const uint64_t hash = Checksum(request->name.data(), request->name.size(), 0);
   std::lock_guard<std::mutex> guard(mu_);
   if (!broken_.ok()) return broken_;
@@ -114,12 +167,12 @@ Status Mesh::Work::Begin(ExchangeRequest* request, uint64_t* turn, Pending* begu
                                                  "' of turn " + std::to_string(*turn) +
                                                  " at a time, got another while it is under way");
   }
-  for (const std::unique_ptr<Peer>& peer : peers_) {
+  for (size_t at = 0; at < group->ranks.size(); ++at) {
     // A worker that was lost before this one came to the exchange cannot have received its rows.
-    if (peer == nullptr || !peer->lost) continue;
-    return ErrorOfLost(request->name);
+    if (at != group->own && PeerOf(group, at)->lost) return ErrorOfLost(group, request->name);
   }
-  Pending exchange = Find({hash, *turn}, [](const PendingExchange& each) { return !each.begun(); });
+  Pending exchange =
+      Find(group, {hash, *turn}, [](const PendingExchange& each) { return !each.begun(); });
   exchange->last_sign = exchange->began = NowMilliseconds();
   exchange->Hold();
   *begun = exchange;
@@ -130,17 +183,51 @@ Status Mesh::Work::Begin(ExchangeRequest* request, uint64_t* turn, Pending* begu
 }
 
 void Mesh::Work::Exchange(ExchangeRequest request) {
+  const Status status = CheckRequest(request);
+  if (!status.ok()) {
+    // The other workers would wait for this one.
+    if (!is_child()) BreakSoon(status);
+    request.done(status, 0);
+  } else if (groups_.size() == 1) {
+    ExchangeWithin(&groups_[0], std::move(request));
+  } else {
+    ExchangeByHosts(std::move(request));
+  }
+}
+
+void Mesh::Work::ExchangeByHosts(ExchangeRequest request) {
+  const auto exchange = std::make_shared<TwoLevelExchange>(options_.hosts, std::move(request));
+  const auto end = [this, exchange](Status status, uint64_t turn) {
+    if (!status.ok()) BreakSoon(status);
+    exchange->request().done(status, turn);
+  };
+  Result<ExchangeRequest> among_workers =
+      WithMemory([&]() -> Result<ExchangeRequest> { return exchange->AmongWorkers(); });
+  if (!among_workers.ok()) return end(among_workers.status(), 0);
+  among_workers.value().done = [this, exchange, end](Status status, uint64_t turn) {
+    if (!status.ok()) return end(status, turn);
+    Result<ExchangeRequest> among_hosts = WithMemory([&] { return exchange->AmongHosts(turn); });
+    if (!among_hosts.ok()) return end(among_hosts.status(), turn);
+    among_hosts.value().done = [exchange, end](Status ended, uint64_t taken) {
+      if (ended.ok()) ended = WithMemory([&] { return exchange->Finish(); });
+      end(ended, taken);
+    };
+    ExchangeWithin(&groups_[1], std::move(among_hosts.value()));
+  };
+  ExchangeWithin(&groups_[0], std::move(among_workers.value()));
+}
+
+void Mesh::Work::ExchangeWithin(const Group* group, ExchangeRequest request) {
   uint64_t turn = 0;
   Pending exchange;
   Status status;
   try {
-    status = Begin(&request, &turn, &exchange);
+    status = Begin(group, &request, &turn, &exchange);
   } catch (const std::bad_alloc&) {
     status = kNoMemory;
   }
   if (exchange == nullptr) {
-    // The other workers would wait for this one.
-    if (!is_child()) BreakSoon(status);
+    BreakSoon(status);
     request.done(status, turn);
     return;
   }
@@ -176,12 +263,15 @@ void Mesh::Work::SendParts(const Pending& exchange) {
   uint64_t bytes = 0;
   // Each worker begins with a different one, so that they do not all send to the same worker at
   // once.
-  for (int i = 1; i < options_.size; ++i) {
-    const auto worker = static_cast<size_t>((options_.rank + i) % options_.size);
-    const ExchangePart& part = request.parts[worker];
+  const Group& group = *exchange->group();
+  const size_t size = group.ranks.size();
+  for (size_t i = 1; i < size; ++i) {
+    const size_t worker = (group.own + i) % size;
+    const ExchangePart& part = exchange->part(worker);
+    Peer* const peer = PeerOf(&group, worker);
     header.count = part.count;
-    header.bytes = part.count * request.row_bytes;
-    bytes += header.bytes;
+    header.bytes = request.lead_bytes + part.count * request.row_bytes;
+    bytes += part.count * request.row_bytes;
     {
       std::lock_guard<std::mutex> guard(mu_);
       exchange->HoldFrame();
@@ -193,12 +283,12 @@ void Mesh::Work::SendParts(const Pending& exchange) {
       }
       Settle(exchange);
     };
-    const bool taken = peers_[worker]->outbox.Send(header, part.rows, sent);
+    const bool taken = peer->outbox.Send(header, part, sent);
     Status lost;
     {
       std::lock_guard<std::mutex> guard(mu_);
       if (taken) exchange->ReleaseFrame();
-      if (!taken && peers_[worker]->lost) lost = ErrorOfLost(request.name);
+      if (!taken && peer->lost) lost = ErrorOfLost(&group, request.name);
     }
     // Nothing more is sent on a connection that has been given up.
     if (!lost.ok()) BreakSoon(lost);
@@ -215,7 +305,7 @@ void Mesh::Work::CopyOwnIfDue(const Pending& exchange) {
   }
   exchange->CopyOwn();
   std::lock_guard<std::mutex> guard(mu_);
-  exchange->Arrive(options_.rank);
+  exchange->Arrive(exchange->group()->own);
   exchange->Release();
 }
 
@@ -231,7 +321,7 @@ void Mesh::Work::Settle(const Pending& exchange) {
     const auto at = std::find_if(first, last,
                                  [&exchange](const auto& each) { return each.second == exchange; });
     if (at != last) pending_.erase(at);
-    if (status.ok()) ++stats_.exchanges;
+    if (status.ok() && exchange->group() == &groups_.back()) ++stats_.exchanges;
     if (--under_way_ == 0) {
       const std::chrono::duration<double> past =
           std::chrono::steady_clock::now() - under_way_since_;
@@ -275,6 +365,7 @@ Result<std::shared_ptr<Mesh>> Mesh::Make(const MeshOptions& options,
     return InvalidArgument("expected connections of " + std::to_string(options.size) +
                            " workers, got " + std::to_string(connections.size()));
   }
+  SOK_RETURN_IF_ERROR(CheckHosts(options));
   MeshOptions limited = options;
   limited.timeout_seconds = std::min(options.timeout_seconds, kLongestTimeout);
   auto work = std::make_unique<Work>(limited);

@@ -12,6 +12,11 @@
 // timeout, or sends rows that do not fit, every exchange under way on every worker ends with a
 // status that says so, and so does every later exchange.
 //
+// With two levels a worker is connected to the workers of its host, and to one worker of each other
+// host: 7 + 63 connections instead of 511 for 64 hosts of 8. Rows go first to the worker of this
+// host that has the same place there as the worker that they are for, then to that. Workers receive
+// the same rows in the same order as with one level.
+//
 // All functions are thread-safe.
 #pragma once
 
@@ -31,20 +36,30 @@ namespace sok {
 struct MeshOptions {
   int rank = 0;
   int size = 1;
-  // The longest time that an exchange waits for a worker that shows no sign of life.
+  // The longest time that an exchange waits for a worker that shows no sign of life; twice that
+  // for the workers of other hosts, which may wait for one of theirs.
   double timeout_seconds = 600;
+  // The ranks of the workers of each host, equally many. Default: one level.
+  std::vector<std::vector<int>> hosts = {};
 };
 
 // A connection to another worker, which knows which worker is at this end.
 struct Connection {
-  Descriptor socket;  // invalid: the connection of a worker to itself
+  Descriptor socket;  // invalid: none to this worker itself, and none that two levels do not use
   std::string place;  // for messages, such as "10.0.0.2:4711"
+};
+
+struct ExchangePiece {
+  const void* at = nullptr;
+  size_t bytes = 0;
 };
 
 // Rows for one worker. They must stay as they are until the exchange is done.
 struct ExchangePart {
   const void* rows = nullptr;
   size_t count = 0;
+  // Where the rows lie, and what goes before them, if not all at `rows`.
+  std::vector<ExchangePiece> pieces = {};
 };
 
 struct ExchangeRequest {
@@ -55,7 +70,10 @@ struct ExchangeRequest {
   // A number that stands for the type and shape of a row. Must be the same on every worker.
   uint64_t row_type = 0;
   size_t row_bytes = 1;
-  std::vector<ExchangePart> parts;  // (size) one for each worker, this one included
+  // So many bytes go before the rows of each part, in its pieces.
+  size_t lead_bytes = 0;
+  // (size) one for each worker, this one included; or one alone, which goes to all.
+  std::vector<ExchangePart> parts;
   // Called with the number of rows that come from each worker. Returns the memory for them, in
   // which they lie worker by worker.
   std::function<Result<char*>(const std::vector<size_t>& counts)> allocate;
@@ -66,7 +84,7 @@ struct ExchangeRequest {
 
 struct MeshStats {
   uint64_t exchanges = 0;   // that are done
-  uint64_t bytes_sent = 0;  // rows alone, to other workers
+  uint64_t bytes_sent = 0;  // rows alone, to other workers, at both levels
   // The time during which at least one exchange was under way on this worker. It includes waiting
   // for other workers.
   double seconds = 0;

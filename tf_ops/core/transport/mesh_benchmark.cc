@@ -1,12 +1,15 @@
 // Measures what the exchanges of a step cost with many workers.
 //
 //   cmake --build build/native --target sok_mesh_benchmark
-//   build/native/sok_mesh_benchmark WORKERS [ROWS [STEPS [1: TCP, 0: local sockets]]]
+//   build/native/sok_mesh_benchmark WORKERS [ROWS [STEPS [TCP [WORKERS_OF_A_HOST]]]]
 //
 // Starts WORKERS processes that are connected. A step has the three exchanges of a lookup that is
 // trained: keys of 8 bytes, then rows and gradients of 64. A worker sends ROWS of each, an equal
 // part to every worker. Prints means of one worker and one step, and of one frame, a message from
 // one worker to another.
+//
+// TCP is 1 for connections over the loopback interface, and 0 for local sockets. With fewer
+// WORKERS_OF_A_HOST than workers, exchanges have two levels, and local sockets within a host.
 //
 // All processes share this machine, so the time of a step is not that of as many machines. The
 // processor's time is that of each, but for caches and the network.
@@ -98,8 +101,8 @@ class Worker {
   std::vector<char> sent_, received_;
 };
 
-Figures Measured(int rank, std::vector<Connection> connections, size_t rows, int steps) {
-  const MeshOptions options{rank, static_cast<int>(connections.size())};
+Figures Measured(const MeshOptions& options, std::vector<Connection> connections, size_t rows,
+                 int steps) {
   auto mesh = Mesh::Make(options, std::move(connections));
   if (!mesh.ok()) Fail(mesh.status().message());
   Worker worker(mesh.value(), rows);
@@ -140,7 +143,18 @@ void CloseAll(const std::vector<int>& ends) {
   }
 }
 
-void Run(size_t workers, size_t rows, int steps, bool over_tcp) {
+// Workers of one host have ranks one after the other.
+bool AreConnected(size_t one, size_t other, size_t of_host) {
+  return one / of_host == other / of_host || one % of_host == other % of_host;
+}
+
+void Run(size_t workers, size_t rows, int steps, bool over_tcp, size_t of_host) {
+  MeshOptions options;
+  options.size = static_cast<int>(workers);
+  for (size_t rank = 0; rank < workers && of_host < workers; ++rank) {
+    if (rank % of_host == 0) options.hosts.emplace_back();
+    options.hosts.back().push_back(static_cast<int>(rank));
+  }
   rlimit files{};
   getrlimit(RLIMIT_NOFILE, &files);
   files.rlim_cur = files.rlim_max = std::max<rlim_t>(files.rlim_max, workers * workers);
@@ -153,7 +167,10 @@ void Run(size_t workers, size_t rows, int steps, bool over_tcp) {
   std::vector<std::vector<int>> ends(workers, std::vector<int>(workers, -1));
   for (size_t rank = 0; rank < workers; ++rank) {
     for (size_t other = rank + 1; other < workers; ++other) {
-      std::tie(ends[rank][other], ends[other][rank]) = over_tcp ? PortPair() : LocalPair();
+      if (!AreConnected(rank, other, of_host)) continue;
+      const bool are_near = of_host < workers && rank / of_host == other / of_host;
+      std::tie(ends[rank][other], ends[other][rank]) =
+          over_tcp && !are_near ? PortPair() : LocalPair();
     }
     const pid_t process = fork();
     if (process < 0) Fail("no process");
@@ -161,7 +178,8 @@ void Run(size_t workers, size_t rows, int steps, bool over_tcp) {
       std::vector<Connection> own;
       for (const int end : ends[rank]) own.push_back({Descriptor(end), ""});
       for (size_t other = rank + 1; other < workers; ++other) CloseAll(ends[other]);
-      figures[rank] = Measured(static_cast<int>(rank), std::move(own), rows, steps);
+      options.rank = static_cast<int>(rank);
+      figures[rank] = Measured(options, std::move(own), rows, steps);
       _exit(0);
     }
     CloseAll(ends[rank]);
@@ -178,7 +196,9 @@ void Run(size_t workers, size_t rows, int steps, bool over_tcp) {
     sum.bytes += figures[rank].bytes;
   }
   const double all = static_cast<double>(workers) * steps;
-  const size_t sockets = workers - 1, frames = 3 * sockets;
+  size_t sockets = 0;
+  for (size_t other = 1; other < workers; ++other) sockets += AreConnected(0, other, of_host);
+  const size_t frames = 3 * sockets;
   std::printf(
       "%zu workers, %zu sockets each: %zu frames and %.0f bytes a step, %.2f ms, of which "
       "%.2f ms of a processor, %.2f of them in the mesh's thread: %.1f us a frame\n",
@@ -194,11 +214,14 @@ int main(int count, char** arguments) {
   const auto argument = [&](int i, int otherwise) {
     return count > i ? std::atoi(arguments[i]) : otherwise;
   };
-  const int workers = argument(1, 0), rows = argument(2, 4096), steps = argument(3, 20);
-  if (workers < 2 || rows < 0 || steps < 1) {
-    std::fprintf(stderr, "usage: sok_mesh_benchmark WORKERS [ROWS [STEPS [TCP]]]\n");
+  const int workers = argument(1, 0), rows = argument(2, 4096), steps = argument(3, 20),
+            of_host = argument(5, workers);
+  if (workers < 2 || rows < 0 || steps < 1 || of_host < 1 || workers % of_host != 0) {
+    std::fprintf(stderr,
+                 "usage: sok_mesh_benchmark WORKERS [ROWS [STEPS [TCP [WORKERS_OF_A_HOST]]]]\n");
     return 2;
   }
-  sok::Run(static_cast<size_t>(workers), static_cast<size_t>(rows), steps, argument(4, 0) != 0);
+  sok::Run(static_cast<size_t>(workers), static_cast<size_t>(rows), steps, argument(4, 0) != 0,
+           static_cast<size_t>(of_host));
   return 0;
 }

@@ -27,14 +27,40 @@ namespace {
 
 using Meshes = std::vector<std::shared_ptr<Mesh>>;
 
-// Selects the connections of a test's workers.
+// Selects the connections of a test's workers: of each two, or, over local sockets, of two levels.
 struct LocalSockets {};
 struct Ports {};
+struct TwoLevels {};
+
+using Hosts = std::vector<std::vector<int>>;
+
+// Returns the hosts of workers, of which two share one if they are four or more, and even.
+template <typename Over>
+Hosts HostsOf(int size) {
+  if (!std::is_same_v<Over, TwoLevels>) return {};
+  Hosts hosts(static_cast<size_t>(size > 2 && size % 2 == 0 ? size / 2 : size));
+  for (int rank = 0; rank < size; ++rank) {
+    hosts[static_cast<size_t>(rank) % hosts.size()].push_back(rank);
+  }
+  return hosts;
+}
+
+// Returns whether workers are on one host, or have the same place on their hosts.
+bool AreConnected(const Hosts& hosts, int one, int other) {
+  std::array<size_t, 2> host{}, place{};
+  for (size_t i = 0; i < hosts.size(); ++i) {
+    for (size_t k = 0; k < hosts[i].size(); ++k) {
+      if (hosts[i][k] == one) host[0] = i, place[0] = k;
+      if (hosts[i][k] == other) host[1] = i, place[1] = k;
+    }
+  }
+  return host[0] == host[1] || place[0] == place[1];
+}
 
 // Returns the two ends of a new connection.
 template <typename Over>
 std::array<Descriptor, 2> NewConnection() {
-  if constexpr (std::is_same_v<Over, LocalSockets>) {
+  if constexpr (!std::is_same_v<Over, Ports>) {
     int ends[2];
     REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
     return {Descriptor(ends[0]), Descriptor(ends[1])};
@@ -59,16 +85,20 @@ template <typename Over>
 Meshes Connected(int size, double timeout_seconds = 60) {
   std::vector<std::vector<Connection>> connections(static_cast<size_t>(size));
   for (auto& of_worker : connections) of_worker.resize(connections.size());
+  const Hosts hosts = HostsOf<Over>(size);
   for (size_t i = 0; i < connections.size(); ++i) {
     for (size_t k = 0; k < i; ++k) {
+      connections[i][k].place = "place " + std::to_string(k);
+      connections[k][i].place = "place " + std::to_string(i);
+      if (!AreConnected(hosts, static_cast<int>(i), static_cast<int>(k))) continue;
       auto [one, other] = NewConnection<Over>();
-      connections[i][k] = {std::move(one), "place " + std::to_string(k)};
-      connections[k][i] = {std::move(other), "place " + std::to_string(i)};
+      connections[i][k].socket = std::move(one);
+      connections[k][i].socket = std::move(other);
     }
   }
   Meshes meshes;
   for (int rank = 0; rank < size; ++rank) {
-    meshes.push_back(Value(Mesh::Make({rank, size, timeout_seconds},
+    meshes.push_back(Value(Mesh::Make({rank, size, timeout_seconds, hosts},
                                       std::move(connections[static_cast<size_t>(rank)]))));
   }
   return meshes;
@@ -165,9 +195,9 @@ std::vector<std::vector<int64_t>> Nothing(size_t size) {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("every worker gets what the others sent it, by rank", Over, LocalSockets,
-                   Ports) {
-  for (const int size : {1, 2, 3, 5}) {
+TEST_CASE_TEMPLATE("every worker gets what the others sent it, by rank", Over, LocalSockets, Ports,
+                   TwoLevels) {
+  for (const int size : {1, 2, 3, 4, 6}) {
     for (const size_t longest : {size_t{0}, size_t{1}, size_t{100}, size_t{300000}}) {
       const Meshes meshes = Connected<Over>(size);
       std::vector<Side> sides(static_cast<size_t>(size));
@@ -188,8 +218,8 @@ TEST_CASE_TEMPLATE("every worker gets what the others sent it, by rank", Over, L
 }
 
 TEST_CASE_TEMPLATE("exchanges of several names run in any order, with delays", Over, LocalSockets,
-                   Ports) {
-  constexpr size_t kSize = 3, kNames = 4, kSteps = 60;
+                   Ports, TwoLevels) {
+  constexpr size_t kSize = 4, kNames = 4, kSteps = 60;
   const Meshes meshes = Connected<Over>(kSize);
   const uint64_t seed = TestSeed();
   std::vector<std::thread> workers;
@@ -223,7 +253,7 @@ TEST_CASE_TEMPLATE("exchanges of several names run in any order, with delays", O
 }
 
 TEST_CASE_TEMPLATE("exchanges of one name are told apart by their turns, whatever their order",
-                   Over, LocalSockets, Ports) {
+                   Over, LocalSockets, Ports, TwoLevels) {
   constexpr size_t kSize = 2, kTurns = 6;
   const Meshes meshes = Connected<Over>(kSize);
   std::vector<std::vector<Side>> sides;
@@ -243,8 +273,8 @@ TEST_CASE_TEMPLATE("exchanges of one name are told apart by their turns, whateve
   }
 }
 
-TEST_CASE_TEMPLATE("one turn may be taken again and again", Over, LocalSockets, Ports) {
-  constexpr size_t kSize = 3, kTimes = 300;
+TEST_CASE_TEMPLATE("one turn may be taken again and again", Over, LocalSockets, Ports, TwoLevels) {
+  constexpr size_t kSize = 4, kTimes = 300;
   const Meshes meshes = Connected<Over>(kSize);
   std::atomic<int> wrong{0};
   std::vector<std::thread> workers;
@@ -268,7 +298,7 @@ TEST_CASE_TEMPLATE("one turn may be taken again and again", Over, LocalSockets, 
 }
 
 TEST_CASE_TEMPLATE("a worker that does not come is named on all others within the timeout", Over,
-                   LocalSockets, Ports) {
+                   LocalSockets, Ports, TwoLevels) {
   const Meshes meshes = Connected<Over>(3, 0.3);
   Side first, second;
   first.Begin(meshes[0].get(), "rows", Nothing(3));
@@ -277,7 +307,7 @@ TEST_CASE_TEMPLATE("a worker that does not come is named on all others within th
     const Status status = side->Wait();
     CHECK(status.code() == Code::kUnavailable);
     CHECK_MESSAGE(status.message().find("worker 2") != std::string::npos, status.message());
-    CHECK(status.message().find("'rows'") != std::string::npos);
+    CHECK(status.message().find("'rows") != std::string::npos);
   }
   // From here on no call waits.
   for (const auto& mesh : meshes) CHECK(Breaks(*mesh));
@@ -288,7 +318,8 @@ TEST_CASE_TEMPLATE("a worker that does not come is named on all others within th
   CHECK(other.Wait().message() == first.Wait().message());
 }
 
-TEST_CASE_TEMPLATE("the end of a worker ends what waits for it", Over, LocalSockets, Ports) {
+TEST_CASE_TEMPLATE("the end of a worker ends what waits for it", Over, LocalSockets, Ports,
+                   TwoLevels) {
   Meshes meshes = Connected<Over>(3);
   Side first, second;
   first.Begin(meshes[0].get(), "rows", PartsOf(0, 3, 1, 400000));
@@ -305,7 +336,7 @@ TEST_CASE_TEMPLATE("the end of a worker ends what waits for it", Over, LocalSock
 }
 
 TEST_CASE_TEMPLATE("a worker that is lost before this one comes is an error at once", Over,
-                   LocalSockets, Ports) {
+                   LocalSockets, Ports, TwoLevels) {
   Meshes meshes = Connected<Over>(2);
   Side gone, late;
   gone.Begin(meshes[1].get(), "rows", PartsOf(1, 2, 1, 10));
@@ -316,7 +347,8 @@ TEST_CASE_TEMPLATE("a worker that is lost before this one comes is an error at o
   CHECK(!late.Wait().ok());
 }
 
-TEST_CASE_TEMPLATE("a worker that has done its part may leave", Over, LocalSockets, Ports) {
+TEST_CASE_TEMPLATE("a worker that has done its part may leave", Over, LocalSockets, Ports,
+                   TwoLevels) {
   Meshes meshes = Connected<Over>(3);
   std::vector<Side> sides(3);
   for (size_t rank = 0; rank < 2; ++rank) {
@@ -335,7 +367,7 @@ TEST_CASE_TEMPLATE("a worker that has done its part may leave", Over, LocalSocke
 }
 
 TEST_CASE_TEMPLATE("rows of different types are an error on every worker", Over, LocalSockets,
-                   Ports) {
+                   Ports, TwoLevels) {
   const Meshes meshes = Connected<Over>(2);
   Side first, second;
   first.Begin(meshes[0].get(), "rows", PartsOf(0, 2, 1, 5), std::nullopt, 1);
@@ -348,7 +380,7 @@ TEST_CASE_TEMPLATE("rows of different types are an error on every worker", Over,
 }
 
 TEST_CASE_TEMPLATE("an exchange that finds no memory for its rows ends the mesh of every worker",
-                   Over, LocalSockets, Ports) {
+                   Over, LocalSockets, Ports, TwoLevels) {
   const Meshes meshes = Connected<Over>(2);
   Side first;
   first.Begin(meshes[0].get(), "rows", PartsOf(0, 2, 3, 50));
@@ -380,6 +412,58 @@ TEST_CASE_TEMPLATE("an exchange that finds no memory for its rows ends the mesh 
   CHECK(next.Wait().message().find("no memory in this test") != std::string::npos);
 }
 
+TEST_CASE_TEMPLATE("one part goes to all", Over, LocalSockets, Ports, TwoLevels) {
+  for (const int size : {1, 2, 4, 6}) {
+    const Meshes meshes = Connected<Over>(size);
+    std::vector<Side> sides(meshes.size());
+    for (size_t rank = 0; rank < sides.size(); ++rank) {
+      sides[rank].Begin(meshes[rank].get(), "rows", {RowsOf(rank, 0, 5, 30000)});
+    }
+    for (Side& side : sides) {
+      REQUIRE(side.Wait().ok());
+      for (size_t from = 0; from < sides.size(); ++from) {
+        CHECK(side.From(from) == RowsOf(from, 0, 5, 30000));
+      }
+    }
+  }
+}
+
+TEST_CASE("with two levels all workers name the one that is lost, connected to it or not") {
+  constexpr size_t kSize = 6, kLost = 4;
+  for (const bool ends : {true, false}) {
+    Meshes meshes = Connected<TwoLevels>(kSize, ends ? 60 : 0.3);
+    std::vector<Side> sides(kSize);
+    for (size_t rank = 0; rank < kSize; ++rank) {
+      if (rank != kLost) sides[rank].Begin(meshes[rank].get(), "rows", PartsOf(rank, kSize, 1, 9));
+    }
+    if (ends) meshes[kLost].reset();
+    for (size_t rank = 0; rank < kSize; ++rank) {
+      if (rank == kLost) continue;
+      const std::string message = sides[rank].Wait().message();
+      CHECK_MESSAGE(message.find("expected worker 4 (place 4)") != std::string::npos, message);
+      // It names the worker that has found out, and none of those that have passed it on.
+      CHECK(message.find("has given up") == message.rfind("has given up"));
+    }
+  }
+}
+
+TEST_CASE("a message names a few of many workers that are lost") {
+  Meshes meshes = Connected<LocalSockets>(12);
+  Side side;
+  side.Begin(meshes[0].get(), "rows", Nothing(12));
+  meshes.resize(1);
+  const std::string message = side.Wait().message();
+  CHECK_MESSAGE(message.find("8 (place 8) and 3 more") != std::string::npos, message);
+}
+
+TEST_CASE("hosts that do not make two levels are refused") {
+  for (const Hosts& hosts : {Hosts{{0, 1}, {2}}, Hosts{{0, 1}, {1, 2}}, Hosts{{0, 1}, {2, 4}},
+                             Hosts{{0, 1}}, Hosts{{}, {}}}) {
+    CHECK(Mesh::Make({0, 4, 60, hosts}, std::vector<Connection>(4)).status().code() ==
+          Code::kInvalidArgument);
+  }
+}
+
 TEST_CASE("what a mesh cannot be made of is refused") {
   const auto code = [](const MeshOptions& options, size_t connections) {
     return Mesh::Make(options, std::vector<Connection>(connections)).status().code();
@@ -404,7 +488,7 @@ TEST_CASE("a local socket takes more at a time than the system's default") {
 }
 
 TEST_CASE_TEMPLATE("two exchanges of one name and turn at a time are refused", Over, LocalSockets,
-                   Ports) {
+                   Ports, TwoLevels) {
   const Meshes meshes = Connected<Over>(2);
   Side first, second;
   first.Begin(meshes[0].get(), "rows", Nothing(2), 4);

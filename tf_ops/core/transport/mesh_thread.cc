@@ -24,6 +24,8 @@ constexpr int64_t kErrorGrace = 200;
 constexpr int64_t kInterruptGrace = 2000;
 // The most bytes of the text of a worker that gives up.
 constexpr uint64_t kMostWhyBytes = 1 << 16;
+// The most workers that a message names.
+constexpr size_t kMostNamed = 8;
 
 std::string Seconds(double seconds) {
   std::string text = std::to_string(seconds);
@@ -133,9 +135,9 @@ Status Mesh::Work::BeginFrame(Peer* peer) {
   const FrameHeader& header = peer->header;
   const bool gives_up = header.kind == FrameHeader::kGivingUp;
   if (header.magic != FrameHeader::kMagic || (!gives_up && header.kind != FrameHeader::kRows) ||
-      (gives_up && header.bytes > kMostWhyBytes)) {
+      (gives_up && (header.bytes > kMostWhyBytes || header.count >= places_.size()))) {
     return Status(Code::kInternal,
-                  "expected a frame of worker " + Place(peer->rank) +
+                  "expected a frame of worker " + Places({peer->group->ranks[peer->at]}) +
                       ", got bytes that do not begin one; do all workers run one version?");
   }
   peer->left = header.bytes;
@@ -149,10 +151,10 @@ Status Mesh::Work::BeginFrame(Peer* peer) {
   {
     std::lock_guard<std::mutex> guard(mu_);
     if (!broken_.ok()) return broken_;
-    exchange = Find({header.name, header.turn},
-                    [peer](const PendingExchange& each) { return !each.is_announced(peer->rank); });
+    exchange = Find(peer->group, {header.name, header.turn},
+                    [peer](const PendingExchange& each) { return !each.is_announced(peer->at); });
     exchange->last_sign = NowMilliseconds();
-    into = exchange->Announce(peer->rank, header);
+    into = exchange->Announce(peer->at, header);
   }
   if (!into.ok()) return into.status();
   peer->exchange = exchange;
@@ -164,14 +166,15 @@ Status Mesh::Work::BeginFrame(Peer* peer) {
 Status Mesh::Work::EndFrame(Peer* peer) {
   peer->header_bytes = 0;
   if (peer->header.kind == FrameHeader::kGivingUp) {
-    return Status(Code::kUnavailable,
-                  "worker " + Place(peer->rank) + " has given up: " + peer->why);
+    words_ = peer->why;
+    speaker_ = static_cast<int>(peer->header.count);
+    return Status(Code::kUnavailable, "worker " + Places({speaker_}) + " has given up: " + words_);
   }
   const Pending exchange = std::move(peer->exchange);
   peer->exchange = nullptr;
   {
     std::lock_guard<std::mutex> guard(mu_);
-    exchange->Arrive(peer->rank);
+    exchange->Arrive(peer->at);
   }
   Settle(exchange);
   return Status();
@@ -193,10 +196,10 @@ void Mesh::Work::FailExchangesOfLost() {
       if (!exchange->begun()) continue;
       // A worker that has done its part of every exchange under way may end.
       if (std::any_of(peers_.begin(), peers_.end(), [&exchange](const auto& peer) {
-            return peer != nullptr && peer->lost &&
-                   (!exchange->has_arrived(peer->rank) || peer->outbox.waits());
+            return peer != nullptr && peer->group == exchange->group() && peer->lost &&
+                   (!exchange->has_arrived(peer->at) || peer->outbox.waits());
           })) {
-        status = ErrorOfLost(exchange->request().name);
+        status = ErrorOfLost(exchange->group(), exchange->request().name);
         break;
       }
     }
@@ -204,33 +207,48 @@ void Mesh::Work::FailExchangesOfLost() {
   if (!status.ok()) Break(status);
 }
 
-Status Mesh::Work::ErrorOfLost(const std::string& exchange) const {
-  std::string lost;
-  for (const std::unique_ptr<Peer>& peer : peers_) {
-    if (peer != nullptr && peer->lost) lost += (lost.empty() ? "" : " and ") + Place(peer->rank);
+std::string Mesh::Work::Places(const std::vector<int>& ranks) const {
+  std::string places;
+  for (size_t i = 0; i < std::min(ranks.size(), kMostNamed); ++i) {
+    places += (i > 0 ? ", " : "") + std::to_string(ranks[i]) + " (" +
+              places_[static_cast<size_t>(ranks[i])] + ")";
+  }
+  if (ranks.size() <= kMostNamed) return places;
+  return places + " and " + std::to_string(ranks.size() - kMostNamed) + " more";
+}
+
+Status Mesh::Work::ErrorOfLost(const Group* group, const std::string& exchange) const {
+  std::vector<int> lost;
+  for (size_t at = 0; at < group->ranks.size(); ++at) {
+    if (at != group->own && PeerOf(group, at)->lost) lost.push_back(group->ranks[at]);
   }
   return Status(Code::kUnavailable,
-                "expected worker " + lost + " to take part in the exchange '" + exchange +
+                "expected worker " + Places(lost) + " to take part in the exchange '" + exchange +
                     "', but the connection has ended: the process died, or ended early, as it does "
                     "where its data has fewer batches; look at its output, and give each worker "
                     "as many batches, by sok_embed.data.join for one");
 }
 
 void Mesh::Work::CheckTimes() {
-  const auto timeout = static_cast<int64_t>(options_.timeout_seconds * 1000);
   const int64_t now = NowMilliseconds();
-  std::string late, name;
+  std::vector<int> late;
+  std::string name;
+  double timeout = 0;
   bool is_interrupted = false;
   {
     std::lock_guard<std::mutex> guard(mu_);
     for (const auto& [tag, exchange] : pending_) {
       if (!exchange->begun()) continue;
       is_interrupted = InterruptedSince(exchange->began, kInterruptGrace);
-      if (!is_interrupted && now - exchange->last_sign < timeout) continue;
+      timeout = options_.timeout_seconds * exchange->group()->patience;
+      if (!is_interrupted && now - exchange->last_sign < static_cast<int64_t>(timeout * 1000)) {
+        continue;
+      }
       name = exchange->request().name;
       late = exchange->Missing();
+      if (!late.empty()) break;
       for (const std::unique_ptr<Peer>& peer : peers_) {
-        if (late.empty() && peer != nullptr && peer->outbox.waits()) late = Place(peer->rank);
+        if (peer != nullptr && peer->outbox.waits()) late.push_back(peer->group->ranks[peer->at]);
       }
       break;
     }
@@ -239,11 +257,11 @@ void Mesh::Work::CheckTimes() {
   if (is_interrupted) {
     return Break(Status(Code::kUnavailable, "worker " + std::to_string(options_.rank) +
                                                 " was interrupted while it waited for worker " +
-                                                late + " in the exchange '" + name + "'"));
+                                                Places(late) + " in the exchange '" + name + "'"));
   }
   Break(Status(Code::kUnavailable,
-               "expected worker " + late + " in the exchange '" + name + "' within " +
-                   Seconds(options_.timeout_seconds) +
+               "expected worker " + Places(late) + " in the exchange '" + name + "' within " +
+                   Seconds(timeout) +
                    " s, and heard nothing; it may be stuck, paused, or at work on something that "
                    "the others do not do: look at its output, or give it more time"));
 }
@@ -251,6 +269,7 @@ void Mesh::Work::CheckTimes() {
 void Mesh::Work::Break(const Status& status) {
   std::multimap<ExchangeTag, Pending> ended;
   std::string why;
+  const int speaker = speaker_ >= 0 ? speaker_ : options_.rank;
   {
     std::lock_guard<std::mutex> guard(mu_);
     if (!broken_.ok()) return;
@@ -261,14 +280,14 @@ void Mesh::Work::Break(const Status& status) {
     const bool waits = std::any_of(ended.begin(), ended.end(),
                                    [](const auto& each) { return each.second->begun(); });
     try {
-      if (waits || !ending_) why = status.message();
+      if (waits || !ending_) why = speaker_ >= 0 ? words_ : status.message();
     } catch (const std::bad_alloc&) {  // the other workers see the connection end
     }
   }
   for (const std::unique_ptr<Peer>& peer : peers_) {
     if (peer == nullptr) continue;
     epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, peer->socket.get(), nullptr);
-    peer->outbox.Close(why);
+    peer->outbox.Close(why, speaker);
     peer->exchange = nullptr;
   }
   for (auto& [tag, exchange] : ended) {

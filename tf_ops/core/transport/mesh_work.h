@@ -41,8 +41,8 @@ struct ExchangeTag {
 
 // The connection to one worker. But for its outbox, only the mesh's own thread uses it.
 struct Peer {
-  int rank = 0;
-  std::string place;  // "10.0.0.2:4711"
+  const Group* group = nullptr;
+  size_t at = 0;  // its place in the group
   Descriptor socket;
   Outbox outbox;
   bool lost = false;  // guarded by the mesh's mutex
@@ -54,7 +54,7 @@ struct Peer {
   FrameHeader header;
   size_t header_bytes = 0;  // bytes of the header that have come
   std::shared_ptr<PendingExchange> exchange;
-  std::string why;
+  std::string why;  // the words of a worker that gives up
   char* into = nullptr;
   size_t left = 0;  // bytes of the frame that have not come
 };
@@ -77,9 +77,15 @@ class Mesh::Work {
  private:
   using Pending = std::shared_ptr<PendingExchange>;
 
+  // --- how it begins
+  void MakeGroups();
+  Status Connect(const Group* group, std::vector<Connection>* connections);
+
   // --- the callers' side
-  Status Begin(ExchangeRequest* request, uint64_t* turn, Pending* begun);
   Status CheckRequest(const ExchangeRequest& request) const;
+  void ExchangeWithin(const Group* group, ExchangeRequest request);
+  void ExchangeByHosts(ExchangeRequest request);
+  Status Begin(const Group* group, ExchangeRequest* request, uint64_t* turn, Pending* begun);
   void SendParts(const Pending& exchange);
   // Copies what this worker has for itself, if there is a place for it now.
   void CopyOwnIfDue(const Pending& exchange);
@@ -101,32 +107,41 @@ class Mesh::Work {
   void CheckTimes();
   void Break(const Status& status);
 
-  // Returns the error of an exchange that waits for workers that are gone. Called with the mutex.
-  Status ErrorOfLost(const std::string& exchange) const;
+  // Returns the error of an exchange of a group that waits for workers that are gone. Called with
+  // the mutex.
+  Status ErrorOfLost(const Group* group, const std::string& exchange) const;
 
   bool is_child() const { return process_ != getpid(); }
   // Returns the first exchange of a tag for which `is_open` returns true, or a new one. Called with
   // the mutex.
   template <typename IsOpen>
-  Pending Find(const ExchangeTag& tag, const IsOpen& is_open) {
+  Pending Find(const Group* group, const ExchangeTag& tag, const IsOpen& is_open) {
     const auto [begin, end] = pending_.equal_range(tag);
     for (auto at = begin; at != end; ++at) {
       if (is_open(*at->second)) return at->second;
     }
-    Pending made = std::make_shared<PendingExchange>(options_.rank, options_.size);
+    Pending made = std::make_shared<PendingExchange>(group);
     made->last_sign = NowMilliseconds();
     pending_.emplace(tag, made);
     return made;
   }
-  std::string Place(int worker) const {
-    return std::to_string(worker) + " (" + peers_[static_cast<size_t>(worker)]->place + ")";
+  Peer* PeerOf(const Group* group, size_t at) const {
+    return peers_[static_cast<size_t>(group->ranks[at])].get();
   }
+  // Returns "1 (10.0.0.2:4711), 3 (10.0.0.4:4711)", with the first of many.
+  std::string Places(const std::vector<int>& ranks) const;
 
   const MeshOptions options_;
-  std::vector<std::unique_ptr<Peer>> peers_;  // (size) null for this worker
+  // One of all workers, or those of this host, and those with the same place on all hosts.
+  std::vector<Group> groups_;
+  std::vector<std::string> places_;           // (size)
+  std::vector<std::unique_ptr<Peer>> peers_;  // (size) null without a connection
   Descriptor epoll_, wake_;
   ThreadOfProcess thread_;
   int64_t lost_since_ = 0;  // when a worker was lost whose exchanges the thread must end; 0: none
+  // The words of another worker that has ended the mesh. Workers pass them on as they are.
+  std::string words_;
+  int speaker_ = -1;
 
   mutable std::mutex mu_;
   Status broken_, break_soon_;

@@ -3,11 +3,18 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 #include <vector>
 
 namespace sok {
+namespace {
+
+// So many pieces of memory are handed to the system in one call.
+constexpr size_t kPiecesAtOnce = 256;
+
+}  // namespace
 
 void Outbox::Open(int fd, std::function<void(bool)> wants_to_write) {
   fd_ = fd;
@@ -17,21 +24,20 @@ void Outbox::Open(int fd, std::function<void(bool)> wants_to_write) {
 bool Outbox::Push(Frame* frame) {
   const size_t total = sizeof(FrameHeader) + frame->header.bytes;
   while (frame->taken < total) {
-    iovec parts[2];
-    int n = 0;
-    size_t skipped = frame->taken;
-    if (skipped < sizeof(FrameHeader)) {
-      parts[n++] = {reinterpret_cast<char*>(&frame->header) + skipped,
-                    sizeof(FrameHeader) - skipped};
-      skipped = sizeof(FrameHeader);
-    }
-    const size_t begin = skipped - sizeof(FrameHeader);
-    if (begin < frame->header.bytes) {
-      parts[n++] = {const_cast<char*>(frame->bytes) + begin, frame->header.bytes - begin};
-    }
+    iovec pieces[kPiecesAtOnce];
+    size_t n = 0, skipped = frame->taken;
+    const auto add = [&](const void* at, size_t bytes) {
+      const size_t skip = std::min(skipped, bytes);
+      skipped -= skip;
+      if (skip == bytes || n == kPiecesAtOnce) return;
+      pieces[n++] = {const_cast<char*>(static_cast<const char*>(at)) + skip, bytes - skip};
+    };
+    add(&frame->header, sizeof(FrameHeader));
+    if (frame->part->pieces.empty()) add(frame->part->rows, frame->header.bytes);
+    for (const ExchangePiece& piece : frame->part->pieces) add(piece.at, piece.bytes);
     msghdr message{};
-    message.msg_iov = parts;
-    message.msg_iovlen = static_cast<size_t>(n);
+    message.msg_iov = pieces;
+    message.msg_iovlen = n;
     const ssize_t taken = sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (taken < 0 && errno == EINTR) continue;
     // The thread that reads finds out that the connection is lost.
@@ -41,13 +47,13 @@ bool Outbox::Push(Frame* frame) {
   return true;
 }
 
-bool Outbox::Send(const FrameHeader& header, const void* bytes, Sent sent) {
+bool Outbox::Send(const FrameHeader& header, const ExchangePart& part, Sent sent) {
   std::lock_guard<std::mutex> guard(mu_);
   // When the connections were closed the exchange of this frame ended, and its bytes may be gone.
   if (closed_) return true;
   // The frame enters the queue first: if that runs out of memory, no part of the frame has been
   // sent.
-  frames_.push_back({header, static_cast<const char*>(bytes), 0, std::move(sent)});
+  frames_.push_back({header, &part, 0, std::move(sent)});
   if (frames_.size() > 1) return false;
   if (Push(&frames_.front())) {
     frames_.pop_front();
@@ -77,13 +83,15 @@ size_t Outbox::Continue() {
   return bytes;
 }
 
-void Outbox::Close(const std::string& why) {
+void Outbox::Close(const std::string& why, int speaker) {
   std::lock_guard<std::mutex> guard(mu_);
   if (closed_) return;
   closed_ = true;
   if (!why.empty() && (frames_.empty() || frames_.front().taken == 0)) {
-    Frame last{{}, why.data(), 0, nullptr};
+    const ExchangePart words{why.data(), why.size()};
+    Frame last{{}, &words, 0, nullptr};
     last.header.kind = FrameHeader::kGivingUp;
+    last.header.count = static_cast<uint64_t>(speaker);
     last.header.bytes = why.size();
     Push(&last);
   }

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "core/transport/frame.h"
+#include "core/transport/mesh.h"
 
 namespace sok {
 
@@ -22,20 +23,20 @@ class Outbox {
 
   // Sends a frame after the frames that wait, as much as the connection has room for. Returns true
   // if the connection has taken all of it; `sent` is called only for a frame that had to wait. A
-  // frame on a lost connection waits until Close.
-  bool Send(const FrameHeader& header, const void* bytes, Sent sent);
+  // frame on a lost connection waits until Close. `part` must stay as it is, with its rows.
+  bool Send(const FrameHeader& header, const ExchangePart& part, Sent sent);
   // Goes on sending. Returns how many bytes the connection has taken.
   size_t Continue();
-  // Drops all frames that wait; nothing reads from their bytes when this returns. If `why` is not
-  // empty and no frame is half sent, a last frame sends it.
-  void Close(const std::string& why);
+  // Drops all frames that wait; nothing reads from their bytes when this returns. If `why`, which
+  // the worker `speaker` has said, is not empty and no frame is half sent, a last frame sends it.
+  void Close(const std::string& why, int speaker);
   // Returns true if frames wait.
   bool waits() const;
 
  private:
   struct Frame {
     FrameHeader header;
-    const char* bytes;
+    const ExchangePart* part;
     size_t taken;  // bytes that the connection has taken, of header and rows together
     Sent sent;
   };

@@ -15,10 +15,19 @@
 
 namespace sok {
 
+// Workers that are connected to each other.
+struct Group {
+  std::vector<int> ranks;  // in the order of the parts of an exchange
+  size_t own = 0;          // the place of this worker
+  int patience = 1;        // so many timeouts pass before a worker is late
+};
+
 // The mutex of its mesh guards it. Functions and fields that need no lock say so.
 class PendingExchange {
  public:
-  PendingExchange(int rank, int size);
+  // Workers are numbered by their places in the group.
+  explicit PendingExchange(const Group* group);
+  const Group* group() const { return group_; }
 
   // Notes that this worker has come to the exchange. `turn` is the number that all workers know it
   // by.
@@ -27,9 +36,9 @@ class PendingExchange {
 
   // Notes the first frame of another worker, whose bytes follow. Returns where they go; null if the
   // frame has none. Errors: the frame does not fit, or the exchange has failed.
-  Result<char*> Announce(int worker, const FrameHeader& header);
+  Result<char*> Announce(size_t worker, const FrameHeader& header);
   // Notes that all bytes of a worker's frame have come.
-  void Arrive(int worker);
+  void Arrive(size_t worker);
 
   // Count the threads that work with the request. An exchange ends only when there are none.
   void Hold() { ++holds_; }
@@ -51,11 +60,14 @@ class PendingExchange {
   const Status& status() const { return status_; }
 
   const ExchangeRequest& request() const { return request_; }
+  const ExchangePart& part(size_t worker) const {
+    return request_.parts[request_.parts.size() == 1 ? 0 : worker];
+  }
   uint64_t turn() const { return turn_; }
-  // Returns the workers from which rows are missing, as "1, 3".
-  std::string Missing() const;
-  bool is_announced(int worker) const { return others_[static_cast<size_t>(worker)].announced; }
-  bool has_arrived(int worker) const { return others_[static_cast<size_t>(worker)].arrived; }
+  // Returns the ranks of the other workers from which rows are missing.
+  std::vector<int> Missing() const;
+  bool is_announced(size_t worker) const { return others_[worker].announced; }
+  bool has_arrived(size_t worker) const { return others_[worker].arrived; }
 
   // The time of the last sign of life of a worker. Needs no lock.
   std::atomic<int64_t> last_sign{0};
@@ -73,13 +85,13 @@ class PendingExchange {
 
   // Finds the places of rows, once all workers have sent how many come from each.
   Status Place();
-  Status CheckFits(int worker, const FrameHeader& header) const;
+  Status CheckFits(size_t worker, const FrameHeader& header) const;
 
-  const int rank_;
+  const Group* const group_;
   ExchangeRequest request_;
   uint64_t turn_ = 0;
   bool begun_ = false, placed_ = false, own_is_due_ = false, done_ = false;
-  std::vector<Other> others_;  // (size) this worker included
+  std::vector<Other> others_;  // (of the group) this worker included
   size_t unannounced_;         // other workers of whom no frame has come
   size_t unarrived_;           // workers of whom rows are missing, this one too
   int holds_ = 0, frames_ = 0;
