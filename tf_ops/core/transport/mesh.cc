@@ -196,7 +196,8 @@ void Mesh::Work::Exchange(ExchangeRequest request) {
 }
 
 void Mesh::Work::ExchangeByHosts(ExchangeRequest request) {
-  const auto exchange = std::make_shared<TwoLevelExchange>(options_.hosts, std::move(request));
+  const auto exchange =
+      std::make_shared<TwoLevelExchange>(options_.hosts, &spare_, std::move(request));
   const auto end = [this, exchange](Status status, uint64_t turn) {
     if (!status.ok()) BreakSoon(status);
     exchange->request().done(status, turn);

@@ -28,6 +28,7 @@
 #include "core/transport/mesh.h"
 #include "core/transport/outbox.h"
 #include "core/transport/pending_exchange.h"
+#include "core/transport/two_level_exchange.h"
 
 namespace sok {
 
@@ -132,6 +133,7 @@ class Mesh::Work {
   std::string Places(const std::vector<int>& ranks) const;
 
   const MeshOptions options_;
+  SpareMemory spare_;  // of exchanges at two levels
   // One of all workers, or those of this host, and those with the same place on all hosts.
   std::vector<Group> groups_;
   std::vector<std::string> places_;           // (size)

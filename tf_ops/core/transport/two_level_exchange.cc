@@ -1,12 +1,45 @@
 #include "core/transport/two_level_exchange.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
-#include "core/base/page_memory.h"
 #include "core/base/status_macros.h"
 
 namespace sok {
+namespace {
+
+// So many blocks are kept, of at most so many bytes each.
+constexpr size_t kMostSpare = 4, kMostSpareBytes = size_t{64} << 20;
+
+}  // namespace
+
+SpareMemory::Block SpareMemory::Take(size_t bytes) {
+  std::lock_guard<std::mutex> guard(mu_);
+  const auto found = std::find_if(blocks_.begin(), blocks_.end(),
+                                  [bytes](const Block& each) { return each.bytes >= bytes; });
+  if (found == blocks_.end()) {
+    const size_t enough = bytes + bytes / 8;  // the next exchange may have a few rows more
+    return {std::unique_ptr<char[]>(new char[enough]), enough};
+  }
+  Block block = std::move(*found);
+  blocks_.erase(found);
+  return block;
+}
+
+void SpareMemory::Give(Block block) {
+  if (block.bytes == 0 || block.bytes > kMostSpareBytes) return;
+  std::lock_guard<std::mutex> guard(mu_);
+  const auto at = std::find_if(blocks_.begin(), blocks_.end(),
+                               [&block](const Block& each) { return each.bytes >= block.bytes; });
+  blocks_.insert(at, std::move(block));
+  if (blocks_.size() > kMostSpare) blocks_.erase(blocks_.begin());
+}
+
+TwoLevelExchange::~TwoLevelExchange() {
+  spare_->Give(std::move(workers_.received));
+  spare_->Give(std::move(between_.received));
+}
 
 ExchangeRequest TwoLevelExchange::AmongWorkers() {
   if (is_for_all()) return Sending({{request_.parts[0]}}, &workers_);
@@ -68,21 +101,20 @@ ExchangeRequest TwoLevelExchange::Sending(const Runs& runs, Level* level) const 
     }
     request.parts.push_back(std::move(part));
   }
-  request.allocate = [level, lead = request.lead_bytes,
-                      row = request_.row_bytes](const std::vector<size_t>& rows) -> Result<char*> {
+  request.allocate = [this, level,
+                      lead = request.lead_bytes](const std::vector<size_t>& rows) -> Result<char*> {
     level->rows = rows;
     size_t bytes = 0;
-    for (const size_t count : rows) bytes += lead + count * row;
-    level->received.reset(new char[bytes]);
-    PreferHugePages(level->received.get(), bytes);
-    return level->received.get();
+    for (const size_t count : rows) bytes += lead + count * request_.row_bytes;
+    level->received = spare_->Take(bytes);
+    return level->received.data.get();
   };
   return request;
 }
 
 Result<TwoLevelExchange::Runs> TwoLevelExchange::Received(const Level& level, size_t runs) const {
   Runs received;
-  const char* at = level.received.get();
+  const char* at = level.received.data.get();
   for (size_t rows : level.rows) {
     std::vector<uint64_t> counts(runs);
     std::memcpy(counts.data(), at, runs * sizeof(uint64_t));

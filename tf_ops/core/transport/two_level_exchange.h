@@ -10,6 +10,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <utility>
 #include <vector>
 
 #include "core/base/status.h"
@@ -17,13 +19,33 @@
 
 namespace sok {
 
+// Memory of exchanges that have ended, for those to come: the system zeroes new memory, which takes
+// longer than to copy rows into it. Thread-safe.
+class SpareMemory {
+ public:
+  struct Block {
+    std::unique_ptr<char[]> data;
+    size_t bytes = 0;
+  };
+
+  // Returns a block of `bytes` or more, which may hold anything.
+  Block Take(size_t bytes);
+  void Give(Block block);
+
+ private:
+  std::mutex mu_;
+  std::vector<Block> blocks_;
+};
+
 // Must live until the requests that it makes are done. The caller sets their `done`.
 class TwoLevelExchange {
  public:
   using Hosts = std::vector<std::vector<int>>;  // the ranks of the workers of each
 
-  TwoLevelExchange(const Hosts& hosts, ExchangeRequest request)
-      : hosts_(hosts), request_(std::move(request)) {}
+  TwoLevelExchange(const Hosts& hosts, SpareMemory* spare, ExchangeRequest request)
+      : hosts_(hosts), spare_(spare), request_(std::move(request)) {}
+  ~TwoLevelExchange();
+  TwoLevelExchange(const TwoLevelExchange&) = delete;
 
   const ExchangeRequest& request() const { return request_; }
   // Returns the request to the workers of this host.
@@ -40,7 +62,7 @@ class TwoLevelExchange {
   // The numbers and rows that are sent and received at one level.
   struct Level {
     std::vector<uint64_t> counts;  // rows of the runs that are sent
-    std::unique_ptr<char[]> received;
+    SpareMemory::Block received;
     std::vector<size_t> rows;  // that have come from each worker
   };
 
@@ -51,6 +73,7 @@ class TwoLevelExchange {
   bool is_for_all() const { return request_.parts.size() == 1; }
 
   const Hosts& hosts_;
+  SpareMemory* const spare_;
   ExchangeRequest request_;
   Level workers_, between_;
 };
