@@ -16,14 +16,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-import sok_embed
 from sharded.hosts import init_on_host
+from sharded.small_training import trained
 from sok_embed.communicators import Communicator
 
 WORKERS, ROUNDS = 4, 12
 DTYPES = ("int64", "float32", "float64", "int8")
 MOST_ROWS, WIDTH = 3000, 3
-KEYS, BATCH, STEPS = 50, 8, 10
+STEPS = 10
 
 Arrays = dict[str, np.ndarray]
 
@@ -76,30 +76,6 @@ def reduced(communicator: Communicator, seed: int) -> Arrays:
     return {name: each.numpy() for name, each in told.items()}
 
 
-def trained(communicator: Communicator, seed: int) -> Arrays:
-    """Trains a small model."""
-    keras.utils.set_random_seed(7)
-    table = sok_embed.DynamicEmbedding(4, name="table")
-    model = keras.Sequential(
-        [
-            keras.Input((2,), dtype="int64"),
-            table,
-            keras.layers.Flatten(),
-            keras.layers.Dense(1),
-        ]
-    )
-    optimizer = sok_embed.DistributedOptimizer(keras.optimizers.Adam(0.1))
-    model.compile(optimizer, "mse")
-    random = np.random.default_rng([seed, communicator.rank])
-    keys = random.integers(0, KEYS, [STEPS * BATCH, 2])
-    labels = random.normal(size=[len(keys), 1]).astype(np.float32)
-    callbacks = [sok_embed.callbacks.BroadcastVariables(0)]
-    model.fit(keys, labels, BATCH, shuffle=False, verbose=0, callbacks=callbacks)
-    told = {f"weight.{i}": each for i, each in enumerate(model.get_weights())}
-    told["vectors"] = table(tf.range(KEYS, dtype=tf.int64)).numpy()
-    return told
-
-
 def main() -> None:
     seed, folder = int(sys.argv[1]), Path(sys.argv[2])
     rank = int(os.environ["RANK"])
@@ -107,8 +83,9 @@ def main() -> None:
         # Ranks of one host do not follow each other, as under some launchers.
         communicator = init_on_host(rank % 2, levels=levels)
         told: Arrays = {}
-        for work in (exchanged, reduced, trained):
+        for work in (exchanged, reduced):
             told |= work(communicator, seed)
+        told |= trained(keras.optimizers.Adam(0.1), seed, STEPS)
         told["exchanges"] = np.array(communicator.connections.stats()["exchanges"])
         sockets = [each for each in Path("/proc/self/fd").iterdir() if _is_socket(each)]
         told["sockets"] = np.array(len(sockets))
