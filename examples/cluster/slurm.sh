@@ -22,8 +22,10 @@ MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head --lines=1)
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
 export SOK_EMBED_SECRET MASTER_ADDR MASTER_PORT
 
+# Workers end by themselves when one is lost. If Slurm killed those that are a moment behind the first
+# with status 75, the status of the step would be that of a kill.
 for _ in 1 2 3; do
-  srun --kill-on-bad-exit=1 python "${TRAIN:-train.py}" "${CHECKPOINTS:-/shared/clicks}"
+  srun --kill-on-bad-exit=0 python "${TRAIN:-train.py}" "${CHECKPOINTS:-/shared/clicks}"
   status=$?
   case $status in
     0) exit 0 ;;
