@@ -41,7 +41,7 @@ def main() -> None:
 
     stop = sok.checkpoint.stop_on(signal.SIGTERM, signal.SIGUSR1)
     sok.init(timeout=1800)  # workers wait so long for those whose machines are not there yet
-    keras.utils.set_random_seed(1)
+    keras.utils.set_random_seed(1)  # so that another run has the same losses
     model = keras.Sequential(
         [
             keras.Input((2,), dtype="int64"),

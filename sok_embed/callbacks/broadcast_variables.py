@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from sok_embed import communicators
-from sok_embed.training.same_model import check_same_rate, check_same_start
+from sok_embed.training.same_model import check_same_rate, take_same_start
 
 
 class BroadcastVariables(keras.callbacks.Callback):
@@ -42,19 +42,7 @@ class BroadcastVariables(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Broadcasts the weights. Keras has built the model and its optimizer by now."""
-        communicator = communicators.current()
-        if communicator.size == 1:
-            return
-        check_same_start(self.model)
-        optimizer = self.model.optimizer
-        variables = [*self.model.variables, *(optimizer.variables if optimizer else [])]
-        for i, variable in enumerate(variables):
-            if variable.dtype in ("string", "bool"):
-                continue
-            value = communicator.broadcast(
-                variable.value, self.root_rank, f"sok_embed.broadcast.{i}"
-            )
-            variable.assign(value)
+        take_same_start(self.model, self.root_rank, self.model.variables)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Compares the learning rates of the workers."""

@@ -56,8 +56,8 @@ def fit(
     the last one and trains nothing, and a call with more epochs trains these, unless a callback has
     stopped the run.
 
-    Collective: all workers call it with the same arguments, each with its own dataset of equally
-    many batches. If a callback stops training at the end of an epoch on one worker, it ends on all.
+    Collective: all workers call it with the same arguments, but for `verbose`, each with its own
+    dataset of equally many batches. All begin with the dense weights of worker 0. If a callback stops training at the end of an epoch on one worker, it ends on all.
 
     Example:
     >>> import sok_embed
@@ -143,6 +143,7 @@ def fit(
     run.on_saved = on_saved
     run.stop_when = stop_when
     run.save_when = save_when
+    run.is_verbose = verbose != 0
     run.validation = {"x": validation_data, "steps": validation_steps}
     run.validation_freq = validation_freq
     # Layers read the variable `callbacks` of a function named `fit` when metrics are reset.

@@ -21,6 +21,7 @@ from sok_embed.checkpoint.state.tables import find
 from sok_embed.checkpoint.stopping import Stopped, Wishes
 from sok_embed.checkpoint.transfer.saves import wait_for_writers
 from sok_embed.communicators.agreement import Agreement, check_same, number_of_text
+from sok_embed.training.same_model import check_same_rate, take_same_start
 
 # Iterators raise these at their end, within a step of Keras or before one.
 _ENDS = (StopIteration, tf.errors.OutOfRangeError)
@@ -71,6 +72,7 @@ class Run:
         on_saved: A function that takes the folder of each checkpoint once it is whole, and logs.
         stop_when: The function that tells this worker to stop before the end; `None`: it does not.
         save_when: The function that tells this worker to save at once; `None`: it does not.
+        is_verbose: True if worker 0 prints from where a run goes on.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class Run:
         self.on_saved: Callable[[str, dict[str, Any]], object] | None = None
         self.stop_when: Callable[[], bool] | None = None
         self.save_when: Callable[[], bool] | None = None
+        self.is_verbose = False
         self._folder = ""  # that of the last save
         self._figures: dict[str, Any] = {}  # the logs of the batch or epoch before it
         self._is_unreported = False  # `on_saved` has not been called for it
@@ -166,11 +169,23 @@ class Run:
         if resumed:
             self._folder = self._manager.restore_or_initialize() or ""
             self._set_progress()
+            self._tell_place()
             # A process that was killed may not have reported it.
             self._is_unreported = True
             self._report()
         else:
+            # A checkpoint has the dense weights of worker 0, which train from here on.
+            own = {id(each) for each in _own_variables(model)}
+            take_same_start(model, 0, [each for each in model.variables if id(each) not in own])
             self._save(0)
+
+    def _tell_place(self) -> None:
+        """Prints on worker 0 from where the run goes on, unless it is to be silent."""
+        if self._agreement.rank == 0 and self.is_verbose:
+            place = f"batch {self._batch + 1} of epoch {self._epoch + 1}"
+            if self._epoch >= self._epochs or self._stopped:
+                place = "the end"
+            print(f"Training goes on at {place}, from '{self._folder}'.")
 
     def _set_progress(self) -> None:
         """Sets the progress that the checkpoint has beside the model, after it was restored."""
@@ -261,6 +276,8 @@ class Run:
         while self._epoch < self._epochs and not self._stopped:
             model.reset_metrics()
             callbacks.on_epoch_begin(self._epoch)
+            if self._agreement.size > 1 and model.optimizer is not None:
+                check_same_rate(model.optimizer)
             for variable, value in held:
                 variable.assign(value)
             held = []

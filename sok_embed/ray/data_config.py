@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ray
 import ray.train
 from ray.data import ExecutionOptions
 
@@ -59,6 +61,15 @@ class DataConfig(ray.train.DataConfig):
                 "Expected a batch_size of sok_embed.ray.DataConfig that the number of workers "
                 f"divides. Received: {self._batch_size} for {world_size} workers. Choose one that "
                 "all numbers of workers divide with which the run may go on."
+            )
+        # The workers have their processors by now.
+        if self._datasets_to_split and ray.available_resources().get("CPU", 0) < 1:
+            warnings.warn(
+                "Expected a processor that Ray Data can read with. Received: a cluster whose "
+                "processors the workers hold, so that they may wait for ever for a batch. Add "
+                "processors (on one machine by ray.init(num_cpus=…)), or have workers hold less by "
+                "ScalingConfig(resources_per_worker={'CPU': 0.5}).",
+                stacklevel=2,
             )
         own = self._batch_size // world_size
         of_workers: list[dict[str, Any]] = [{} for _ in range(world_size)]

@@ -33,6 +33,7 @@ def fit(
     save_freq: str | int = "epoch",
     position: Position = "count",
     callbacks: Sequence[keras.callbacks.Callback] | None = None,
+    verbose: str | int = "auto",
     **arguments: Any,
 ) -> keras.callbacks.History:
     """Trains as `sok_embed.checkpoint.fit` does, with checkpoints in the storage of Ray's run.
@@ -58,6 +59,7 @@ def fit(
         position: `"count"`: the place in the dataset is found by the number of batches, so that
             any number of workers can go on. `"iterator"`: by the saved state of the iterator.
         callbacks: Callbacks of Keras.
+        verbose: The verbosity, as for `model.fit`. `"auto"`: a line an epoch, of worker 0.
         **arguments: Further arguments of `sok_embed.checkpoint.fit`, such as `steps_per_epoch`,
             `validation_data` and `stop_when`.
 
@@ -100,6 +102,7 @@ def fit(
         on_saved=run.report,
         save_when=run.is_leaving,
         callbacks=given,
+        verbose=(2 if communicators.rank() == 0 else 0) if verbose == "auto" else verbose,
         **arguments,
     )
 

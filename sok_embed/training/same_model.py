@@ -53,6 +53,27 @@ _compared: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers and layers
 _fingerprints: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
+def take_same_start(model: keras.Model, root_rank: int, variables: Iterable[Any]) -> None:
+    """Gives all workers the values that variables of a model and its optimizer have on one of them.
+
+    Collective. It first compares the models, so that workers send each other the same variables.
+
+    Args:
+        model: The model, which is built.
+        root_rank: The worker that has the values.
+        variables: The variables of the model. Those of its optimizer follow.
+    """
+    communicator = communicators.current()
+    if communicator.size == 1:
+        return
+    check_same_start(model)
+    optimizer = model.optimizer
+    for i, variable in enumerate([*variables, *(optimizer.variables if optimizer else [])]):
+        if variable.dtype not in ("string", "bool"):
+            name = f"sok_embed.broadcast.{i}"
+            variable.assign(communicator.broadcast(variable.value, root_rank, name))
+
+
 def check_same_step(optimizer: Any, variables: Sequence[Any], averages: bool) -> None:
     """Raises on all workers if the steps of an optimizer would train otherwise on one of them.
 
