@@ -57,7 +57,8 @@ def fit(
     stopped the run.
 
     Collective: all workers call it with the same arguments, but for `verbose`, each with its own
-    dataset of equally many batches. All begin with the dense weights of worker 0. If a callback stops training at the end of an epoch on one worker, it ends on all.
+    dataset of equally many batches. All begin with the dense weights of worker 0. If a callback
+    stops training at the end of an epoch on one worker, it ends on all.
 
     Example:
     >>> import sok_embed

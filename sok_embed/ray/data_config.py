@@ -66,7 +66,7 @@ class DataConfig(ray.train.DataConfig):
         if self._datasets_to_split and ray.available_resources().get("CPU", 0) < 1:
             warnings.warn(
                 "Expected a processor that Ray Data can read with. Received: a cluster whose "
-                "processors the workers hold, so that they may wait for ever for a batch. Add "
+                "processors the workers hold, so that a batch may never come. Add "
                 "processors (on one machine by ray.init(num_cpus=…)), or have workers hold less by "
                 "ScalingConfig(resources_per_worker={'CPU': 0.5}).",
                 stacklevel=2,

@@ -43,9 +43,11 @@ def fit(
 
     Each checkpoint is reported to Ray once it is whole, with the logs of the batch or epoch before
     it, averaged over the workers: it is a `ray.train.Checkpoint` of the run, which no file is
-    copied for. Ray removes old ones by the `CheckpointConfig` of the run, and nobody else does. All
-    are kept without a `num_to_keep`. At the end of an epoch metrics are those of all examples, as
-    by `sok_embed.callbacks.AverageMetrics`.
+    copied for. Ray removes old ones by the `CheckpointConfig` of the run, and this function those
+    that Ray had taken off its list, but not removed, when it was killed. All are kept without a
+    `num_to_keep`. By a score of Ray's, a checkpoint without that figure is the worst; that of the
+    beginning is reported with the next one. At the end of an epoch metrics are those of all
+    examples, as by `sok_embed.callbacks.AverageMetrics`.
 
     Where Ray is told that a node will be taken away, all workers save at once and train on.
 

@@ -268,20 +268,19 @@ OF_OTHER_SUMS = 1e-6
 
 
 class Runs:
-    """Runs that are disturbed, on one cluster.
+    """Runs that are disturbed.
 
     Args:
-        on: The cluster.
         folder: The folder of all runs.
     """
 
-    def __init__(self, on: Cluster, folder: Path) -> None:
-        self._on = on
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._undisturbed: dict[str, Trained] = {}  # by the kind of data
 
-    def run(self, kind: str, seed: int) -> str:
-        """Runs and disturbs a training, and compares it. Returns what happened."""
+    def run(self, on: Cluster, kind: str, seed: int) -> str:
+        """Runs and disturbs a training on a cluster, and compares it. Returns what happened."""
+        self._on = on
         began = time.monotonic()
         draw = random.Random(f"{kind} {seed}")
         settings = {
@@ -431,18 +430,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("kinds", nargs="*", default=list(KINDS))
     given = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="runs-on-ray-"))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the cluster ends too
     failures = 0
-    with cluster() as on:
-        runs = Runs(on, folder)
-        for seed in range(given.seed, given.seed + given.rounds):
-            for kind in given.kinds:
+    runs = Runs(Path(tempfile.mkdtemp(prefix="runs-on-ray-")))
+    for kind in given.kinds:
+        # Ray keeps what a driver that was killed had asked for, for some minutes.
+        with cluster() as on:
+            for seed in range(given.seed, given.seed + given.rounds):
                 try:
-                    print(runs.run(kind, seed), flush=True)
+                    print(runs.run(on, kind, seed), flush=True)
                 except Exception:
                     failures += 1
-                    print(f"{kind} {seed} FAILED in {folder}", flush=True)
+                    print(f"{kind} {seed} FAILED", flush=True)
                     traceback.print_exc()
     sys.exit(failures and f"{failures} failures")
 

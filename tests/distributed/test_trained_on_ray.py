@@ -42,7 +42,7 @@ def test_a_run_of_ray_data_goes_on_after_a_worker_was_killed(tmp_path) -> None:
 def test_runs_are_disturbed_at_random_moments(tmp_path) -> None:
     """By hand: PYTHONPATH=tests python tests/distributed/ray_cluster.py --rounds 10."""
     seed = seed_of_test()
-    with ray_cluster.cluster() as on:
-        runs = ray_cluster.Runs(on, tmp_path)
-        for kind in ray_cluster.KINDS:
-            print(runs.run(kind, seed), flush=True)
+    runs = ray_cluster.Runs(tmp_path)
+    for kind in ray_cluster.KINDS:
+        with ray_cluster.cluster() as on:
+            print(runs.run(on, kind, seed), flush=True)
