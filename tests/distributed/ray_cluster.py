@@ -396,7 +396,8 @@ class Runs:
 
     def resize(self, draw: random.Random, settings: dict[str, Any]) -> list[str]:
         """Has Ray go on with fewer workers when a node is lost, and with more when one comes."""
-        driver = self._start(**settings | {"workers": (2, 3)})
+        # Ray notices a new node within some 20 s.
+        driver = self._start(**settings | {"workers": (2, 3), "pace": 0.4})
         starts = driver.wait_for_workers(3)
         self._on.kill_node(self._wait(draw, starts)["node"])
         starts = driver.wait_for_workers(2, starts)
