@@ -70,17 +70,19 @@ class Cluster:
 
     Args:
         folder: The folder of Ray's own files, whose path is short.
-        nodes: The number of nodes beside the head.
     """
 
-    def __init__(self, folder: str, nodes: int = 2) -> None:
+    def __init__(self, folder: str) -> None:
         self.address = f"127.0.0.1:{free_port()}"
         self._folder = folder
         self._processes: dict[str, psutil.Popen] = {}  # by the name of the node
+
+    def start(self, nodes: int = 2) -> None:
+        """Starts the head and so many nodes beside it."""
         port = self.address.rpartition(":")[2]
         # The head is no node that is lost. Its CPU is for what Ray Data does.
         self._start("head", "--head", f"--port={port}", "--num-cpus=1", "--disable-usage-stats",
-                    "--include-dashboard=false", f"--temp-dir={folder}")  # fmt: skip
+                    "--include-dashboard=false", f"--temp-dir={self._folder}")  # fmt: skip
         self._gcs = until(self._joined, "a head of Ray")
         for _ in range(nodes):
             self.add_node()
@@ -153,6 +155,7 @@ def cluster() -> Iterator[Cluster]:
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as path:
         found = Cluster(path)
         try:
+            found.start()
             yield found
         finally:
             found.end()
