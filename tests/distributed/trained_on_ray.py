@@ -133,9 +133,14 @@ def main(folder: str, settings: Settings) -> None:
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.1")
     where: dict[str, Any] = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": 4}
     runtime = {"env_vars": ENVIRONMENT, "py_executable": settings.python}
-    ray.init(logging_level="ERROR", include_dashboard=False, runtime_env=runtime, **where)
+    arguments: dict[str, Any] = dict(logging_level="ERROR", include_dashboard=False, **where)
+    try:
+        ray.init(runtime_env=runtime, **arguments)
+    except Exception:  # a node that was not up within 30 s, as on a busy machine
+        ray.shutdown()
+        ray.init(runtime_env=runtime, **arguments)
     ray.data.DataContext.get_current().enable_progress_bars = False
-    arguments: dict[str, Any] = {}
+    arguments = {}
     if settings.data == "ray":
         keys, targets = examples()
         pairs = pyarrow.FixedSizeListArray.from_arrays(keys.ravel(), 2)
