@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import keras
@@ -29,11 +30,19 @@ def counted_by_all(model: keras.Model, agreement: Agreement) -> list[list[float]
 def hand_out(model: keras.Model, counted: Sequence[Sequence[float]], rank: int) -> None:
     """Sets variables of metrics so that those of all workers together are what was counted.
 
-    Sums go on at worker 0, and those of the others begin anew.
+    Sums go on at worker 0, and those of the others begin anew. It warns if the counts do not fit,
+    and all begin anew.
     """
     variables = model.metrics_variables
     if [int(np.prod(each.shape)) for each in variables] != list(map(len, counted)):
-        return  # other metrics than those of the run, or none that were saved
+        model.reset_metrics()
+        warnings.warn(
+            "Expected a checkpoint with what the metrics of this model had counted on all workers. "
+            "Received: one of other metrics, or of an earlier version. The number of workers has "
+            "changed: metrics of this epoch are those of its remaining batches.",
+            stacklevel=2,
+        )
+        return
     for variable, values in zip(variables, counted, strict=True):
         is_elsewhere = rank > 0 and variable.aggregation == "sum"
         variable.assign(

@@ -111,6 +111,7 @@ class Run:
         self.is_verbose = False
         self._folder = ""  # that of the last save
         self._figures: dict[str, Any] = {}  # the logs of the batch or epoch before it
+        self._waiting_figures: dict[str, Any] = {}  # of an epoch that could not be saved yet
         self._is_unreported = False  # `on_saved` has not been called for it
 
     def agree(self, others: str) -> None:
@@ -175,7 +176,10 @@ class Run:
             self._report()
         else:
             # A checkpoint has the dense weights of worker 0, which train from here on.
-            own = {id(each) for each in _own_variables(model)}
+            optimizer = model.optimizer
+            if optimizer is not None and not optimizer.built:  # as `fit` of Keras builds it
+                optimizer.build(model.trainable_variables)
+            own = {id(each) for each in (*model.metrics_variables, *_seeds(model))}
             take_same_start(model, 0, [each for each in model.variables if id(each) not in own])
             self._save(0)
 
@@ -195,7 +199,7 @@ class Run:
             "find the place in the data again", lambda: self._check_saved(fields)
         )
         self._epoch, self._batch = fields["epoch"], fields["batch"]
-        if fields["workers"] != self._agreement.size:
+        if self._batch and fields["workers"] != self._agreement.size:
             hand_out(self._model, fields.get("counted", []), self._agreement.rank)
         self._logs, self._stopped = fields["logs"], fields["stopped"]
         self._figures = fields.get("figures", {})  # earlier versions did not save them
@@ -408,9 +412,13 @@ class Run:
         """Saves the place of the run, or waits while gradients are accumulated."""
         self._due = self._checkpoint.waiting_calls() > 0
         if self._due:
+            if batch == 0:
+                self._waiting_figures = plain(dict(logs or {}))
             return
         self._complete()
-        self._figures = plain(dict(logs or {}))
+        # An epoch may have ended while gradients waited.
+        self._figures = plain(dict(logs or {})) | self._waiting_figures
+        self._waiting_figures = {}
         self._own_progress.fields = self._progress.fields = {
             "epoch": self._epoch,
             "batch": batch,
@@ -478,8 +486,14 @@ def _own_variables(model: keras.Model) -> list[Any]:
     for layer in model._flatten_layers():
         weights = layer._non_trainable_variables
         found += [each for each in weights if isinstance(each, keras.Variable)]
-        found += [generator.state for generator in layer._seed_generators]
+    found += _seeds(model)
     return list({id(each): each for each in found}.values())
+
+
+def _seeds(model: keras.Model) -> list[Any]:
+    """Returns the states of generators of random numbers."""
+    layers = model._flatten_layers()
+    return [generator.state for layer in layers for generator in layer._seed_generators]
 
 
 def _values_of(model: keras.Model) -> list[tuple[Any, tf.Tensor]]:

@@ -33,6 +33,9 @@ def spec_of(name: str, kind: Any) -> tf.TypeSpec:
     depth, shape = 0, list[int]()
     while True:
         if isinstance(kind, pyarrow.BaseExtensionType) and hasattr(kind, "shape"):
+            order = getattr(kind, "permutation", None) or sorted(range(len(kind.shape)))
+            if None in kind.shape or list(order) != sorted(order):
+                raise _no_tensors(name, kind)
             shape += kind.shape  # a tensor of Arrow or of Ray
             kind = kind.storage_type
         elif types.is_fixed_size_list(kind):
@@ -54,9 +57,13 @@ def _dtype(name: str, kind: Any) -> tf.DType:
         return tf.string
     if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind):
         return tf.as_dtype(kind.to_pandas_dtype())
-    raise ValueError(
-        f"Expected numbers, truth values, text, bytes, or lists of them in column '{name}'. "
-        f"Received: {kind}. {_REMEDY}"
+    raise _no_tensors(name, kind)
+
+
+def _no_tensors(name: str, kind: Any) -> ValueError:
+    return ValueError(
+        "Expected numbers, truth values, text, bytes, or lists or tensors of one shape of them in "
+        f"column '{name}'. Received: {kind}. {_REMEDY}"
     )
 
 
@@ -69,13 +76,20 @@ def tensor_of(name: str, column: Any, spec: tf.TypeSpec) -> Any:
         spec: The specification, of `spec_of`.
 
     Raises:
-        ValueError: If a value is missing.
+        ValueError: If a value is missing, and for values of another type that the specification
+            cannot hold, as a later file may have.
     """
+    found = spec_of(name, column.type)
+    if type(found) is not type(spec) or found.shape.as_list() != spec.shape.as_list():
+        raise ValueError(
+            f"Expected tensors of {spec} in column '{name}', as its schema says. Received: "
+            f"{column.type}. {_REMEDY}"
+        )
     array = column.combine_chunks() if isinstance(column, pyarrow.ChunkedArray) else column
     if isinstance(spec, tf.RaggedTensorSpec):
         splits = []
         for _ in range(spec.ragged_rank):
-            _check_whole(name, array)
+            array = _decoded(name, array)
             offsets = array.offsets.to_numpy().astype(np.int64)
             splits.append(offsets - offsets[0])
             array = array.flatten()
@@ -86,25 +100,34 @@ def tensor_of(name: str, column: Any, spec: tf.TypeSpec) -> Any:
 
 def _dense(name: str, array: Any, shape: tf.TensorShape, dtype: tf.DType) -> np.ndarray:
     rows = len(array)
-    while True:
-        _check_whole(name, array)
-        if isinstance(array, pyarrow.ExtensionArray):
-            array = array.storage
-        elif types.is_dictionary(array.type):
-            array = array.dictionary_decode()
-        elif hasattr(array, "flatten") and types.is_nested(array.type):
-            array = array.flatten()
-        else:
-            break
+    array = _decoded(name, array)
+    while types.is_nested(array.type):
+        array = _decoded(name, array.flatten())
+    if _dtype(name, array.type) != dtype:
+        try:
+            array = array.cast(pyarrow.from_numpy_dtype(dtype.as_numpy_dtype))
+        except pyarrow.ArrowException as error:
+            raise ValueError(
+                f"Expected values of {dtype.name} in column '{name}', as its schema says. "
+                f"Received: {array.type}: {error}. {_REMEDY}"
+            ) from error
     values = np.asarray(array.to_numpy(zero_copy_only=False))
     if dtype == tf.string:
         values = values.astype(object)
     return values.reshape([rows, *shape])
 
 
-def _check_whole(name: str, array: Any) -> None:
-    if array.null_count:
-        raise ValueError(
-            f"Expected a value in each row of column '{name}'. Received: {array.null_count} rows "
-            f"of {len(array)} without one. {_REMEDY}"
-        )
+def _decoded(name: str, array: Any) -> Any:
+    """Returns the values of a tensor as lists, and those of a dictionary by themselves."""
+    while True:
+        if array.null_count:
+            raise ValueError(
+                f"Expected a value everywhere in column '{name}'. Received: {array.null_count} of "
+                f"{len(array)} that are missing. {_REMEDY}"
+            )
+        if isinstance(array, pyarrow.ExtensionArray):
+            array = array.storage
+        elif types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        else:
+            return array

@@ -8,7 +8,6 @@ from typing import Any
 
 import ray
 import ray.train
-from ray.data import ExecutionOptions
 
 from sok_embed.arguments import check_integer
 
@@ -44,8 +43,9 @@ class DataConfig(ray.train.DataConfig):
     def __init__(self, batch_size: int, datasets_to_split: str | Sequence[str] = "all") -> None:
         check_integer("batch_size", batch_size, 1, 2**31)
         split = datasets_to_split if datasets_to_split == "all" else list(datasets_to_split)
-        super().__init__(split, ExecutionOptions(preserve_order=True))
-        self._batch_size = batch_size
+        super().__init__(split)
+        self._batch_of_all = batch_size
+        self._split = split
 
     def configure(
         self,
@@ -56,30 +56,32 @@ class DataConfig(ray.train.DataConfig):
         **kwargs: Any,
     ) -> list[dict[str, Any]]:
         """Returns the iterators of each worker, by the name of the dataset; Ray calls it."""
-        if self._batch_size % world_size:
+        if self._batch_of_all % world_size:
             raise ValueError(
                 "Expected a batch_size of sok_embed.ray.DataConfig that the number of workers "
-                f"divides. Received: {self._batch_size} for {world_size} workers. Choose one that "
+                f"divides. Received: {self._batch_of_all} for {world_size} workers. Choose one that "
                 "all numbers of workers divide with which the run may go on."
             )
         # The workers have their processors by now.
-        if self._datasets_to_split and ray.available_resources().get("CPU", 0) < 1:
+        if self._split and ray.available_resources().get("CPU", 0) < 1:
             warnings.warn(
                 "Expected a processor that Ray Data can read with. Received: a cluster whose "
-                "processors the workers hold, so that a batch may never come. Add "
-                "processors (on one machine by ray.init(num_cpus=…)), or have workers hold less by "
+                "processors the workers hold, so that a batch may never come. Add processors (on "
+                "one machine by ray.init(num_cpus=…)), or have workers hold less by "
                 "ScalingConfig(resources_per_worker={'CPU': 0.5}).",
                 stacklevel=2,
             )
-        own = self._batch_size // world_size
+        own = self._batch_of_all // world_size
         of_workers: list[dict[str, Any]] = [{} for _ in range(world_size)]
         for name, each in datasets.items():
-            is_split = self._datasets_to_split == "all" or name in self._datasets_to_split
+            is_split = self._split == "all" or name in self._split
             if is_split:
                 # Blocks of one batch each: the splitter gives a block to the worker that has the
                 # fewest rows, the first of these, so that workers take turns.
                 each = each.repartition(target_num_rows_per_block=own, strict=True)
-            each.context.execution_options = self._resolve_execution_options(name)
+            options = self.default_ingest_options()
+            options.preserve_order = True
+            each.context.execution_options = options
             if is_split:
                 parts = each.streaming_split(world_size, equal=False)
             else:

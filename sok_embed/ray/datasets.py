@@ -62,8 +62,9 @@ def dataset(
     Raises:
         KeyError: For a name that the trainer was not given.
         ValueError: For columns that are not there or of types that tensors do not have; for another
-            batch size than that of `DataConfig`, or none. While it is read, for a value that is
-            missing, and for another number of rows than `rows`.
+            batch size than that of `DataConfig`, or none.
+        tf.errors.OpError: While it is read, for a value that is missing or of another type than
+            the schema's, and for another number of batches than that of `rows`.
         RuntimeError: Outside a worker of Ray Train.
     """
     shard = ray.train.get_dataset_shard(name)

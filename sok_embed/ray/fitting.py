@@ -149,7 +149,8 @@ class _RayRun:
             self._unreported.append(path)  # else the run goes on from it
         if not figures:
             return
-        names = [f"{prefix}{name}" for name in figures for prefix in self._prefixes]
+        trained = [name for name in figures if not name.startswith("val_")]
+        names = [*figures, *(f"{prefix}{name}" for name in trained for prefix in self._prefixes)]
         for each in self._unreported:
             ray.train.report(
                 dict.fromkeys(names, math.nan) | (figures if each == path else {}),

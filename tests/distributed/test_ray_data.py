@@ -12,6 +12,7 @@ import tensorflow as tf
 
 ray_train = pytest.importorskip("ray.train", reason="Ray is not installed")
 
+from ray.data.extensions import ArrowVariableShapedTensorType  # noqa: E402
 from ray.train import CheckpointConfig  # noqa: E402
 from ray.train._internal.checkpoint_manager import (  # noqa: E402
     _CheckpointManager as CheckpointManager,
@@ -102,12 +103,47 @@ def test_columns_become_the_tensors_of_their_types(shard_of, name) -> None:
 )
 def test_a_value_that_is_missing_is_an_error_that_names_its_column(values) -> None:
     spec = arrow.spec_of("clicks", values.type)
-    with pytest.raises(ValueError, match=r"column 'clicks'\. Received: 1 rows of"):
+    with pytest.raises(ValueError, match=r"column 'clicks'\. Received: 1 of \d that"):
         arrow.tensor_of("clicks", pa.chunked_array([values]), spec)
 
 
 @pytest.mark.parametrize(
-    "kind", [pa.timestamp("s"), pa.decimal128(5), pa.struct([("a", pa.int8())]), pa.null()]
+    ("values", "first"),
+    [
+        (pa.array([1.5, 2.7]), pa.int64()),
+        (pa.array([2**40, 1]), pa.int32()),
+        (pa.array([-1, 1]), pa.uint8()),
+        (pa.array([[1.5], []]), pa.list_(pa.int64())),
+        (pa.array([[1], []]), pa.int64()),
+        (pa.array([1, 2]), pa.list_(pa.int64())),
+        (pa.array(["1", "x"]), pa.int64()),
+        (pa.array([[1, 2]], pa.list_(pa.int64(), 2)), pa.list_(pa.int64(), 3)),
+    ],
+)
+def test_values_that_the_type_of_the_schema_cannot_hold_are_an_error(values, first) -> None:
+    with pytest.raises(ValueError, match="in column 'price', as its schema says. Received: "):
+        arrow.tensor_of("price", values, arrow.spec_of("price", first))
+
+
+def test_values_of_another_type_that_fit_are_cast() -> None:
+    found = arrow.tensor_of("price", pa.array([1, 2]), arrow.spec_of("price", pa.float32()))
+    assert (found.dtype, found.tolist()) == (np.float32, [1, 2])
+    lists = pa.DictionaryArray.from_arrays(pa.array([1, 0]), pa.array([[1], [2, 3]]))
+    spec = arrow.spec_of("lists", lists.type)
+    assert arrow.tensor_of("lists", lists, spec).to_list() == [[2, 3], [1]]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.timestamp("s"),
+        pa.decimal128(5),
+        pa.struct([("a", pa.int8())]),
+        pa.null(),
+        pa.fixed_shape_tensor(pa.int64(), [2, 2], permutation=[1, 0]),
+        ArrowVariableShapedTensorType(pa.int64(), 2),
+    ],
+    ids=str,
 )
 def test_a_type_without_tensors_is_an_error_that_names_its_column(kind) -> None:
     with pytest.raises(ValueError, match="in column 'when'. Received: "):
