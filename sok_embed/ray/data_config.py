@@ -59,8 +59,8 @@ class DataConfig(ray.train.DataConfig):
         if self._batch_of_all % world_size:
             raise ValueError(
                 "Expected a batch_size of sok_embed.ray.DataConfig that the number of workers "
-                f"divides. Received: {self._batch_of_all} for {world_size} workers. Choose one that "
-                "all numbers of workers divide with which the run may go on."
+                f"divides. Received: {self._batch_of_all} for {world_size} workers. Choose one "
+                "that all numbers of workers divide with which the run may go on."
             )
         # The workers have their processors by now.
         if self._split and ray.available_resources().get("CPU", 0) < 1:
