@@ -145,18 +145,13 @@ class Wishes:
             return
         now = time.monotonic()
         pace = int(1e9 * (now - self._since) / max(1, self._batches))
-        answers = []
-        # One after the other: a function may be one that waits for that of the other workers.
-        for what, asked in zip(("stop", "save"), self._questions, strict=True):
-            if asked is None:
-                answers.append(False)
-                continue
-            _, told = self._agreement.gather_together(
-                f"ask whether to {what}", asked, lambda wish: [int(bool(wish)), pace]
-            )
-            wishes, paces = zip(*told, strict=True)
-            answers.append(any(wishes))
-        self.stop, self.save = answers[0], self.save or answers[1]
+        _, told = self._agreement.gather_together(
+            "ask whether to stop or to save",
+            lambda: [int(bool(asked and asked())) for asked in self._questions],
+            lambda wishes: [*wishes, pace],
+        )
+        stops, saves, paces = zip(*told, strict=True)
+        self.stop, self.save = any(stops), self.save or any(saves)
         # The next batches may be slower.
         self._next = max(1, min(_MOST_BATCHES, int(_SECONDS / max(1e-9 * max(paces), 1e-6))))
         self._since, self._batches = now, 0

@@ -169,7 +169,7 @@ class Slowest:
     def gather_together(self, what, work, numbers):
         self.exchanges += 1
         result = work()
-        return result, [numbers(result), [0, int(1e9 * self.seconds)]]
+        return result, [numbers(result), [0, 0, int(1e9 * self.seconds)]]
 
 
 @pytest.mark.parametrize(("seconds", "exchanges"), [(5.0, 100), (0.25, 25), (0.01, 7)])

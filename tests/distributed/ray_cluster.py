@@ -80,7 +80,7 @@ class Cluster:
     def start(self, nodes: int = 2) -> None:
         """Starts the head and so many nodes beside it."""
         port = self.address.rpartition(":")[2]
-        # The head is no node that is lost. Its CPU is for what Ray Data does.
+        # The head is never killed. Its CPU is for Ray Data.
         self._start("head", "--head", f"--port={port}", "--num-cpus=1", "--disable-usage-stats",
                     "--include-dashboard=false", f"--temp-dir={self._folder}")  # fmt: skip
         self._gcs = until(self._joined, "a head of Ray")
