@@ -143,7 +143,7 @@ def _mapped(parts: tuple[Any, ...], make: Any) -> tuple[Any, ...]:
 
 def _number_of_batches(shard: Any, size: int, in_turns: bool, rows: int | None) -> int | None:
     """Returns the batches of this worker; `None` if the number of rows is not known."""
-    # Whoever has the whole dataset has no part of a split.
+    # A worker that has the whole dataset has no part of a split.
     workers = shard.world_size() if hasattr(shard, "world_size") else 1
     if not in_turns and workers > 1 and (rows is None or rows % workers):
         warnings.warn(

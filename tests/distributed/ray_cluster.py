@@ -48,7 +48,7 @@ QUICK = {
 
 
 class Trained(NamedTuple):
-    """What a run has trained."""
+    """Holds the losses, weights and rows that a run has trained."""
 
     losses: Any  # those of all epochs
     weights: Any  # all dense weights

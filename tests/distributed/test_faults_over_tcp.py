@@ -1,4 +1,4 @@
-"""What workers say, and how soon, when something happens to one of four that talk over TCP."""
+"""Workers say what has happened to one of four that talk over TCP, and say it soon."""
 
 from __future__ import annotations
 

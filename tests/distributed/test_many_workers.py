@@ -19,7 +19,7 @@ HOSTS = 4
 
 @cache
 def trained(folder: Path, workers: int, levels: int) -> list[dict[str, np.ndarray]]:
-    """What each worker has after 100 steps."""
+    """Returns what each worker has after 100 steps."""
     arguments = [str(levels), str(HOSTS), str(folder)]
     ended = launch(SCRIPT, workers, arguments, horovod=False)
     assert ended.status == 0 and not ended.timed_out, ended.output[-4000:]

@@ -58,7 +58,7 @@ struct ExchangePiece {
 struct ExchangePart {
   const void* rows = nullptr;
   size_t count = 0;
-  // Where the rows lie, and what goes before them, if not all at `rows`.
+  // The pieces of the rows, and of the bytes before them, if these are not all at `rows`.
   std::vector<ExchangePiece> pieces = {};
 };
 
