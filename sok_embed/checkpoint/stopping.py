@@ -147,7 +147,7 @@ class Wishes:
         pace = int(1e9 * (now - self._since) / max(1, self._batches))
         _, told = self._agreement.gather_together(
             "ask whether to stop or to save",
-            lambda: [int(bool(asked and asked())) for asked in self._questions],
+            self._answers,
             lambda wishes: [*wishes, pace],
         )
         stops, saves, paces = zip(*told, strict=True)
@@ -155,3 +155,12 @@ class Wishes:
         # The next batches may be slower.
         self._next = max(1, min(_MOST_BATCHES, int(_SECONDS / max(1e-9 * max(paces), 1e-6))))
         self._since, self._batches = now, 0
+
+    def _answers(self) -> list[int]:
+        """Returns this worker's answers to both questions, 0 or 1."""
+        stop_when, save_when = self._questions
+        try:
+            stop = bool(stop_when and stop_when())
+        finally:  # an engine's answer may wait for all workers
+            save = bool(save_when and save_when())
+        return [int(stop), int(save)]

@@ -184,6 +184,31 @@ def test_workers_are_asked_about_once_a_second(seconds, exchanges):
         assert agreement.exchanges == (exchanges if stop_when or save_when else 0)
 
 
+@pytest.mark.parametrize("stop_raises", [False, True])
+@pytest.mark.parametrize("save_raises", [False, True])
+def test_both_questions_are_asked_when_one_raises(stop_raises, save_raises):
+    asked = []
+
+    def question(name, raises):
+        asked.append(name)
+        if raises:
+            raise ValueError(f"no answer about {name}")
+        return True
+
+    wishes = Wishes(
+        lambda: question("stop", stop_raises), lambda: question("save", save_raises), Slowest(1.0)
+    )
+    if stop_raises or save_raises:
+        with pytest.raises(ValueError, match="save" if save_raises else "stop") as raised:
+            wishes.ask(1)
+        first = raised.value.__context__ or raised.value
+        assert ("stop" in str(first)) == stop_raises
+    else:
+        wishes.ask(1)
+    assert asked == ["stop", "save"]
+    assert (wishes.stop, wishes.save) == (not (stop_raises or save_raises),) * 2
+
+
 @pytest.mark.parametrize("on_background", [False, True])
 def test_a_wish_to_save_is_granted_at_that_batch_and_training_goes_on(
     tmp_path, monkeypatch, on_background
