@@ -6,7 +6,8 @@ JSON has `Settings` that differ from the defaults. FOLDER gets the run of Ray, t
 weights and the rows of each worker, and `kept.json`, the checkpoints that Ray lists at the end. The
 same FOLDER again goes on with the run. While it trains, there are `worker-RANK.json`, with the
 process and the node of each worker, `step`, the number of steps so far, and `starts.jsonl`, with
-the step and the number of workers of each start.
+the step and the number of workers of each start. It waits at the step that the file `hold` has, as
+long as that file is there.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def loop(config: dict[str, Any]) -> None:
     sok.init()
     model, rows = model_and_rows(sok.DistributedOptimizer("adam"))
     folder, settings = Path(config["folder"]), Settings(**config["settings"])
-    rank = sok.rank()
+    rank, hold = sok.rank(), folder / "hold"
 
     def begin(logs: Any) -> None:
         node = ray.get_runtime_context().get_node_id()
@@ -105,6 +106,8 @@ def loop(config: dict[str, Any]) -> None:
         step = int(model.optimizer.iterations)
         if rank == 0:
             (folder / "step").write_text(str(step))
+            while hold.exists() and step == int(hold.read_text() or 0):
+                time.sleep(0.02)
         time.sleep(settings.pace)
         done = folder / f"died-{rank}-{step}"
         if [rank, step] in [list(each) for each in settings.deaths] and not done.exists():
