@@ -76,6 +76,7 @@ class Cluster:
         self.address = f"127.0.0.1:{free_port()}"
         self._folder = folder
         self._processes: dict[str, psutil.Popen] = {}  # by the name of the node
+        self._names: dict[str, str] = {}  # of nodes by their IDs
 
     def start(self, nodes: int = 2) -> None:
         """Starts the head and so many nodes beside it."""
@@ -118,12 +119,14 @@ class Cluster:
         name = f"node-{len(self._processes)}"
         self._start(name, f"--address={self.address}", "--num-cpus=2", '--resources={"seat": 2}')
         until(lambda: name in self.nodes().values(), f"{name} to join")
+        self._names |= self.nodes()
 
     def kill_node(self, node: str) -> None:
-        """Kills all processes of a node at once, if it has not ended, and waits until Ray knows."""
-        name = self.nodes().get(node)
-        if name:
-            _kill(self._processes[name])
+        """Kills all processes of a node at once, and waits until Ray knows.
+
+        Those that are no raylet outlive a node that was drained.
+        """
+        _kill(self._processes[self._names[node]])
         until(lambda: node not in self.nodes(), "a lost node to be noticed")
 
     def drain_node(self, node: str, seconds: int) -> None:
