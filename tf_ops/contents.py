@@ -302,6 +302,23 @@ def exists(table: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
     return metadata(table, keys).exists
 
 
+def prefetch(table: tf.Tensor, keys: tf.Tensor) -> tf.Operation | None:
+    """Reads rows of a storage into its cache, for lookups that will ask for them. Makes no rows.
+
+    It runs beside lookups and steps, whose results are those without it. Of a table in memory it
+    reads nothing.
+
+    Args:
+        table: A handle.
+        keys: int32, int64 or uint64 of any shape. Keys without a row are searched for in vain.
+
+    Returns:
+        The operation, which ends when the rows have been read; eagerly `None`. A row that cannot be
+        read is an error of the lookup that needs it.
+    """
+    return ops.sok_embed_prefetch(table=table, keys=keys)
+
+
 def list_keys(table: tf.Tensor, part: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the keys of the rows in one part of a table in memory, and the number of parts.
 

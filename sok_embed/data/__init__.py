@@ -1,5 +1,6 @@
-"""Datasets of several workers."""
+"""Datasets of several workers, and of tables on disk."""
 
 from sok_embed.data.joining import join
+from sok_embed.data.looking_ahead import look_ahead
 
-__all__ = ["join"]
+__all__ = ["join", "look_ahead"]

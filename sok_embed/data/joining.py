@@ -72,7 +72,7 @@ def join(dataset: tf.data.Dataset, *, training: bool = True) -> tf.data.Dataset:
     communicator = communicators.current()
     if communicator.size == 1:
         return dataset
-    if hasattr(dataset, _JOINED):
+    if is_joined(dataset):
         raise ValueError(
             "Expected a dataset that is not joined yet. Received: a dataset of "
             "sok_embed.data.join. Join it once, after everything else that is done to it."
@@ -95,6 +95,11 @@ def join(dataset: tf.data.Dataset, *, training: bool = True) -> tf.data.Dataset:
         offer_factors(joined, lambda: _finished(*arguments, with_factors=True))
     setattr(joined, _JOINED, True)
     return joined
+
+
+def is_joined(dataset: tf.data.Dataset) -> bool:
+    """Returns whether a dataset comes from `join`, on several workers."""
+    return hasattr(dataset, _JOINED)
 
 
 def _finished(

@@ -214,6 +214,25 @@ class Embedding:
         self._table.lookup(wanted, flat, make_rows)
         return found if weights is None else None
 
+    def prefetch(self, keys: Keys) -> None:
+        """Reads rows that lie on the disk into the cache of the storage, and makes none.
+
+        Call it on a thread of your own, with the keys of a call to come: other calls run meanwhile,
+        and their results are those without it. Rows that were read ahead take up to a quarter of
+        the cache until they are used; `stats` counts them, `read_ahead`, and the keys that were not
+        in the cache and for which there was no room, `left_behind`.
+
+        Args:
+            keys: uint64 or int64 of any shape. Keys without a row are searched for in vain.
+
+        Raises:
+            TypeError, ValueError: As `lookup`.
+            StorageError: If rows cannot be read.
+        """
+        wanted = check_keys(keys)
+        self.storage.check_process()  # the time is that of other calls
+        self._table.prefetch(wanted)
+
     def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
         """Returns whether keys have a row. No row is made, and no admission counts.
 

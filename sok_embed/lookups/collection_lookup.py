@@ -11,6 +11,7 @@ import tensorflow as tf
 from sok_embed import tf_ops
 from sok_embed.lookups.exchange import OnGpu, OnHost, PooledBatch, pooled_rows
 from sok_embed.lookups.lookup import Lookup, LookupContext
+from sok_embed.lookups.seen_keys import note_keys
 from sok_embed.lookups.served_bags import served_bags
 from sok_embed.tf_ops.served import is_serving
 
@@ -57,6 +58,8 @@ class CollectionLookup(Lookup):
         Returns:
             `[bags, dim]` for each feature; with `concat` one, of `[bags, sum of dims]`.
         """
+        for number, keys in zip(self._plan.feature_tables, batch.keys, strict=True):
+            note_keys(self._tables[self._plan.table_names[number]], keys)
         if is_serving():
             tables = self._tables.handles.tables
             rows = [
@@ -129,6 +132,9 @@ class CollectedTables(Protocol):
     """One worker's part of the tables of a collection."""
 
     host: Callable[[], Any]
+
+    def __getitem__(self, name: str) -> Any:
+        """Returns a table by its name."""
 
     @property
     def trainable(self) -> Sequence[bool]:

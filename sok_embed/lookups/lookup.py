@@ -24,6 +24,7 @@ from sok_embed.keras_bridge.anchors import watched
 from sok_embed.keras_bridge.layer_calls import refuse_call_without_values
 from sok_embed.lookups.bags import Bags
 from sok_embed.lookups.exchange import OnGpu, SharedTable, TableQuery, look_up
+from sok_embed.lookups.seen_keys import note_keys
 from sok_embed.tf_ops.served import ServedRows, is_serving
 from sok_embed.training.commit import Commit
 from sok_embed.training.strategies import own_part, parts_of, workers_summed
@@ -223,6 +224,7 @@ class TableLookup(Lookup):
         Returns:
             `keys.shape + [dim]`.
         """
+        note_keys(self.table, keys)
         if is_serving() or self.communicator().size == 1:
             # The ops have no float16.
             of_ops = tf.float32 if dtype == tf.float16 else dtype
@@ -238,6 +240,7 @@ class TableLookup(Lookup):
         The combiner is `"sum"`, `"mean"`, `"sqrtn"` or `"max"`. Sums are in float32, whatever the
         dtype of the result.
         """
+        note_keys(self.table, bags.keys)
         kind = tf_ops.BAG_A_ROW if bags.splits is None else tf_ops.BAG_BY_SPLITS
         query = self.query(context, bags.keys)._replace(
             bags=kind, splits=bags.splits, weights=bags.weights, combiner=combiner

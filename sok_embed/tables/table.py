@@ -24,7 +24,7 @@ from sok_embed.tables.gpus import logical_device
 from sok_embed.tables.owners import ModuloRule, OwnerRule
 from sok_embed.tables.row_batches import Batch, batches_in_memory
 from sok_embed.tables.stored_owners import check_stored_owners
-from sok_embed.tables.tensors import as_errors, eager
+from sok_embed.tables.tensors import as_errors, as_keys, eager
 
 
 class Table(BaseTable):
@@ -250,6 +250,26 @@ class Table(BaseTable):
         found = as_errors(lambda: tf_ops.metadata(self.resource_handle, self._own_keys(keys)))
         return tf_ops.Metadata(*(tensor.numpy() for tensor in found))
 
+    def prefetch(self, keys: Any) -> tf.Operation | None:
+        """Reads rows that lie on the disk into the cache of the storage, and makes none.
+
+        Call it with the keys of a step to come, on a thread of your own or in a `map` of
+        `tf.data`; `sok_embed.data.look_ahead` does so for the tables of a model. Lookups and steps
+        run meanwhile, and their results are those without it. A table in memory has nothing to
+        read.
+
+        Args:
+            keys: Integers of any shape. Keys without a row on this worker are searched for in vain.
+
+        Returns:
+            The operation in a graph; eagerly `None`, once the rows have been read. A row that
+            cannot be read is an error of the call that needs it.
+
+        Raises:
+            ValueError: For keys that are not integers.
+        """
+        return tf_ops.prefetch(self.resource_handle, as_keys(keys))
+
     @eager
     def lookup(self, keys: Any) -> npt.NDArray[np.float32]:
         """Reads embeddings, and makes no rows.
@@ -438,7 +458,8 @@ class Table(BaseTable):
             call, and `found`, those of them that had a row before; `refused`, how often the
             admission counted a key in training and gave it no row; `made`, the rows that were made,
             also by `assign` and `restore`; `cache_hits`, the keys of lookups whose row was in the
-            cache of the storage.
+            cache of the storage; `read_ahead`, the rows that `prefetch` has put there, and
+            `left_behind`, the keys that were not there and for which it had no room.
         """
         names, values = tf_ops.stats(self.resource_handle)
         return {

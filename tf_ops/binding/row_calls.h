@@ -67,6 +67,8 @@ inline nb::dict ToDict(const TableStats& stats) {
   dict["refused"] = stats.refused;
   dict["made"] = stats.made;
   dict["cache_hits"] = stats.cache_hits;
+  dict["read_ahead"] = stats.read_ahead;
+  dict["left_behind"] = stats.left_behind;
   return dict;
 }
 

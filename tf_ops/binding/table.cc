@@ -65,6 +65,11 @@ nb::tuple TakeRemoved(PyTable& self, uint64_t limit) {
   return nb::make_tuple(nb::bytes(keys, removed.keys.size() * sizeof(Key)), removed.complete);
 }
 
+void Prefetch(PyTable& self, const KeysIn& keys) {
+  CheckCount(keys);
+  Check(Unlocked([&] { return self.table->ReadAhead(keys.data(), keys.size(), ProcessPool()); }));
+}
+
 nb::dict Stats(PyTable& self) {
   return ToDict(Unlocked([&] { return self.table->Stats(); }));
 }
@@ -78,6 +83,7 @@ void BindTable(nb::module_& module) {
            nb::arg("make_rows"), nb::arg("exists").noconvert() = nb::none())
       .def("metadata", Metadata, nb::arg("keys").noconvert(), nb::arg("exists").noconvert(),
            nb::arg("update_nums").noconvert(), nb::arg("update_times").noconvert())
+      .def("prefetch", Prefetch, nb::arg("keys").noconvert())
       .def("update", Update, nb::arg("keys").noconvert(), nb::arg("gradients").noconvert(),
            nb::arg("optimizer"), nb::arg("sequential"))
       .def("assign", Assign, nb::arg("keys").noconvert(), nb::arg("embeddings").noconvert())

@@ -397,7 +397,9 @@ absl::Status Stats(tf::OpKernelContext* ctx, OpenTable& resource) {
                                  {"found", number(stats.found)},
                                  {"refused", number(stats.refused)},
                                  {"made", number(stats.made)},
-                                 {"cache_hits", number(stats.cache_hits)}});
+                                 {"cache_hits", number(stats.cache_hits)},
+                                 {"read_ahead", number(stats.read_ahead)},
+                                 {"left_behind", number(stats.left_behind)}});
 }
 SOK_REGISTER_KERNEL("Stats", FunctionKernel<OnTable<Stats>>);
 

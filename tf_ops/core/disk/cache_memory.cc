@@ -78,4 +78,10 @@ bool CacheMemory::TakeFromRichest(Holder* holder, uint64_t margin) {
   return richest->GiveUpBlock();
 }
 
+void CacheMemory::EndAhead() {
+  if (ahead() < limit() / kAheadPart / 2) return;
+  std::lock_guard<std::mutex> guard(holders_mu_);
+  for (Holder* holder : holders_) holder->EndAhead();
+}
+
 }  // namespace sok

@@ -21,6 +21,9 @@ class CacheMemory {
    public:
     // Gives one block back, if that needs no waiting for a lock. Returns true if it did.
     virtual bool GiveUpBlock() = 0;
+    // Gives back the room of rows that were read ahead and that lookups have used by now, if that
+    // needs no waiting for a lock.
+    virtual void EndAhead() = 0;
     uint64_t held() const { return held_.load(std::memory_order_relaxed); }
 
    protected:
@@ -55,6 +58,21 @@ class CacheMemory {
   // Returns the number of these bytes.
   uint64_t charged() const { return charged_.load(std::memory_order_relaxed); }
 
+  // Reserves room for rows that are read ahead of their steps, which take up to a quarter of
+  // limit(). Returns for how many of them there was room.
+  size_t ReserveAhead(size_t rows, size_t row_bytes) {
+    const uint64_t most = limit() / kAheadPart;
+    uint64_t before = ahead_.load(std::memory_order_relaxed);
+    for (;;) {
+      rows = std::min<uint64_t>(rows, before < most ? (most - before) / row_bytes : 0);
+      if (ahead_.compare_exchange_weak(before, before + rows * row_bytes)) return rows;
+    }
+  }
+  void UnreserveAhead(size_t rows, size_t row_bytes) { ahead_ -= rows * row_bytes; }
+  // Asks all holders to give room back, if half of it is taken.
+  void EndAhead();
+  uint64_t ahead() const { return ahead_.load(std::memory_order_relaxed); }
+
   uint64_t budget() const { return budget_; }
   // Returns the bytes of the budget that blocks may take: a quarter at least.
   uint64_t limit() const {
@@ -72,6 +90,7 @@ class CacheMemory {
   static constexpr size_t kHugeBlockBytes = size_t{2} << 20;
   static constexpr uint64_t kHugeFrom = uint64_t{1} << 30;  // from this budget on, huge pages
   static constexpr uint64_t kFreeOfCharge = uint64_t{4} << 20;
+  static constexpr uint64_t kAheadPart = 4;  // rows read ahead take one byte in so many
 
  private:
   // Takes a block of block_bytes() from the system.
@@ -81,10 +100,11 @@ class CacheMemory {
   const size_t block_bytes_;
   std::atomic<uint64_t> used_{0};
   std::atomic<uint64_t> charged_{0};
-  std::mutex mu_;            // guards the three below
-  size_t blocks_ = 0;        // how many blocks of that size there are, free or not
-  Arena arena_;              // has them
-  std::vector<char*> free_;  // blocks of block_bytes(); longer ones go back to the system
+  std::atomic<uint64_t> ahead_{0};  // the bytes of rows that were read ahead, or will be
+  std::mutex mu_;                   // guards the three below
+  size_t blocks_ = 0;               // how many blocks of that size there are, free or not
+  Arena arena_;                     // has them
+  std::vector<char*> free_;         // blocks of block_bytes(); longer ones go back to the system
   std::mutex holders_mu_;
   std::vector<Holder*> holders_;
 };

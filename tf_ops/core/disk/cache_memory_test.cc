@@ -21,6 +21,7 @@ constexpr size_t kBlock = CacheMemory::kBlockBytes;
 // A holder that gives up the last of its blocks, unless it refuses.
 class Keeper final : public CacheMemory::Holder {
  public:
+  void EndAhead() override {}
   explicit Keeper(CacheMemory* memory) : memory_(memory) { memory_->Register(this); }
   ~Keeper() {
     memory_->Unregister(this);

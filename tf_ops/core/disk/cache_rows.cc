@@ -34,6 +34,8 @@ void CacheRows::Reset(std::shared_ptr<const RowLayout> layout) {
   used_blocks_ = 0;
   hand_block_ = hand_row_ = 0;
   on_trial_ = 0;
+  ahead_rows_.clear();
+  if (ahead_ > 0) UnreserveAhead(std::exchange(ahead_, 0));
   layout_ = std::move(layout);
   row_bytes_ = layout_->row_bytes();
   const auto bytes = [&](uint32_t rows) { return Lines(rows * row_bytes_) + BytesBeside(rows); };
@@ -54,6 +56,7 @@ void CacheRows::Reset(std::shared_ptr<const RowLayout> layout) {
 }
 
 CacheRows::~CacheRows() {
+  UnreserveAhead(ahead_);
   for (char* block : blocks_) {
     if (block != nullptr) memory_->Free(holder_, block, block_bytes_);
   }
@@ -68,8 +71,25 @@ uint32_t CacheRows::Allocate(Key key_of_row) {
   return row;
 }
 
+void CacheRows::EndAhead() {
+  bool began = false;
+  const auto ended = [&](uint32_t row) {
+    if (blocks_[row >> shift_] == nullptr) return true;  // its block was given back
+    const uint16_t is = state(row);
+    if ((is & kRowAhead) == 0) return true;
+    if ((is & kRowUsed) == 0) return false;
+    if (!began) BeginArrival();
+    began = true;
+    BeginTrial(row);
+    return true;
+  };
+  ahead_rows_.erase(std::remove_if(ahead_rows_.begin(), ahead_rows_.end(), ended),
+                    ahead_rows_.end());
+}
+
 void CacheRows::Free(uint32_t row) {
   on_trial_ -= (state(row) & kRowOnTrial) != 0;
+  if ((state(row) & kRowAhead) != 0) UnmarkAhead(row);
   set_state(row, 0);
   free_.push_back(row);
 }
@@ -132,6 +152,10 @@ std::vector<uint32_t> CacheRows::Victims(size_t wanted) {
     // While too many rows are on trial, rows that have passed their trial stay; otherwise rows on
     // trial stay. New rows take the places of rows that left, so the hand comes to them in turn.
     if (is_tried != (on_trial > most_on_trial)) return true;
+    if ((is & kRowAhead) != 0) {
+      BeginTrial(row);
+      return true;
+    }
     if ((is & kRowUsed) != 0) {
       set_state(row, is & ~(kRowUsed | kRowOnTrial));
       on_trial_ -= is_tried;

@@ -28,6 +28,7 @@ enum RowState : uint16_t {
   kRowOnTrial = 128,  // came into the cache, and the hand has not yet seen that it was used again
   // Four bits that say which rows came into the cache together.
   kRowArrival = 15 << 8,
+  kRowAhead = 1 << 12,  // was read ahead; its use by a lookup has not been noted yet
 };
 
 // The cached rows of one shard. Not thread-safe, but for Touch: the shard that owns it holds the
@@ -37,7 +38,8 @@ enum RowState : uint16_t {
 // 2023), without its list of rows that left: a row that comes is on trial until it is used again,
 // and while more than a quarter of the rows are on trial, one of them leaves. So keys that come
 // once take no more than a quarter of the cache. docs/decisions/rows-on-trial.md compares this with
-// others.
+// others. The trial of a row that is read ahead begins once a lookup has used it, or the hand has
+// passed it.
 class CacheRows {
  public:
   static constexpr uint32_t kNone = UINT32_MAX;
@@ -83,7 +85,8 @@ class CacheRows {
   void Touch(uint32_t row) const {
     const uint16_t is = state(row);
     const bool just_came = (is & kRowOnTrial) != 0 && (is & kRowArrival) == arrival_;
-    if (!just_came && (is & kRowUsed) == 0) {
+    const bool counts = !just_came || (is & kRowAhead) != 0;
+    if (counts && (is & kRowUsed) == 0) {
       __atomic_fetch_or(StateOf(row), kRowUsed, __ATOMIC_RELAXED);
     }
   }
@@ -92,6 +95,21 @@ class CacheRows {
 
   // Takes a free place for a row, and returns it; there must be one.
   uint32_t Allocate(Key key);
+  // Reserves room for rows that are read ahead, as CacheMemory does, or gives it back.
+  size_t ReserveAhead(size_t rows) { return memory_->ReserveAhead(rows, bytes_of_row()); }
+  void UnreserveAhead(size_t rows) { memory_->UnreserveAhead(rows, bytes_of_row()); }
+  // Notes that a row, which has just been allocated and for which there is room, is read ahead of
+  // its step. ExpectAhead has made room for its number.
+  void MarkAhead(uint32_t row) {
+    Mark(row, kRowAhead);
+    ahead_rows_.push_back(row);
+    ++ahead_;
+  }
+  // Has the trials of those begin that lookups have used by now, and gives their room back. Their
+  // step may still be changing them, which does not count.
+  void EndAhead();
+  // Makes room for the numbers of so many more rows that are read ahead.
+  void ExpectAhead(size_t rows) { ahead_rows_.reserve(ahead_rows_.size() + rows); }
   void Free(uint32_t row);
   size_t free() const { return free_.size(); }
   size_t live() const { return capacity() - free_.size(); }
@@ -142,6 +160,18 @@ class CacheRows {
     return reinterpret_cast<uint16_t*>(blocks_[row >> shift_] + state_offset_) + (row & mask_);
   }
   static constexpr uint16_t kNotEvictable = kRowPinned | kRowKept;
+  size_t bytes_of_row() const { return block_bytes_ / rows_per_block_; }
+  void UnmarkAhead(uint32_t row) {
+    Unmark(row, kRowAhead);
+    UnreserveAhead(1);
+    --ahead_;
+  }
+  // Has the trial of a row that was read ahead begin.
+  void BeginTrial(uint32_t row) {
+    UnmarkAhead(row);
+    const uint16_t fresh = state(row) & static_cast<uint16_t>(~(kRowUsed | kRowArrival));
+    set_state(row, fresh | arrival_);
+  }
   size_t capacity() const { return used_blocks_ * rows_per_block_; }
   // Moves the hand over all rows up to `turns` times. Calls visit(row, state) for each row that may
   // leave, until it returns false.
@@ -161,6 +191,8 @@ class CacheRows {
   size_t beyond_ = 0;
   std::vector<uint32_t> free_;
   size_t on_trial_ = 0;
+  size_t ahead_ = 0;                  // rows that are marked kRowAhead
+  std::vector<uint32_t> ahead_rows_;  // these, and some that are not any more
   uint16_t arrival_ = 0;
   uint32_t hand_block_ = 0, hand_row_ = 0;
 };

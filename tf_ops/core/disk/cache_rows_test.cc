@@ -22,6 +22,7 @@ constexpr uint16_t kCame = kRowLive | kRowOnTrial;  // the state of a row that c
 
 struct NoHolder final : CacheMemory::Holder {
   bool GiveUpBlock() override { return false; }
+  void EndAhead() override {}
 };
 
 // Holds the rows of one shard that has the budget for itself.
@@ -110,6 +111,76 @@ TEST_CASE("ForEach visits the live rows, and a freed row comes back without its 
   CHECK(cache.rows.state(first) == kCame);
   CHECK(cache.rows.key(first) == 3);
   CHECK(cache.rows.on_trial() == 2);
+}
+
+TEST_CASE("the trial of a row that is read ahead begins with the step that uses it") {
+  Cache cache(8);
+  CacheRows& rows = cache.rows;
+  REQUIRE(rows.Grow(false));
+  REQUIRE(rows.ReserveAhead(2) == 2);
+  const uint32_t row = rows.Allocate(1), other = rows.Allocate(2);
+  for (const uint32_t each : {row, other}) rows.MarkAhead(each);
+  CHECK(cache.memory.ahead() >= 2 * 8 * sizeof(float));
+  const auto is_used = [&] { return (rows.state(row) & kRowUsed) != 0; };
+  rows.EndAhead();
+  CHECK(rows.state(row) == rows.state(other));
+  rows.Touch(row);  // by the lookup of its step
+  rows.EndAhead();
+  rows.Touch(row);  // by the commit
+  CHECK_FALSE(is_used());
+  CHECK((rows.state(row) & kRowAhead) == 0);
+  CHECK(cache.memory.ahead() >= 8 * sizeof(float));
+  CHECK(cache.memory.ahead() < 2 * 8 * sizeof(float) + 64);
+  rows.Touch(other);
+  rows.EndAhead();
+  CHECK(cache.memory.ahead() == 0);
+  rows.Touch(row);  // by the next step
+  CHECK(is_used());
+}
+
+TEST_CASE("a row that is read ahead and not used stays until the hand has passed twice") {
+  Cache cache(8);
+  CacheRows& rows = cache.rows;
+  REQUIRE(rows.Grow(false));
+  const std::vector<uint32_t> all = cache.Fill();
+  const std::vector<uint32_t> ahead(all.begin(), all.begin() + 10);
+  REQUIRE(rows.ReserveAhead(ahead.size()) == ahead.size());
+  for (const uint32_t row : ahead) rows.MarkAhead(row);
+  const auto first = rows.Victims(all.size() / 2);
+  CHECK(first.size() == all.size() / 2);
+  for (const uint32_t row : ahead) CHECK(std::count(first.begin(), first.end(), row) == 0);
+  CHECK(cache.memory.ahead() == 0);
+  rows.BeginArrival();
+  rows.Touch(ahead[0]);  // counts from here on
+  const auto second = rows.Victims(all.size() / 2 + ahead.size() - 1);
+  CHECK(std::count(second.begin(), second.end(), ahead[0]) == 0);
+  for (size_t i = 1; i < ahead.size(); ++i) {
+    CHECK(std::count(second.begin(), second.end(), ahead[i]) == 1);
+  }
+}
+
+TEST_CASE("rows that are read ahead have room in a quarter of the budget, and none once they go") {
+  Cache cache(16, 16 * kBlock);
+  CacheRows& rows = cache.rows;
+  while (rows.Grow(false)) continue;
+  const size_t places = rows.free();
+  const size_t room = rows.ReserveAhead(places);
+  CHECK(room > places / 5);
+  CHECK(room <= places / 4 + 1);
+  CHECK(rows.ReserveAhead(1) == 0);
+  std::vector<uint32_t> ahead;
+  for (size_t i = 0; i + 1 < room; ++i) {
+    ahead.push_back(rows.Allocate(i));
+    rows.MarkAhead(ahead.back());
+  }
+  rows.UnreserveAhead(1);
+  CHECK(rows.ReserveAhead(2) == 1);
+  rows.MarkAhead(rows.Allocate(room));
+  for (const uint32_t row : ahead) rows.Free(row);
+  CHECK(rows.ReserveAhead(places) == room - 1);
+  rows.UnreserveAhead(room - 1);
+  rows.Reset(std::make_shared<const RowLayout>(8, std::vector<Slot>()));
+  CHECK(cache.memory.ahead() == 0);
 }
 
 TEST_CASE("a row that changes differs from what the spill has of it") {

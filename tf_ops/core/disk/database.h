@@ -28,7 +28,7 @@ namespace sok {
 Status DamagedRow(int group, Key key, const std::string& path);
 
 // A database of rows. Thread-safe, with two exceptions: no other call may run while pending rows
-// are published, and a key must not be read while it is written.
+// are published, and who reads a key while it is written gets either version.
 class Database {
  public:
   struct Options {

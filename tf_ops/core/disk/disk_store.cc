@@ -105,8 +105,9 @@ std::vector<uint32_t> DiskStore::FindCached(const Key* keys, size_t n, const flo
   return rest;
 }
 
-Status DiskStore::ForEachShard(const ShardPartition& partition, const ParallelFor& parallel_for,
-                               const VisitShard& fn, bool keep_room) {
+Status DiskStore::VisitShards(const ShardPartition& partition, const ParallelFor& parallel_for,
+                              const std::function<Status(Shard& shard, const ShardEntry* entries,
+                                                         size_t n, bool has_turn)>& visit) {
   Status failure;
   std::mutex failure_mu;
   // A shard that gives up rows has to write them, so in each call only some shards do that, in
@@ -119,19 +120,25 @@ Status DiskStore::ForEachShard(const ShardPartition& partition, const ParallelFo
     for (int64_t s = first; s < last; ++s) {
       if (partition.size(s) == 0) continue;
       Shard& shard = *shards_[s];
-      std::lock_guard<SharedMutex> lock(shard.mu);
-      Status status = fn(shard, partition.begin(s), partition.size(s));
-      if (status.ok()) {
-        // Trim only gives memory back. Rows that cannot be written now stay.
-        const bool has_turn = (shard.number + turn) % turns == 0;
-        if (!keep_room) status = OrNoMemory([&] { return Trim(shard, has_turn); });
-        continue;
-      }
+      const bool has_turn = (shard.number + turn) % turns == 0;
+      const Status status = visit(shard, partition.begin(s), partition.size(s), has_turn);
+      if (status.ok()) continue;
       std::lock_guard<std::mutex> guard(failure_mu);
       if (failure.ok()) failure = status;
     }
   });
   return failure;
+}
+
+Status DiskStore::ForEachShard(const ShardPartition& partition, const ParallelFor& parallel_for,
+                               const VisitShard& fn, bool keep_room) {
+  return VisitShards(partition, parallel_for,
+                     [&](Shard& shard, const ShardEntry* entries, size_t n, bool has_turn) {
+                       std::lock_guard<SharedMutex> lock(shard.mu);
+                       Status status = fn(shard, entries, n);
+                       if (status.ok() && !keep_room) TrimIfPossible(shard, has_turn);
+                       return status;
+                     });
 }
 
 template <typename Visit>

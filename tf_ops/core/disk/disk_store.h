@@ -44,6 +44,8 @@ class DiskStore final : public DurableStore {
                 const ParallelFor& parallel_for) override;
   Result<std::vector<uint32_t>> Missing(const Key* keys, size_t n,
                                         const ParallelFor& parallel_for) override;
+  Status ReadAhead(const Key* keys, size_t n, const ParallelFor& parallel_for) override;
+  AheadCounts ahead() const override { return {read_ahead_, left_behind_}; }
   Status ReadMeta(const Key* keys, size_t n, RowMeta* metas, uint8_t* exists,
                   const ParallelFor& parallel_for) override;
   Status Upsert(const Key* keys, size_t n, uint64_t max_rows, uint32_t now, const WriteRow& write,
@@ -99,6 +101,7 @@ class DiskStore final : public DurableStore {
   static constexpr int64_t kShardCost = 100000;  // nanoseconds, for ParallelFor
 
   struct Shard;
+  struct AheadRows;
   class FrozenStore;
   // The place of the newest version of a row that the database does not have.
   struct DirtyPlace {
@@ -137,6 +140,11 @@ class DiskStore final : public DurableStore {
   template <typename Visit>
   Status ForEachRest(const Key* keys, const std::vector<uint32_t>& rest, uint32_t now,
                      const ParallelFor& parallel_for, const Visit& visit);
+  // Calls visit(shard, entries, count, has_turn) for every shard in which a batch has keys. Returns
+  // the first error. `has_turn` is for Trim.
+  Status VisitShards(const ShardPartition& partition, const ParallelFor& parallel_for,
+                     const std::function<Status(Shard& shard, const ShardEntry* entries, size_t n,
+                                                bool has_turn)>& visit);
   // Calls fn(shard, entries, count) for every shard in which a batch has keys, with the shard
   // locked. Afterwards trims the shard, unless keep_room. Returns the first error.
   using VisitShard = std::function<Status(Shard& shard, const ShardEntry* entries, size_t n)>;
@@ -160,6 +168,11 @@ class DiskStore final : public DurableStore {
                      uint32_t* rows, std::vector<uint32_t>* not_removed = nullptr);
   // Reads keys, ascending and distinct, that are not cached, into the cache.
   Status LoadKeys(Shard& shard, const std::vector<Key>& keys);
+  // Finds the keys of entries that are not cached, as many as there is room for, and reads the rows
+  // of those that are in the spill. From here on the shard notes which rows leave the cache.
+  Status FindAhead(Shard& shard, const ShardEntry* entries, size_t n, AheadRows* ahead);
+  // Puts the rows that were read into the cache, unless they have got there or changed meanwhile.
+  Status TakeAhead(Shard& shard, AheadRows* read);
   // Makes `wanted` places for rows free: by growing, by taking a block of another shard, or by
   // spilling rows.
   Status MakeRoom(Shard& shard, size_t wanted);
@@ -231,6 +244,13 @@ class DiskStore final : public DurableStore {
   // Gives back memory that a large batch took beyond the budget, and some more if it is the shard's
   // turn.
   Status Trim(Shard& shard, bool has_turn);
+  // Does the same. Rows that cannot be written now stay.
+  void TrimIfPossible(Shard& shard, bool has_turn) {
+    static_cast<void>(OrNoMemory([&] { return Trim(shard, has_turn); }));
+  }
+  // Copies a row of the database, as a row of the cache has it.
+  Status ReadStored(Key key, std::string_view bytes, const RowLayout& layout, char* values,
+                    RowMeta* meta) const;
   // Removes rows that have expired, so that later calls do not meet them. Returns the rows that
   // could not be removed because of an error of the disk; they still count as expired.
   std::vector<uint32_t> RemoveExpired(Shard& shard, std::vector<uint32_t> expired);
@@ -279,11 +299,13 @@ class DiskStore final : public DurableStore {
   std::vector<std::unique_ptr<Shard>> shards_;
   std::atomic<int64_t> rows_;  // in cache, spill and database together, each row once
   std::atomic<uint64_t> made_{0}, cache_hits_{0};
+  std::atomic<uint64_t> read_ahead_{0}, left_behind_{0};  // see AheadCounts
   std::atomic<uint32_t> counted_at_;       // when rows that had expired were last left out
   std::atomic<uint64_t> replacements_{0};  // changes only while the gate is held exclusively
   std::atomic<uint32_t> layout_number_;
   std::atomic<uint64_t> changes_{0};  // calls that may have changed or removed rows that were made
   std::mutex limit_mu_;               // one Upsert at a time if there is a limit of rows
+  std::mutex ahead_mu_;               // one ReadAhead at a time
   // Lets one call at a time change all of its rows or none. Guards shard.found and, with the gate,
   // unrecorded_.
   std::mutex write_mu_;

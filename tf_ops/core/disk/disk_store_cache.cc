@@ -29,6 +29,11 @@ bool DiskStore::Shard::GiveUpBlock() {
   return store->SpillBlock(*this).ok() && held() < before;
 }
 
+void DiskStore::Shard::EndAhead() {
+  std::unique_lock<SharedMutex> lock(mu, std::try_to_lock);
+  if (lock.owns_lock()) rows.EndAhead();
+}
+
 Status DiskStore::LoadEntries(Shard& shard, const ShardEntry* entries, size_t n, uint32_t now,
                               uint16_t keep, uint32_t* rows, std::vector<uint32_t>* not_removed) {
   CacheRows& cached = shard.rows;
@@ -154,28 +159,37 @@ Status DiskStore::LoadKeys(Shard& shard, const std::vector<Key>& keys) {
       core_->database->Read(wanted.data(), wanted.size(), [&](size_t i, std::string_view bytes) {
         found[i] = true;
         const Key key = RowKey::KeyOf(wanted[i].view());
-        RowValue value;
-        const bool parsed = value.Parse(bytes, layout);
-        const bool has_slots = parsed && value.header.layout == layout_number();
-        if (!parsed || (has_slots && value.values.size() != layout.value_bytes())) {
-          damaged = DamagedRow(group_, key, core_->path);
-          return;
-        }
         const uint32_t row = cached.Allocate(key);
-        char* const to = cached.place(row);
-        const size_t embedding = layout.embedding_bytes();
-        std::memcpy(to, value.values.data(), has_slots ? layout.value_bytes() : embedding);
-        if (!has_slots) {
-          std::copy(layout.slot_bytes().begin(), layout.slot_bytes().end(), to + embedding);
+        const Status read = ReadStored(key, bytes, layout, cached.place(row), cached.meta(row));
+        if (read.ok()) {
+          shard.index.Insert(key, Hash(key), row);
+        } else {
+          damaged = read;
+          cached.Free(row);
         }
-        *cached.meta(row) = value.header.meta;
-        shard.index.Insert(key, Hash(key), row);
       });
   if (status.ok()) status = damaged;
   if (!status.ok() || keys.size() > kMostAbsent) return status;
   for (size_t i = 0; i < wanted.size(); ++i) {
     if (!found[i]) shard.absent.push_back(RowKey::KeyOf(wanted[i].view()));
   }
+  return Status();
+}
+
+Status DiskStore::ReadStored(Key key, std::string_view bytes, const RowLayout& layout, char* values,
+                             RowMeta* meta) const {
+  RowValue value;
+  const bool parsed = value.Parse(bytes, layout);
+  const bool has_slots = parsed && value.header.layout == layout_number();
+  if (!parsed || (has_slots && value.values.size() != layout.value_bytes())) {
+    return DamagedRow(group_, key, core_->path);
+  }
+  const size_t embedding = layout.embedding_bytes();
+  std::memcpy(values, value.values.data(), has_slots ? layout.value_bytes() : embedding);
+  if (!has_slots) {
+    std::copy(layout.slot_bytes().begin(), layout.slot_bytes().end(), values + embedding);
+  }
+  *meta = value.header.meta;
   return Status();
 }
 

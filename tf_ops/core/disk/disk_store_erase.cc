@@ -155,6 +155,7 @@ Result<uint64_t> DiskStore::Unmake(const Key* keys, size_t n, const ParallelFor&
 uint64_t DiskStore::UnmakeIn(Shard& shard, const std::vector<Key>& keys, RowBatch* gone) {
   uint64_t left = 0;  // rows that have gone
   const auto forget = [&](Key key, uint32_t row) {
+    shard.NoteLeft(key);
     shard.spill->Remove(key);
     if (row != CacheRows::kNone) shard.Forget(row);
     --rows_;

@@ -22,12 +22,23 @@ struct alignas(64) DiskStore::Shard final : CacheMemory::Holder {
                                       number_of_it, owner->shard_count())) {}
 
   bool GiveUpBlock() override;
+  void EndAhead() override;
 
   // Removes a row from the cache without writing it.
   void Forget(uint32_t row) {
+    NoteLeft(rows.key(row));
     index.Erase(rows.key(row), HashIndex::Hash(rows.key(row)));
     rows.Free(row);
     ++forgotten;
+  }
+  // Notes that the version of a row in the spill or in the database may be another one from here
+  // on, for a ReadAhead that has read it. Needs no memory.
+  void NoteLeft(Key key) {
+    if (left.size() < left.capacity()) {
+      left.push_back(key);
+    } else {
+      left_more = true;
+    }
   }
   // Releases the rows that a call has kept: from then on they may leave the cache.
   void Release() {
@@ -83,7 +94,11 @@ struct alignas(64) DiskStore::Shard final : CacheMemory::Holder {
   std::vector<uint32_t> kept_besides;
   std::optional<DecodedRow<CacheRows>> decoded;  // that call writes rows through it
   bool keeps = false;                            // such a call is under way
-  uint64_t charged = 0;                          // the bytes of the indexes that are counted
+  // Keys of rows that have left the cache since a ReadAhead began to read rows of this shard, as
+  // many as there is memory for; without one, there is memory for none.
+  std::vector<Key> left;
+  bool left_more = false;  // there were more of them
+  uint64_t charged = 0;    // the bytes of the indexes that are counted
   uint32_t forgotten = 0;  // rows that were taken out since the index was last trimmed
 };
 

@@ -23,6 +23,7 @@ struct PlantedFaults {
   std::atomic<bool> mended{false};
   std::function<void(Database*)> before_look;  // called before all rows are read; null: nothing is
   std::function<void()> before_finish;         // called before rows are published; null: nothing is
+  std::function<void()> after_read;            // called after rows were read; null: nothing is
 
   bool Next() {
     const int64_t call = calls++;
@@ -52,7 +53,9 @@ class FailingDatabase final : public Database {
   }
 
   Status Read(const RowKey* keys, size_t n, const Found& found) const override {
-    return usable_ ? inner_->Read(keys, n, found) : Planted(path());
+    const Status status = usable_ ? inner_->Read(keys, n, found) : Planted(path());
+    if (faults_->after_read) faults_->after_read();
+    return status;
   }
   Status ReadPublished(const RowKey* keys, size_t n, const Found& found) const override {
     return usable_ ? inner_->ReadPublished(keys, n, found) : Planted(path());

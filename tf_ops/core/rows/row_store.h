@@ -126,6 +126,18 @@ class RowStore {
   virtual Result<std::vector<uint32_t>> Missing(const Key* keys, size_t n,
                                                 const ParallelFor& parallel_for) = 0;
 
+  // Reads rows that lie on the disk into the cache, for calls that will ask for them. Makes no row
+  // and changes none; calls return what they would return without it. A store in memory has nothing
+  // to read.
+  virtual Status ReadAhead(const Key* /*keys*/, size_t /*n*/, const ParallelFor& /*parallel_for*/) {
+    return Status();
+  }
+  struct AheadCounts {
+    uint64_t read = 0;         // rows that ReadAhead has put into the cache
+    uint64_t left_behind = 0;  // keys that were not cached and for which there was no room
+  };
+  virtual AheadCounts ahead() const { return {}; }
+
   // Copies the counters of every row that there is to metas[i], and sets exists[i] to 1; keys
   // without a row get zeros. No pointer may be null; all have n elements.
   virtual Status ReadMeta(const Key* keys, size_t n, RowMeta* metas, uint8_t* exists,

@@ -40,7 +40,7 @@ class Fuzz {
 
   void Run(int operations) {
     for (int i = 0; i < operations; ++i) {
-      switch (rng_() % 8) {
+      switch (rng_() % 9) {
         case 0:
         case 1:
           Upsert();
@@ -57,6 +57,9 @@ class Fuzz {
           break;
         case 6:
           if (rng_() % 16 == 0) Clear();
+          break;
+        case 7:
+          ReadAhead();
           break;
         default:
           Gather();
@@ -150,6 +153,11 @@ class Fuzz {
   void Clear() {
     REQUIRE(store_->Replace(store_->layout(), {}, nullptr, 0, 0, nullptr, parallel_for_).ok());
     expected_ = Reference();
+  }
+
+  void ReadAhead() {
+    const auto keys = Batch();
+    REQUIRE(store_->ReadAhead(keys.data(), keys.size(), parallel_for_).ok());
   }
 
   void Gather() {

@@ -139,6 +139,8 @@ TableStats Table::Stats() {
   stats.refused = refused_;
   stats.made = store_->made();
   stats.cache_hits = store_->cache_hits();
+  stats.read_ahead = store_->ahead().read;
+  stats.left_behind = store_->ahead().left_behind;
   return stats;
 }
 

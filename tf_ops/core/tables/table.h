@@ -40,6 +40,9 @@ struct TableStats {
   uint64_t refused;     // times that the admission counted a key and gave it no row
   uint64_t made;        // rows that were made, also by an assignment, a restore or a load
   uint64_t cache_hits;  // keys of lookups whose row was in the cache of a storage
+  // Rows of a storage that were read ahead of lookups, and keys that were not cached and for which
+  // there was no room.
+  uint64_t read_ahead, left_behind;
 };
 
 // Says that a table keeps the slots of its rows while the rule is the same, whichever optimizer

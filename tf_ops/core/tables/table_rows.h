@@ -75,6 +75,11 @@ class TableRows : public TableUpkeep {
   Status ReadMeta(const Key* keys, size_t n, RowMeta* metas, uint8_t* exists,
                   const ParallelFor& parallel_for);
 
+  // Reads the rows of keys that lie on the disk into memory, beside other calls. See RowStore.
+  Status ReadAhead(const Key* keys, size_t n, const ParallelFor& parallel_for) {
+    return store_->ReadAhead(keys, n, parallel_for);
+  }
+
   // Sets embeddings (n, dim), and makes rows for keys without one. Of equal keys the last one
   // counts.
   Status Assign(const Key* keys, size_t n, const float* embeddings,

@@ -1,0 +1,58 @@
+// SokEmbed>Prefetch: reads rows of a storage into its cache, before a step asks for them.
+#include <exception>
+#include <memory>
+#include <utility>
+
+#include "core/base/status_macros.h"
+#include "core/base/thread_pool.h"
+#include "kernels/guarded_kernel.h"
+#include "kernels/register_kernel.h"
+#include "kernels/table_resource.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace sok {
+
+namespace tf = tensorflow;
+
+REGISTER_OP("SokEmbed>Prefetch")
+    .Input("table: resource")
+    .Input("keys: Tkeys")
+    .Attr("Tkeys: {int32, int64, uint64}")
+    .SetIsStateful()
+    .SetShapeFn(tf::shape_inference::NoOutputs);
+
+namespace {
+
+// Reads on threads of its own: TensorFlow's would lack in the step that runs meanwhile.
+class PrefetchOp : public tf::AsyncOpKernel {
+ public:
+  using AsyncOpKernel::AsyncOpKernel;
+
+  void ComputeAsync(tf::OpKernelContext* ctx, DoneCallback done) override {
+    try {
+      std::shared_ptr<OpenTable> table;
+      OP_REQUIRES_OK_ASYNC(ctx, GetTable(ctx, &table), done);
+      if (!table->stored()) return done();
+      ctx->env()->SchedClosure([table = std::move(table), keys = ctx->input(1), done]() mutable {
+        // The step that needs a row which cannot be read meets the error itself.
+        static_cast<void>(OrNoMemory([&] {
+          const LookupKeys wanted = KeysOf(keys);
+          return table->table()->ReadAhead(wanted.keys, wanted.n, ProcessPool());
+        }));
+        table.reset();  // nobody waits for what comes after done()
+        done();
+      });
+    } catch (const std::exception&) {
+      ctx->CtxFailure(CaughtStatus());
+      done();
+    }
+  }
+};
+
+SOK_REGISTER_ASYNC_KERNEL("Prefetch", PrefetchOp);
+
+}  // namespace
+
+}  // namespace sok
