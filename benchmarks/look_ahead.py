@@ -114,10 +114,15 @@ def batches(dist: str, rows: int, count: int, random: np.random.Generator) -> tf
 
 
 def measure(
-    disk: Trained, memory: Trained, dist: str, kind: str, milliseconds: float, args: Any
+    disk: Trained,
+    memory: Trained,
+    dist: str,
+    kind: str,
+    milliseconds: float,
+    random: np.random.Generator,
+    args: argparse.Namespace,
 ) -> dict[str, float]:
     """Returns the median milliseconds of a step of each contender, in blocks that alternate."""
-    random = np.random.default_rng(args.seed)
     work = WORK[kind](milliseconds) if milliseconds else lambda loss: 0.0 * loss
     count = args.block * (args.blocks + 1)
     plain = batches(dist, disk.rows, count, random)
@@ -162,13 +167,14 @@ def main() -> None:
         for table in (disk, memory):
             table.fill()
         storage.flush()
+        random = np.random.default_rng(args.seed)  # no case has the batches of another one
         for dist in args.dist:
             for kind in args.work:
                 for milliseconds in args.ms:
                     if not milliseconds and kind != args.work[0]:
                         continue
                     before = disk.layer.table.stats()
-                    found = measure(disk, memory, dist, kind, milliseconds, args)
+                    found = measure(disk, memory, dist, kind, milliseconds, random, args)
                     after = disk.layer.table.stats()
                     case = {
                         "dist": dist,

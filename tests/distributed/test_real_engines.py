@@ -81,7 +81,7 @@ def test_workers_of_spark_have_each_row_of_a_frame_once_in_an_order_of_their_val
     for text, expected in zip(
         refused,
         (
-            "Expected a value in each row of column 'id'",
+            "Expected a value everywhere in column 'id'",
             "arrays of them in column 'moment'. Received: timestamp",
             "Expected workers, data or both. Received: neither",
             "Expected workers to be a positive integer. Received: 0",
