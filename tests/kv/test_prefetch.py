@@ -159,4 +159,4 @@ def test_programs_return_what_they_do_without_reading_ahead(tmp_path, programs):
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_array_equal(one, other, err_msg=f"program {number} of seed {seed}")
         read += rows
-    assert read > 20 * programs
+    assert read > programs
