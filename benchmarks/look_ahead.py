@@ -54,16 +54,17 @@ class Trained:
             places = np.arange(first, min(first + CHUNK, self.rows), dtype=np.uint64)
             self.layer.table.assign(keys_of(places).view(np.int64), vectors[: len(places)])
 
-    def step(self, work: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[tf.Tensor], None]:
-        """Returns a step of training, whose loss `work` passes on."""
+    def step(self, work: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[tf.Tensor], tf.Tensor]:
+        """Returns a step of training, which returns its loss, with what `work` makes of it."""
 
         @tf.function(jit_compile=False)
-        def step(keys: tf.Tensor) -> None:
+        def step(keys: tf.Tensor) -> tf.Tensor:
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean(self.layer(keys, training=True) ** 2)
                 loss = loss + tf.stop_gradient(work(loss))
             variables = self.layer.trainable_variables
             self.optimizer.apply(tape.gradient(loss, variables), variables)
+            return loss
 
         return step
 
@@ -91,7 +92,8 @@ def computing(milliseconds: float) -> Callable[[tf.Tensor], tf.Tensor]:
     began = time.perf_counter()
     multiply(start, tf.constant(200))
     times = max(1, round(200 * milliseconds / 1e3 / (time.perf_counter() - began)))
-    return lambda loss: 0.0 * multiply(start + loss, tf.constant(times))[0, 0]
+    # Not zero times that, which TensorFlow would leave out.
+    return lambda loss: 1e-30 * multiply(start + loss, tf.constant(times))[0, 0]
 
 
 WORK = {"sleep": waiting, "matmul": computing}
