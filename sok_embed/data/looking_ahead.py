@@ -37,9 +37,9 @@ def look_ahead(
     is taken.
 
     Rows that are read ahead, of all tables of a storage, take up to a quarter of its cache until
-    their step has used them. Keys that are not in the cache and for which there is no room are left
-    to their step, and `Table.stats` counts them as `left_behind`. A row that cannot be read is an
-    error of the step that needs it.
+    their step has used them. Keys whose rows would take more are left to their step, and
+    `Table.stats` counts them as `left_behind`. A row that cannot be read is an error of the step
+    that needs it.
 
     With several workers each one reads those rows of its own batches that lie on itself; give
     `sok_embed.data.join` the dataset that this function returns.
