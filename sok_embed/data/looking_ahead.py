@@ -56,8 +56,7 @@ def look_ahead(
         dataset: Batches as `fit` takes them, or whatever `model` takes.
         model: The model, built. Or a function that calls the layers with a batch, for a loop of
             your own, such as `lambda batch: model(batch["features"])`.
-        steps: The number of batches whose rows are read before the step that runs has ended, from 1
-            on. They are kept in memory too.
+        steps: The number of batches that are read ahead, and kept in memory; 1 at least.
 
     Returns:
         The batches of the dataset, in its order. The dataset itself, where no table of the model
@@ -110,7 +109,7 @@ def _prefetch(spec: Any, call: Callable[[Any], Any]) -> Callable[..., Any] | Non
 
     def trace(*flat: tf.Tensor) -> list[tf.Tensor]:
         batch = tf.nest.pack_sequence_as(spec, flat, expand_composites=True)
-        # Whatever the model would keep of a call, such as losses, is dropped with the scope.
+        # The scope drops what the model would keep of a call, such as losses.
         with keras.StatelessScope(), seen_keys() as seen:
             call(batch)
         graph = tf.compat.v1.get_default_graph()

@@ -141,7 +141,7 @@ class Program:
             self.storage.flush(wait=bool(self._random.random() < 0.5))
 
     def _between(self):
-        # Which rows an eviction takes, and which have expired, hangs on the time of the calls.
+        # Evictions and expiry depend on the time of the calls.
         self.now += int(self._random.integers(0, 4))
         if self._random.random() < 0.1:
             self.storage.close()
