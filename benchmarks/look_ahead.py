@@ -1,13 +1,15 @@
 """How much sooner does a step end whose rows were read from the disk ahead?
 
     python benchmarks/look_ahead.py --folder /data/rows
+    sok-embed run -np 2 python benchmarks/look_ahead.py --folder /data/rows
 
 Makes a table on disk of --rows rows of 16 floats with Adagrad's accumulator, and trains it with
 batches of 2,048 examples of 26 keys, by Zipf's law and uniform. Each step has other work too, of 0,
 10 and 40 ms: with --work sleep the processor waits for it, as for an accelerator, and with --work
 matmul it computes on all cores. Steps with `sok_embed.data.look_ahead` and without alternate in
 blocks, on the same table and its cache, each block with batches that no other has; a table in
-memory of --memory-rows rows takes turns too. Prints the median milliseconds of a step, and the
+memory of --memory-rows rows takes turns too. Several workers share the rows and the cache, and each
+has batches of its own. Prints the median milliseconds of a step, and the
 ratios. Goals by Zipf's law and 40 ms of other work: 1.6 times the steps a second, and at most 1.25
 times the time of the table in memory.
 """
@@ -52,7 +54,9 @@ class Trained:
         vectors = np.full([CHUNK, DIM], 0.01, np.float32)
         for first in range(0, self.rows, CHUNK):
             places = np.arange(first, min(first + CHUNK, self.rows), dtype=np.uint64)
-            self.layer.table.assign(keys_of(places).view(np.int64), vectors[: len(places)])
+            keys = keys_of(places)
+            keys = keys[keys % sok.size() == sok.rank()]
+            self.layer.table.assign(keys.view(np.int64), vectors[: len(keys)])
 
     def step(self, work: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[tf.Tensor], tf.Tensor]:
         """Returns a step of training, which returns its loss, with what `work` makes of it."""
@@ -162,14 +166,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", help="where the table lies; it is removed at the end")
     args = parser.parse_args()
+    sok.init()
     folder = tempfile.mkdtemp(prefix="look-ahead-", dir=args.folder)
     try:
-        storage = sok.Storage(f"{folder}/rows", cache_bytes=int(args.cache_gib * 2**30))
+        cache_bytes = int(args.cache_gib * 2**30) // sok.size()
+        storage = sok.Storage(f"{folder}/rows", cache_bytes=cache_bytes)
         disk, memory = Trained(args.rows, storage), Trained(args.memory_rows)
         for table in (disk, memory):
             table.fill()
         storage.flush()
-        random = np.random.default_rng(args.seed)  # no case has the batches of another one
+        # No case has the batches of another one.
+        random = np.random.default_rng([args.seed, sok.rank()])
         for dist in args.dist:
             for kind in args.work:
                 for milliseconds in args.ms:
@@ -179,6 +186,7 @@ def main() -> None:
                     found = measure(disk, memory, dist, kind, milliseconds, random, args)
                     after = disk.layer.table.stats()
                     case = {
+                        "workers": sok.size(),
                         "dist": dist,
                         "work": kind if milliseconds else "none",
                         "work_ms": milliseconds,
@@ -189,7 +197,8 @@ def main() -> None:
                         "goals": GOALS,
                     }
                     line = " ".join(f"{name}={value}" for name, value in case.items())
-                    report(case, line)
+                    if sok.rank() == 0:
+                        report(case, line)
         storage.close()
     finally:
         shutil.rmtree(folder)

@@ -39,7 +39,9 @@ from sok_embed.tf_ops.collections import (
     collection_answer,
     collection_asked,
     collection_pool,
+    collection_own_keys,
     collection_request,
+    collection_to_come,
     collection_serve,
 )
 from sok_embed.tf_ops.collections_on_gpu import collection_pool_on_gpu, collection_serve_on_gpu
@@ -144,7 +146,9 @@ __all__ = [
     "collection_asked",
     "collection_pool",
     "collection_pool_on_gpu",
+    "collection_own_keys",
     "collection_request",
+    "collection_to_come",
     "collection_serve",
     "collection_serve_on_gpu",
     "commit",

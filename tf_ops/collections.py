@@ -150,8 +150,12 @@ def collection_request(
     pools: Sequence[bool],
     trains: bool = True,
     said: Sequence[tf.Tensor] = (),
+    ahead: int = 0,
+    on_disk: Sequence[bool] = (),
 ) -> CollectionRequest:
     """Finds the distinct keys of each table over all features that share it.
+
+    What was found ahead, of the same keys, is taken as it is.
 
     Args:
         plan: The plan of the collection.
@@ -163,6 +167,10 @@ def collection_request(
         trains: True if rows get gradients; if not, keys of tables that are `ON_ALL` are not sent.
         said: int64, one number for each key, of the features whose tables have `says`, in their
             order. For equal keys of a table the greatest number is sent.
+        ahead: Not 0: the result is kept for the step that asks with the same keys, beside those of
+            so many calls of this op. 0: the call is that of a step.
+        on_disk: True for each table whose owners hear of keys that will be asked for, as far as
+            these were found ahead. Empty: for none.
 
     Raises:
         tf.errors.InvalidArgumentError: For a key that is not below the limit of its table, for
@@ -194,7 +202,32 @@ def collection_request(
             workers=plan.workers,
             rank=plan.rank,
             fingerprint=_fingerprint(plan, pools),
+            ahead=ahead,
+            on_disk=list(on_disk),
         )
+    )
+
+
+def collection_own_keys(asked: tf.Tensor, tables: int) -> list[tf.Tensor]:
+    """Returns the keys of a request that this worker owns, int64 `[n]` for each of so many tables.
+
+    Args:
+        asked: A variant of `collection_request`.
+        tables: The number of tables.
+    """
+    return list(ops.sok_embed_collection_own_keys(asked=asked, num_tables=tables))
+
+
+def collection_to_come(message: tf.Tensor, splits: tf.Tensor, tables: int) -> list[tf.Tensor]:
+    """Returns the keys that other workers will ask for later, int64 `[n]` for each table.
+
+    Args:
+        message: int64, segments of `collection_request` from every worker.
+        splits: int32 `[workers]`, words of each.
+        tables: The number of tables.
+    """
+    return list(
+        ops.sok_embed_collection_to_come(message=message, message_splits=splits, num_tables=tables)
     )
 
 

@@ -302,7 +302,7 @@ def exists(table: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
     return metadata(table, keys).exists
 
 
-def prefetch(table: tf.Tensor, keys: tf.Tensor) -> tf.Operation | None:
+def prefetch(table: tf.Tensor, keys: tf.Tensor, later: bool = False) -> tf.Operation | None:
     """Reads rows of a storage into its cache, for lookups that will ask for them. Makes no rows.
 
     It runs beside lookups and steps, whose results are those without it. Of a table in memory it
@@ -311,12 +311,13 @@ def prefetch(table: tf.Tensor, keys: tf.Tensor) -> tf.Operation | None:
     Args:
         table: A handle.
         keys: int32, int64 or uint64 of any shape. Keys without a row are searched for in vain.
+        later: True if the keys are only noted; the next call with `False` reads their rows too.
 
     Returns:
         The operation, which ends when the rows have been read; eagerly `None`. A row that cannot be
         read is an error of the lookup that needs it.
     """
-    return ops.sok_embed_prefetch(table=table, keys=keys)
+    return ops.sok_embed_prefetch(table=table, keys=keys, later=later)
 
 
 def list_keys(table: tf.Tensor, part: int) -> tuple[tf.Tensor, tf.Tensor]:

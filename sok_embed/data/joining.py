@@ -13,6 +13,7 @@ from sok_embed.keras_bridge.training_factors import offer_factors
 
 _PARTS = "Expected batches (x,), (x, y) or (x, y, sample_weight)."
 _JOINED = "_sok_embed_joined"  # marks datasets that have been joined
+LOOKS_AHEAD = "_sok_embed_ahead"  # marks those of look_ahead, which make enough batches ahead
 _last = 0  # the greatest number that a dataset has, by which workers find its exchanges
 
 
@@ -86,7 +87,9 @@ def join(dataset: tf.data.Dataset, *, training: bool = True) -> tf.data.Dataset:
     # A worker that has not made this call is waited for here.
     name, batches = _agreed(dataset, training, communicator)
     # Reading ahead sends nothing as long as it comes before the exchange.
-    own = dataset.prefetch(tf.data.AUTOTUNE).map(lambda *batch: (True, batch))
+    if not hasattr(dataset, LOOKS_AHEAD):
+        dataset = dataset.prefetch(tf.data.AUTOTUNE)
+    own = dataset.map(lambda *batch: (True, batch))
     empty = tf.data.Dataset.from_tensors((False, tf.nest.map_structure(_empty, spec))).repeat()
     endless = own.concatenate(empty)
     joined = _finished(endless, batches, training, communicator, name)

@@ -10,12 +10,18 @@ import tensorflow as tf
 
 from sok_embed import tf_ops
 from sok_embed.arguments import check_integer
-from sok_embed.data.joining import is_joined
+from sok_embed.data.joining import LOOKS_AHEAD, is_joined
 from sok_embed.keras_bridge.anchors import forget_with
-from sok_embed.lookups.seen_keys import seen_keys
+from sok_embed.lookups.seen_keys import is_on_disk, seen_keys
 
 # The ops of this package that may run ahead.
-_PURE = {f"SokEmbed>{name}" for name in ("Prefetch", "HashPositions", "RowSplits", "StaticBuckets")}
+_PURE = {
+    f"SokEmbed>{name}"
+    for name in ("Prefetch", "CollectionRequest", "HashPositions", "RowSplits", "StaticBuckets")
+}
+# Beside the batches that wait, the step has one, the next one is being made, and
+# `sok_embed.data.join` holds one.
+_NOT_WAITING = 3
 
 
 def look_ahead(
@@ -41,8 +47,8 @@ def look_ahead(
     `Table.stats` counts them as `left_behind`. A row that cannot be read is an error of the step
     that needs it.
 
-    With several workers each one reads those rows of its own batches that lie on itself; give
-    `sok_embed.data.join` the dataset that this function returns.
+    With several workers each one tells the others which of their rows on disk it will ask for, and
+    may look ahead or not. Give `sok_embed.data.join` the dataset that this function returns.
 
     Example:
     >>> import numpy as np
@@ -75,7 +81,7 @@ def look_ahead(
             "look_ahead returns."
         )
     spec = dataset.element_spec
-    prefetch = _prefetch(spec, _caller(model))
+    prefetch = _prefetch(spec, _caller(model), steps)
     if prefetch is None:
         return dataset
 
@@ -85,7 +91,9 @@ def look_ahead(
         return tf.nest.pack_sequence_as(spec, tf.nest.flatten(parts))
 
     # One batch after the other: the next step's rows come first.
-    return dataset.map(ahead).prefetch(steps)
+    looking = dataset.map(ahead).prefetch(steps)
+    setattr(looking, LOOKS_AHEAD, True)
+    return looking
 
 
 def _caller(model: Any) -> Callable[[Any], Any]:
@@ -100,7 +108,7 @@ def _caller(model: Any) -> Callable[[Any], Any]:
     return lambda batch: model(keras.utils.unpack_x_y_sample_weight(batch)[0], training=False)
 
 
-def _prefetch(spec: Any, call: Callable[[Any], Any]) -> Callable[..., Any] | None:
+def _prefetch(spec: Any, call: Callable[[Any], Any], steps: int) -> Callable[..., Any] | None:
     """Returns a function of a batch's flat tensors that reads rows ahead.
 
     `None`: no table lies in a storage.
@@ -110,11 +118,20 @@ def _prefetch(spec: Any, call: Callable[[Any], Any]) -> Callable[..., Any] | Non
     def trace(*flat: tf.Tensor) -> list[tf.Tensor]:
         batch = tf.nest.pack_sequence_as(spec, flat, expand_composites=True)
         # The scope drops what the model would keep of a call, such as losses.
-        with keras.StatelessScope(), seen_keys() as seen:
+        with keras.StatelessScope(), seen_keys(steps + _NOT_WAITING) as seen:
             call(batch)
         graph = tf.compat.v1.get_default_graph()
-        for table, keys in seen:
-            if getattr(table, "storage", None) is None:
+        known = set()  # the tables that a request is for
+        for tables, asked in seen.requests:
+            if asked.graph is not graph or _impure(asked.op):
+                continue
+            own = tf_ops.collection_own_keys(asked, len(tables))
+            for table, keys in zip(tables, own, strict=True):
+                known.add(id(table))
+                if is_on_disk(table):
+                    reads.append(tf_ops.prefetch(table.resource_handle, keys))
+        for table, keys in seen.keys:
+            if not is_on_disk(table) or id(table) in known:
                 continue
             if keys.graph is not graph:
                 raise ValueError(
@@ -122,13 +139,19 @@ def _prefetch(spec: Any, call: Callable[[Any], Any]) -> Callable[..., Any] | Non
                     f"table '{table.name}' within a tf.function, or a function of tf.map_fn or "
                     "tf.cond. Give look_ahead a function that calls the layers themselves."
                 )
+            if impure := _impure(keys.op):
+                raise ValueError(
+                    "Expected keys that are a function of the batch alone. Received: a lookup "
+                    f"whose keys depend on {', '.join(sorted(impure))}. Give look_ahead a function "
+                    "that calls the other layers."
+                )
             reads.append(tf_ops.prefetch(table.resource_handle, keys))
-        if not seen:
+        if not seen.keys:
             raise ValueError(
                 "Expected a model that looks keys up when it is called. Received: one without a "
                 "layer of this package, or that calls its layers on other threads."
             )
-        forget_with(trace, seen[0].keys)
+        forget_with(trace, seen.keys[0].keys)
         return []
 
     signature = [
@@ -136,21 +159,19 @@ def _prefetch(spec: Any, call: Callable[[Any], Any]) -> Callable[..., Any] | Non
         for each in tf.nest.flatten(spec, expand_composites=True)
     ]
     traced = tf.compat.v1.wrap_function(trace, signature)
-    if not reads:
-        return None
     # Without the rest of the model, such as its lookups.
-    pruned = traced.prune(traced.inputs[: len(signature)], reads)
-    _check_pure(pruned.graph)
-    return pruned
+    return traced.prune(traced.inputs[: len(signature)], reads) if reads else None
 
 
-def _check_pure(graph: tf.Graph) -> None:
-    """Raises for keys that a lookup comes before, which would count keys and make rows ahead."""
-    types = {operation.type for operation in graph.get_operations()}
-    theirs = {each for each in types if each.startswith(("SokEmbed>", "Horovod"))} - _PURE
-    if theirs:
-        raise ValueError(
-            "Expected keys that are a function of the batch alone. Received: a lookup whose keys "
-            f"depend on {', '.join(sorted(theirs))}. Give look_ahead a function that calls "
-            "the other layers."
-        )
+def _impure(operation: tf.Operation) -> set[str]:
+    """Returns the types of ops that an op depends on and that would count keys or make rows."""
+    found: set[tf.Operation] = set()
+    left = [operation]
+    while left:
+        one = left.pop()
+        if one not in found:
+            found.add(one)
+            left += [each.op for each in one.inputs]
+            left += one.control_inputs
+    types = {each.type for each in found}
+    return {each for each in types if each.startswith(("SokEmbed>", "Horovod"))} - _PURE

@@ -113,7 +113,8 @@ class CollectionLookup(Lookup):
                 counted=context.counted,
             )
 
-        place: OnHost | OnGpu = OnHost(serve, self._packed)
+        tables = [self._tables[each] for each in plan.table_names]
+        place: OnHost | OnGpu = OnHost(serve, tables, self._packed)
         if device is not None:
             place = OnGpu(handles, device, context.trains, trainable, context.anchor)
         return pooled_rows(

@@ -10,11 +10,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
 from sok_embed import communicators, tf_ops
+from sok_embed.lookups.seen_keys import is_on_disk, note_request, requests_ahead
 from sok_embed.lookups.served_bags import served_bags
 from sok_embed.tf_ops.served import is_serving
 from sok_embed.training.commit import TrainedTable
@@ -63,11 +64,18 @@ class OnHost(NamedTuple):
     Attributes:
         serve: A function that reads the rows that all workers have asked this one for. Its
             arguments are the `pools` of the request, the message that has arrived, and its splits.
+        tables: The tables of the plan.
         packed: True for rows of bfloat16 between workers, as for `tf_ops.collection_pool`.
     """
 
     serve: Callable[[Sequence[bool], tf.Tensor, tf.Tensor], tf_ops.CollectionRows]
+    tables: Sequence[Any]
     packed: bool = False
+
+    @property
+    def on_disk(self) -> list[bool]:
+        """True for each table that lies in a storage."""
+        return [is_on_disk(each) for each in self.tables]
 
     def rows(self, plan: tf_ops.CollectionPlan, asked: _Asked) -> tf_ops.CollectionRows:
         """Returns the rows that workers ask for."""
@@ -222,7 +230,7 @@ def pooled_rows(
         pooled = place.read_and_pooled(plan, batch, concat, of_ops)
     else:
         plan = _agreed(plan, tables, place)
-        asked = _to_owners(plan, batch, name, trains)
+        asked = _to_owners(plan, batch, place, name, trains)
         rows = _to_askers(asked.request, place.rows(plan, asked), name)
         pooled = place.pooled(plan, batch, rows, asked.request.asked, concat, of_ops)
     return [tf.cast(vectors, dtype) for vectors in pooled]
@@ -244,9 +252,16 @@ def _agreed(
     return dataclasses.replace(plan, fingerprint=fingerprint)
 
 
-def _to_owners(plan: tf_ops.CollectionPlan, batch: PooledBatch, name: str, trains: bool) -> _Asked:
+def _to_owners(
+    plan: tf_ops.CollectionPlan,
+    batch: PooledBatch,
+    place: OnHost | OnGpu,
+    name: str,
+    trains: bool,
+) -> _Asked:
     """Sends the distinct keys of each table to the owners of their rows."""
-    pools = plan.pools(batch.bags, batch.weights)
+    pools, communicator = plan.pools(batch.bags, batch.weights), communicators.current()
+    on_disk = place.on_disk if isinstance(place, OnHost) and communicator.size > 1 else []
     request = tf_ops.collection_request(
         plan,
         batch.keys,
@@ -256,10 +271,19 @@ def _to_owners(plan: tf_ops.CollectionPlan, batch: PooledBatch, name: str, train
         pools=pools,
         trains=trains,
         said=batch.routes,
+        ahead=requests_ahead(),
+        on_disk=on_disk if any(on_disk) else (),
     )
-    message, splits, communicator = request.message, request.splits, communicators.current()
+    if isinstance(place, OnHost):
+        note_request(place.tables, request.asked)
+    message, splits = request.message, request.splits
     if communicator.size > 1:
         message, splits = communicator.all_to_all(message, splits, f"{name}.keys")
+    if any(on_disk):
+        to_come = tf_ops.collection_to_come(message, splits, len(on_disk))
+        for table, keys in zip(place.tables, to_come, strict=True):
+            if is_on_disk(table):
+                tf_ops.prefetch(table.resource_handle, keys, later=True)
     return _Asked(request, pools, message, splits)
 
 
@@ -365,7 +389,7 @@ def look_up(
         return tf_ops.collection_answer(found, sizes)
 
     tables = [each.table for each in queries]
-    return pooled_rows(plan, batch, tables, on_gpu or OnHost(serve), name, dtype=dtype)
+    return pooled_rows(plan, batch, tables, on_gpu or OnHost(serve, tables), name, dtype=dtype)
 
 
 def _plan_of(queries: Sequence[TableQuery]) -> tf_ops.CollectionPlan:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -22,13 +23,44 @@ class SeenKeys(NamedTuple):
     keys: tf.Tensor
 
 
-_seen: ContextVar[list[SeenKeys] | None] = ContextVar("seen_keys", default=None)
+class SeenRequest(NamedTuple):
+    """A request of one lookup or of several, which a step takes.
+
+    Attributes:
+        tables: The tables on this worker.
+        asked: The variant of `tf_ops.collection_request`.
+    """
+
+    tables: Sequence[Any]
+    asked: tf.Tensor
+
+
+@dataclasses.dataclass
+class Seen:
+    """The keys and requests of lookups.
+
+    Attributes:
+        ahead: The number of requests that are kept, as for `tf_ops.collection_request`.
+        keys: The keys of each lookup.
+        requests: The requests of lookups that send keys to several workers, or pool.
+    """
+
+    ahead: int
+    keys: list[SeenKeys] = dataclasses.field(default_factory=list)
+    requests: list[SeenRequest] = dataclasses.field(default_factory=list)
+
+
+_seen: ContextVar[Seen | None] = ContextVar("seen_keys", default=None)
 
 
 @contextlib.contextmanager
-def seen_keys() -> Iterator[list[SeenKeys]]:
-    """Yields a list, to which each lookup within adds its keys."""
-    seen: list[SeenKeys] = []
+def seen_keys(ahead: int) -> Iterator[Seen]:
+    """Yields an object to which each lookup within adds what it asks for.
+
+    Args:
+        ahead: The number of requests that are kept, as for `tf_ops.collection_request`.
+    """
+    seen = Seen(ahead)
     token = _seen.set(seen)
     try:
         yield seen
@@ -37,7 +69,25 @@ def seen_keys() -> Iterator[list[SeenKeys]]:
 
 
 def note_keys(table: Any, keys: tf.Tensor) -> None:
-    """Adds the keys of a lookup to the list of `seen_keys`, if there is one."""
+    """Adds the keys of a lookup to those of `seen_keys`, if it is open."""
     seen = _seen.get()
     if seen is not None:
-        seen.append(SeenKeys(table, keys))
+        seen.keys.append(SeenKeys(table, keys))
+
+
+def requests_ahead() -> int:
+    """Returns how many requests `seen_keys` keeps for steps; 0 if it is not open."""
+    seen = _seen.get()
+    return 0 if seen is None else seen.ahead
+
+
+def note_request(tables: Sequence[Any], asked: tf.Tensor) -> None:
+    """Adds a request to those of `seen_keys`, if it is open."""
+    seen = _seen.get()
+    if seen is not None:
+        seen.requests.append(SeenRequest(tables, asked))
+
+
+def is_on_disk(table: Any) -> bool:
+    """Returns whether the rows of a table lie in a storage, from which they can be read ahead."""
+    return getattr(table, "storage", None) is not None

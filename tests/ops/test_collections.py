@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sok_embed import tf_ops
+import sok_embed
+from sok_embed import kv, tf_ops
 from sok_embed.tables.owners import mixed_owners
 from sok_embed.tf_ops.native import ops
 
@@ -476,3 +477,76 @@ def test_wrong_attributes_are_refused():
             request_of(replace(PLAN, **wrong))
     with pytest.raises(INVALID, match="number of keys of at least 0, got -1"):
         request_of(replace(PLAN, max_lengths=(0, -1, 0)))
+
+
+# --- requests that are made before their step
+
+
+def on_two(a: Any, **how: Any) -> Any:
+    """The request of worker 0 of two, whose tables are spread by the remainder of keys."""
+    plan = replace(PLAN, workers=2, placements=(tf_ops.BY_MODULO,) * 2, key_limits=(0, 0))
+    keys = [tf.convert_to_tensor(each, tf.int64) for each in (a, B, C)]
+    how = {"combiners": ("sum", "mean", "sum"), "pools": NONE_POOLS, **how}
+    return tf_ops.collection_request(plan, keys, BAGS, [tf.constant(SPLITS, tf.int64)], **how)
+
+
+def to_come(message: Any, splits: Any) -> list[list[int]]:
+    return [keys.numpy().tolist() for keys in tf_ops.collection_to_come(message, splits, 2)]
+
+
+def part_for(worker: int, request: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The message that a worker receives if both send this request."""
+    part = np.split(request.message.numpy(), np.cumsum(request.splits)[:-1])[worker]
+    return np.concatenate([part, part]), np.array([len(part)] * 2, np.int32)
+
+
+def test_an_owner_hears_of_the_newest_keys_that_were_found_ahead() -> None:
+    batches = [A, A + 100, A + 200]
+    plain = [on_two(batch) for batch in batches]
+    dataset = tf.data.Dataset.from_tensor_slices(np.stack(batches))
+    ahead = dataset.map(lambda batch: on_two(batch, ahead=4, on_disk=(True, False)).message)
+    iterator = iter(ahead)
+    for request in plain:
+        np.testing.assert_array_equal(next(iterator), request.message)
+    # The keys of table 0 of the third batch come with the first request, for worker 1 alone.
+    first = on_two(batches[0], on_disk=(True, False))
+    told = [to_come(*part_for(worker, first)) for worker in range(2)]
+    odd = [key for key in dict.fromkeys([*batches[2].ravel(), *B]) if key % 2]
+    assert told == [[[], []], [2 * odd, []]]
+    # They come once, and make no other difference.
+    for batch, request in zip(batches[1:], plain[1:], strict=True):
+        again = on_two(batch, on_disk=(True, False))
+        np.testing.assert_array_equal(again.message, request.message)
+    np.testing.assert_array_equal(first.gradient_splits, plain[0].gradient_splits)
+
+
+def test_keys_to_come_are_those_of_tables_on_disk_and_of_this_request() -> None:
+    dataset = tf.data.Dataset.from_tensor_slices(np.stack([A, A + 100]))
+    for on_disk, others in (((), True), ((False, True), True), ((True, True), False)):
+        iterator = iter(dataset.map(lambda a, d=on_disk: on_two(a, ahead=4, on_disk=d).message))
+        assert len(list(iterator)) == 2
+        asked = on_two(A if others else A + 1, on_disk=on_disk)
+        told = to_come(*part_for(1, asked))
+        assert told == [[], [7, 99, 7, 99] if any(on_disk) and others else []]
+        del iterator
+
+
+def test_noted_keys_are_read_with_those_that_are_given_next(tmp_path: Any) -> None:
+    with kv.Storage(tmp_path) as storage:
+        table = sok_embed.DynamicEmbedding(2, storage=storage, name="rows").table
+        table.assign([1, 2, 3], np.ones([3, 2]))
+    with kv.Storage(tmp_path) as storage:
+        table = sok_embed.DynamicEmbedding(2, storage=storage, name="rows").table
+        tf_ops.prefetch(table.resource_handle, tf.constant([1, 2], tf.int64), later=True)
+        assert table.stats()["read_ahead"] == 0
+        tf_ops.prefetch(table.resource_handle, tf.constant([3], tf.int64))
+        assert table.stats()["read_ahead"] == 3
+        tf_ops.prefetch(table.resource_handle, tf.constant([3], tf.int64))
+        assert table.stats()["read_ahead"] == 3
+
+
+def test_the_own_keys_of_a_request_are_those_that_this_worker_has() -> None:
+    keys = tf_ops.collection_own_keys(on_two(A).asked, 2)
+    assert [each.numpy().tolist() for each in keys] == [[2], []]
+    with pytest.raises(INVALID, match="3 tables"):
+        tf_ops.collection_own_keys(on_two(A).asked, 3)

@@ -13,6 +13,7 @@ LATER = {
     "SokEmbed>Assign": ["with_slots"],
     "SokEmbed>Restore": ["mode"],
     "SokEmbed>AdaptiveRestore": ["mode"],
+    "SokEmbed>CollectionRequest": ["ahead", "on_disk"],
     "SokEmbed>CollectionAsked": ["num_splits", "num_asked", "placements", "pools", "rank"],
 }
 PLAN = tf_ops.CollectionPlan(

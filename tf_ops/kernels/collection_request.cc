@@ -1,13 +1,18 @@
 // SokEmbed>CollectionRequest finds the distinct keys of each table over all features that share it,
-// and writes the message by which this worker asks the others for rows.
+// and writes the message by which this worker asks the others for rows. A request that was made
+// ahead, of the same keys, is taken as it is.
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "core/base/status_macros.h"
+#include "core/base/thread_pool.h"
 #include "core/collection/key_messages.h"
+#include "core/collection/requests_ahead.h"
 #include "core/collection/row_messages.h"
 #include "kernels/collection_resource.h"
 #include "kernels/host_variant.h"
@@ -53,6 +58,10 @@ REGISTER_OP("SokEmbed>CollectionRequest")
     .Attr("workers: int >= 1")
     .Attr("rank: int >= 0")
     .Attr("fingerprint: int")
+    // Not 0: the request is kept for the step that asks with the same keys; so many are kept.
+    .Attr("ahead: int >= 0 = 0")
+    // (tables) true for tables on disk, whose owners hear of keys to come; empty: none is
+    .Attr("on_disk: list(bool) = []")
     .SetIsStateful()  // otherwise TensorFlow would fold the op for constant keys
     .SetShapeFn([](tf::shape_inference::InferenceContext* c) {
       int workers;
@@ -63,6 +72,20 @@ REGISTER_OP("SokEmbed>CollectionRequest")
       c->set_output(3, c->Vector(workers));
       return absl::OkStatus();
     });
+
+namespace {
+
+// Returns all attributes that a request depends on. What TensorFlow notes, such as the shapes of
+// outputs, begins with "_".
+std::string SignatureOf(const tf::NodeDef& node) {
+  std::string signature;
+  for (const auto& [name, value] : std::map(node.attr().begin(), node.attr().end())) {
+    if (name[0] != '_' && name != "ahead") signature += name + value.SerializeAsString() + "\n";
+  }
+  return signature;
+}
+
+}  // namespace
 
 class CollectionRequestOp : public tf::OpKernel {
  public:
@@ -133,16 +156,28 @@ class CollectionRequestOp : public tf::OpKernel {
     plan->workers = static_cast<uint32_t>(workers);
     plan->rank = static_cast<uint32_t>(rank);
     plan_ = std::move(plan);
+    int64_t most_ahead;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("ahead", &most_ahead));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("on_disk", &on_disk_));
+    OP_REQUIRES(ctx, on_disk_.empty() || on_disk_.size() == tables,
+                UnfitAttributes(ctx->def(), "on_disk of each table"));
+    signature_ = SignatureOf(def());
+    if (most_ahead > 0) {
+      ahead_ = std::make_unique<RequestsAhead>(signature_, static_cast<size_t>(most_ahead));
+    }
   }
 
   void Compute(tf::OpKernelContext* ctx) override {
     std::shared_ptr<const CollectionRequest> request;
+    KeysToCome to_come;
     std::vector<int32_t> keys, gradients(plan_->workers, 0);
-    const Status status = OrNoMemory([&] { return Ask(ctx, &request, &keys, &gradients); });
+    const Status status =
+        OrNoMemory([&] { return Ask(ctx, &request, &to_come, &keys, &gradients); });
     KeyMessage failure;
     if (!status.ok()) {
-      OP_REQUIRES(ctx, plan_->workers > 1, ToAbsl(status));
-      // The other workers wait for this one, and receive the error.
+      // The other workers wait for this one, and receive the error; and a request that cannot be
+      // made ahead is an error of its step.
+      OP_REQUIRES(ctx, plan_->workers > 1 || ahead_ != nullptr, ToAbsl(status));
       request = nullptr;
       failure = WriteFailure(*plan_, status);
       keys = failure.splits;
@@ -154,7 +189,7 @@ class CollectionRequestOp : public tf::OpKernel {
     OP_REQUIRES_OK(ctx, ctx->allocate_output(3, {plan_->workers}, &gradient_splits));
     int64_t* const message = words->flat<int64_t>().data();
     if (request != nullptr) {
-      PutKeys(*request, message);
+      PutKeys(*request, message, to_come);
     } else {
       std::copy(failure.words.begin(), failure.words.end(), message);
     }
@@ -167,19 +202,26 @@ class CollectionRequestOp : public tf::OpKernel {
 
  private:
   Status Ask(tf::OpKernelContext* ctx, std::shared_ptr<const CollectionRequest>* request,
-             std::vector<int32_t>* key_splits, std::vector<int32_t>* gradient_splits) {
+             KeysToCome* to_come, std::vector<int32_t>* key_splits,
+             std::vector<int32_t>* gradient_splits) {
     std::vector<FeatureBags> features;
     Status status = ReadFeatures(ctx, &features);
     if (!status.ok()) return status;
-    auto made = CollectionRequest::Make(plan_, std::move(features), IntraOpPool(ctx));
-    if (!made.ok()) return made.status();
-    auto of_keys = KeySplits(*made.value());
-    if (!of_keys.ok()) return of_keys.status();
-    auto of_gradients = GradientSegmentsOf(*made.value()).Splits();
-    if (!of_gradients.ok()) return of_gradients.status();
-    *key_splits = std::move(of_keys.value());
-    *gradient_splits = std::move(of_gradients.value());
-    *request = std::move(made.value());
+    std::shared_ptr<const CollectionRequest> made;
+    if (ahead_ == nullptr) {
+      RequestsAhead::Taken taken = RequestsAhead::Take(signature_, features);
+      made = std::move(taken.request);
+      if (!on_disk_.empty()) *to_come = {std::move(taken.to_come), on_disk_};
+    }
+    if (made == nullptr) {
+      // TensorFlow's threads would lack in the step that runs meanwhile.
+      const ParallelFor pool = ahead_ == nullptr ? IntraOpPool(ctx) : ProcessPool();
+      SOK_ASSIGN_OR_RETURN(made, CollectionRequest::Make(plan_, features, pool));
+    }
+    SOK_ASSIGN_OR_RETURN(*key_splits, KeySplits(*made, *to_come));
+    SOK_ASSIGN_OR_RETURN(*gradient_splits, GradientSegmentsOf(*made).Splits());
+    if (ahead_ != nullptr) ahead_->Add(made, std::move(features));
+    *request = std::move(made);
     return Status();
   }
 
@@ -236,6 +278,9 @@ class CollectionRequestOp : public tf::OpKernel {
 
   std::vector<int64_t> bags_;
   std::shared_ptr<const CollectionPlan> plan_;
+  std::string signature_;
+  std::vector<bool> on_disk_;
+  std::unique_ptr<RequestsAhead> ahead_;  // null: requests are for a step that runs
 };
 
 SOK_REGISTER_KERNEL("CollectionRequest", CollectionRequestOp);

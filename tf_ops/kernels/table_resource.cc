@@ -1,5 +1,6 @@
 #include "kernels/table_resource.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "tensorflow/core/framework/tensor.h"
@@ -15,6 +16,13 @@ int64_t OpenTable::MemoryUsed() const {
 
 absl::Status OpenTable::CheckProcess() const {
   return storage_ == nullptr ? absl::OkStatus() : ToAbsl(storage_->CheckProcess(), name_);
+}
+
+void OpenTable::NoteKeysToCome(const Key* keys, size_t n) {
+  constexpr size_t kMost = size_t{1} << 20;
+  std::lock_guard<std::mutex> guard(mu_);
+  if (keys_to_come_.size() + n > kMost) keys_to_come_.clear();
+  keys_to_come_.insert(keys_to_come_.end(), keys, keys + std::min(n, kMost));
 }
 
 absl::Status GetTable(tf::OpKernelContext* ctx, std::shared_ptr<OpenTable>* table) {

@@ -62,6 +62,15 @@ class OpenTable {
   // before they log that.
   bool BeginsCopies() { return !copies_.exchange(true); }
 
+  // Notes keys that other workers will ask for in a later step. Of more than a million, which
+  // nobody reads ahead, the earlier ones are dropped.
+  void NoteKeysToCome(const Key* keys, size_t n);
+  // Returns the keys that were noted since the call before.
+  std::vector<Key> TakeKeysToCome() {
+    std::lock_guard<std::mutex> guard(mu_);
+    return std::exchange(keys_to_come_, {});
+  }
+
   // Returns true if step number `step` is a multiple of `every` for which it has not returned true
   // before.
   bool BeginsStep(int64_t step, int64_t every) {
@@ -78,8 +87,9 @@ class OpenTable {
   const std::shared_ptr<std::atomic<bool>> reported_uncounted_ =
       std::make_shared<std::atomic<bool>>(false);
   std::atomic<bool> copies_{false};
-  mutable std::mutex mu_;  // guards the two fields below
+  mutable std::mutex mu_;  // guards the three fields below
   int64_t begun_ = 0;
+  std::vector<Key> keys_to_come_;
   std::shared_ptr<const SlotSources> slot_sources_;
 };
 

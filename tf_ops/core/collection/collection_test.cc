@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -13,6 +14,7 @@
 
 #include "core/base/adaptive_bucket.h"
 #include "core/base/hash.h"
+#include "core/collection/requests_ahead.h"
 #include "core/collection/test_collection.h"
 #include "core/partition/partition.h"
 
@@ -390,6 +392,11 @@ void CheckDamaged(const ServedTables& served, const std::vector<int64_t>& good_w
         words.resize(rng() % words.size());
         words.shrink_to_fit();
     }
+    ForKeysToCome(served.dims.size(), words.data(), words.size(), splits.data(), 2,
+                  [&](size_t table, const Key* keys, size_t n) {
+                    REQUIRE(table < served.dims.size());
+                    REQUIRE(keys + n <= reinterpret_cast<const Key*>(words.data() + words.size()));
+                  });
     const auto read = ReadKeys(served, words.data(), words.size(), splits.data(), 2, nullptr);
     if (words.size() < good_words.size()) CHECK_FALSE(read.ok());
     if (!read.ok()) continue;
@@ -606,6 +613,105 @@ TEST_CASE("bags that a worker is to pool arrive as they were sent, or are refuse
     CHECK(second.bags.length == 2);
   }
   CheckDamaged(served, received[1].first, received[1].second);
+}
+
+TEST_CASE("an owner hears of keys to come behind those that it is asked for") {
+  auto plan = std::make_shared<CollectionPlan>(*TestPlan({2, 3, 2}, {0, 1, 0, 2}, 2));
+  plan->tables[2].placement = {TablePlacement::kOnWorker, 1, true};
+  plan->combiners.resize(4);
+  plan->rank = 0;
+  const auto bags = [](const std::vector<Key>& keys) {
+    return FeatureBags{nullptr, keys.data(), keys.size(), keys.size(), nullptr, 1};
+  };
+  const std::vector<Key> now{1, 2, 2}, later{7, 8, 9, 8, 7};
+  const auto made = [&](const std::vector<Key>& keys) {
+    return Value(
+        CollectionRequest::Make(plan, {bags(keys), bags(keys), bags(keys), bags(keys)}, SerialFor));
+  };
+  const auto request = made(now);
+  const KeysToCome to_come{made(later), {true, false, true}};
+  KeyMessage message{{}, Value(KeySplits(*request, to_come))};
+  message.words.resize(message.splits[0] + message.splits[1]);
+  PutKeys(*request, message.words.data(), to_come);
+  KeyMessage plain = WriteKeys(*request);
+  CHECK(message.splits[0] == plain.splits[0]);  // the sender reads its own rows ahead itself
+  const auto both =
+      AllToAll<int64_t>({{message.words, message.splits}, {plain.words, plain.splits}})[1];
+  const ServedTables served{{2, 3, 2}, {{}, {}, plan->tables[2].placement}, 1};
+  const auto alone =
+      AllToAll<int64_t>({{plain.words, plain.splits}, {plain.words, plain.splits}})[1];
+  const auto read = [&](const auto& got) {
+    return Value(
+        ReadKeys(served, got.first.data(), got.first.size(), got.second.data(), 2, nullptr));
+  };
+  const AskedKeys with = read(both), without = read(alone);
+  CHECK(with.starts == without.starts);
+  CHECK(std::equal(with.keys, with.keys + with.starts.back(), without.keys));
+  CHECK(with.bags[2].size() == without.bags[2].size());
+  std::vector<std::vector<Key>> heard(3), expected(3);
+  const auto hear = [&](const auto& got) {
+    ForKeysToCome(3, got.first.data(), got.first.size(), got.second.data(), 2,
+                  [&](size_t table, const Key* keys, size_t n) {
+                    heard[table].insert(heard[table].end(), keys, keys + n);
+                  });
+  };
+  hear(alone);
+  CHECK(heard == expected);
+  hear(both);
+  ForKeysOf(*to_come.request, 0, 1,
+            [&](const Key* keys, size_t n) { expected[0].assign(keys, keys + n); });
+  expected[2] = later;
+  CHECK(!expected[0].empty());
+  CHECK(heard == expected);
+  CheckDamaged(served, both.first, both.second);
+}
+
+TEST_CASE("a step takes the request that was made ahead of the same keys") {
+  const auto plan = TestPlan({2}, {0}, 1);
+  std::mt19937_64 rng(TestSeed());
+  std::vector<std::vector<Key>> batches;
+  for (int i = 0; i < 9; ++i) batches.push_back({rng() % 3, rng() % 3});
+  const std::vector<int64_t> splits{0, 1, 2}, other_splits{0, 0, 2};
+  const auto features = [&](const std::vector<Key>& keys, const std::vector<int64_t>& at) {
+    return std::vector<FeatureBags>{{nullptr, keys.data(), 2, 2, at.data(), 1}};
+  };
+  // The requests of a look-ahead in a model of it, the oldest first.
+  struct Kept {
+    std::vector<Key> keys;
+    std::shared_ptr<const CollectionRequest> request;
+    bool told = false;
+  };
+  for (int program = 0; program < 200; ++program) {
+    const size_t most = 1 + rng() % 4;
+    RequestsAhead ahead("s", most), of_others("other", 3);
+    std::deque<Kept> model;
+    for (int step = 0; step < 30; ++step) {
+      const std::vector<Key>& keys = batches[rng() % batches.size()];
+      if (rng() % 2 == 0) {
+        const auto made = Value(CollectionRequest::Make(plan, features(keys, splits), SerialFor));
+        ahead.Add(made, features(keys, splits));
+        model.push_back({keys, made});
+        if (model.size() > most) model.pop_front();
+        continue;
+      }
+      CHECK((RequestsAhead::Take("other", features(keys, splits)).request == nullptr));
+      CHECK((RequestsAhead::Take("s", features(keys, other_splits)).request == nullptr));
+      const RequestsAhead::Taken taken = RequestsAhead::Take("s", features(keys, splits));
+      const auto at = std::find_if(model.begin(), model.end(),
+                                   [&](const Kept& each) { return each.keys == keys; });
+      if (at == model.end()) {
+        CHECK((taken.request == nullptr && taken.to_come == nullptr));
+        continue;
+      }
+      CHECK((taken.request == at->request));
+      model.erase(at);
+      const bool tells = !model.empty() && !std::exchange(model.back().told, true);
+      CHECK((taken.to_come == (tells ? model.back().request : nullptr)));
+    }
+  }
+  for (const auto& keys : batches) {  // all of them have gone with their look-ahead
+    CHECK((RequestsAhead::Take("s", features(keys, splits)).request == nullptr));
+  }
 }
 
 }  // namespace

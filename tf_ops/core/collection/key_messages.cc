@@ -66,6 +66,21 @@ class Section {
     return words;
   }
 
+  size_t keys() const {
+    size_t keys = n_;
+    if (bags_ == nullptr) return keys;
+    for (const FeatureBags& bags : *bags_) keys += bags.n;
+    return keys;
+  }
+
+  void VisitKeys(const ::sok::VisitKeys& visit) const {
+    if (n_ > 0) visit(part_.keys.data() + first_, n_);
+    if (bags_ == nullptr) return;
+    for (const FeatureBags& bags : *bags_) {
+      if (bags.n > 0) visit(bags.keys, bags.n);
+    }
+  }
+
   int64_t* Put(int64_t* to) const {
     if (bags_ != nullptr) {
       for (size_t i = 0; i < bags_->size(); ++i) {
@@ -87,6 +102,23 @@ class Section {
   size_t first_ = 0, n_ = 0;                        // of the distinct keys
   const std::vector<FeatureBags>* bags_ = nullptr;  // or bags
 };
+
+// This worker reads its own rows ahead by itself.
+bool HearsOf(const KeysToCome& to_come, uint32_t worker) {
+  return to_come.request != nullptr && worker != to_come.request->plan().rank;
+}
+
+// Returns whether the last words of a segment are keys to come.
+bool AreKeysToCome(const int64_t* words, uint64_t n, size_t tables) {
+  if (n < tables) return false;
+  uint64_t left = n - tables;
+  for (size_t table = 0; table < tables; ++table) {
+    const auto count = static_cast<uint64_t>(words[table]);
+    if (count > left) return false;
+    left -= count;
+  }
+  return left == 0;
+}
 
 // Reads the bags of a section. Returns false if the words are not a section of bags.
 bool ReadBags(const int64_t* words, size_t left, const std::shared_ptr<const void>& hold,
@@ -136,28 +168,52 @@ bool ReadBags(const int64_t* words, size_t left, const std::shared_ptr<const voi
 
 }  // namespace
 
-Result<std::vector<int32_t>> KeySplits(const CollectionRequest& request) {
+void ForKeysOf(const CollectionRequest& request, size_t table, uint32_t worker,
+               const VisitKeys& visit) {
+  Section(request, table, worker).VisitKeys(visit);
+}
+
+Result<std::vector<int32_t>> KeySplits(const CollectionRequest& request,
+                                       const KeysToCome& to_come) {
   const CollectionPlan& plan = request.plan();
-  std::vector<size_t> sizes(plan.workers, kKeyHeader + plan.tables.size());
+  const size_t tables = plan.tables.size();
+  std::vector<size_t> sizes(plan.workers, kKeyHeader + tables);
   for (uint32_t worker = 0; worker < plan.workers; ++worker) {
-    for (size_t table = 0; table < plan.tables.size(); ++table) {
+    for (size_t table = 0; table < tables; ++table) {
       sizes[worker] += Section(request, table, worker).words();
+    }
+    if (!HearsOf(to_come, worker)) continue;
+    sizes[worker] += tables;
+    for (size_t table = 0; table < tables; ++table) {
+      if (to_come.tables[table]) sizes[worker] += Section(*to_come.request, table, worker).keys();
     }
   }
   return AsSplits(sizes, "keys");
 }
 
-void PutKeys(const CollectionRequest& request, int64_t* message) {
+void PutKeys(const CollectionRequest& request, int64_t* message, const KeysToCome& to_come) {
   const CollectionPlan& plan = request.plan();
+  const size_t tables = plan.tables.size();
   for (uint32_t worker = 0; worker < plan.workers; ++worker) {
     int64_t* const header = message;
     header[0] = 0;
     header[1] = plan.fingerprint;
-    message += kKeyHeader + plan.tables.size();
-    for (size_t table = 0; table < plan.tables.size(); ++table) {
+    message += kKeyHeader + tables;
+    for (size_t table = 0; table < tables; ++table) {
       const Section section(request, table, worker);
       header[kKeyHeader + table] = static_cast<int64_t>(section.words());
       message = section.Put(message);
+    }
+    if (!HearsOf(to_come, worker)) continue;
+    int64_t* const counts = std::exchange(message, message + tables);
+    for (size_t table = 0; table < tables; ++table) {
+      counts[table] = 0;
+      if (!to_come.tables[table]) continue;
+      Section(*to_come.request, table, worker).VisitKeys([&](const Key* keys, size_t n) {
+        std::memcpy(message, keys, n * sizeof(Key));
+        message += n;
+        counts[table] += static_cast<int64_t>(n);
+      });
     }
   }
 }
@@ -235,7 +291,7 @@ Result<AskedKeys> FindKeys(const ServedTables& served, const int64_t* message, s
       from += count;
       left -= count;
     }
-    if (left != 0) return damaged(worker);
+    if (left != 0 && !AreKeysToCome(from, left, tables)) return damaged(worker);
   }
   std::vector<size_t> starts(1, 0);
   for (size_t keys : asked_keys) starts.push_back(starts.back() + keys);
@@ -249,6 +305,31 @@ Result<AskedKeys> FindKeys(const ServedTables& served, const int64_t* message, s
                    nullptr,
                    std::move(starts),
                    std::move(bags)};
+}
+
+void ForKeysToCome(size_t tables, const int64_t* message, size_t words, const int32_t* splits,
+                   size_t workers, const VisitTableKeys& visit) {
+  const int64_t *segment = message, *const last = message + words;
+  for (size_t worker = 0; worker < workers; ++worker) {
+    uint64_t left = static_cast<uint64_t>(std::max(splits[worker], 0));
+    if (left > static_cast<uint64_t>(last - segment)) return;
+    const int64_t* const header = std::exchange(segment, segment + left);
+    if (left < kKeyHeader + tables || header[0] != 0) continue;
+    left -= kKeyHeader + tables;
+    const int64_t* at = header + kKeyHeader + tables;
+    for (size_t table = 0; table < tables; ++table) {
+      const auto count = std::min(static_cast<uint64_t>(header[kKeyHeader + table]), left);
+      at += count;
+      left -= count;
+    }
+    if (!AreKeysToCome(at, left, tables)) continue;
+    const int64_t* const to_come = std::exchange(at, at + tables);
+    for (size_t table = 0; table < tables; ++table) {
+      const auto n = static_cast<size_t>(to_come[table]);
+      if (n > 0) visit(table, reinterpret_cast<const Key*>(at), n);
+      at += n;
+    }
+  }
 }
 
 void CopyKeys(const ServedTables& served, const AskedKeys& asked, size_t table, Key* keys,

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -19,20 +20,34 @@ namespace sok {
 // counts keys, how often each key stands in the batch; then, if the table has CollectedTable::says,
 // a number for each key. If the receiver pools the table, its words are the bags of each feature
 // instead: the number of bags, their combiner, their length (or -1 and the length of each bag, two
-// to a word), and their keys.
+// to a word), and their keys. A message may end with keys to come: how many of each table, and the
+// keys.
 struct KeyMessage {
   std::vector<int64_t> words;
   std::vector<int32_t> splits;  // (workers) words of each segment
 };
 
+// Keys that this worker will ask for in a later step. Owners that hear of them read the rows from
+// the disk ahead.
+struct KeysToCome {
+  std::shared_ptr<const CollectionRequest> request;  // null: none
+  std::vector<bool> tables;                          // those that the owners hear of
+};
+
 // Returns the number of words of each segment of a request's message. Error: kInvalidArgument if a
 // number does not fit into int32.
-Result<std::vector<int32_t>> KeySplits(const CollectionRequest& request);
+Result<std::vector<int32_t>> KeySplits(const CollectionRequest& request,
+                                       const KeysToCome& to_come = {});
 // Writes the message of a request; `message` has room for the words of all segments of KeySplits.
-void PutKeys(const CollectionRequest& request, int64_t* message);
+void PutKeys(const CollectionRequest& request, int64_t* message, const KeysToCome& to_come = {});
 // Makes the message that tells all workers that this one has failed before it could ask for
 // anything. Long texts are cut.
 KeyMessage WriteFailure(const CollectionPlan& plan, const Status& failure);
+
+// Passes on the keys of a table that a request asks a worker for, in one piece or more.
+using VisitKeys = std::function<void(const Key* keys, size_t n)>;
+void ForKeysOf(const CollectionRequest& request, size_t table, uint32_t worker,
+               const VisitKeys& visit);
 
 // Bags of one feature of another worker, which this worker is to pool.
 struct AskedBags {
@@ -81,6 +96,10 @@ struct ServedTables {
 // configurations; kInvalidArgument for a message in another format.
 Result<AskedKeys> FindKeys(const ServedTables& tables, const int64_t* message, size_t words,
                            const int32_t* splits, size_t workers, std::shared_ptr<const void> hold);
+// Passes on the keys to come of each table. A segment that FindKeys would refuse has none.
+using VisitTableKeys = std::function<void(size_t table, const Key* keys, size_t n)>;
+void ForKeysToCome(size_t tables, const int64_t* message, size_t words, const int32_t* splits,
+                   size_t workers, const VisitTableKeys& visit);
 // Copies the keys that workers have asked of a table, worker by worker, with their counts and
 // numbers. `counts` and `said` are not written if the table has none.
 void CopyKeys(const ServedTables& tables, const AskedKeys& asked, size_t table, Key* keys,
