@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 import sys
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -143,7 +144,16 @@ def main(core_path: str, folder: str, durability: str, seed: int, done: int, las
     ]
     optimizers = [core.Optimizer(group.rule, list(group.hypers)) for group in GROUPS]
     say("opened")
+    ahead = ThreadPoolExecutor(1) if done % 2 == 0 else None  # half of the lives look ahead
+    reads: list[Future[None]] = []
     for step in range(done + 1, last + 1):
+        if ahead is not None and all(read.done() for read in reads):
+            for read in reads:
+                read.result()  # raises its error
+            reads = [
+                ahead.submit(table.prefetch, batch_of(seed, step + 1, group)[0])
+                for group, table in zip(GROUPS, tables, strict=True)
+            ]
         for group, table, optimizer in zip(GROUPS, tables, optimizers, strict=True):
             keys, gradients = batch_of(seed, step, group)
             if step % 3 > 0:  # else it is the update that makes rows
@@ -157,6 +167,8 @@ def main(core_path: str, folder: str, durability: str, seed: int, done: int, las
             say("flushing", step)
             storage.flush()
             say("flushed", step)
+    if ahead is not None:
+        ahead.shutdown()
     say("flushing", last)
     storage.close()
     say("flushed", last)

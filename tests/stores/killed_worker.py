@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,6 +36,8 @@ class Worker:
         self._groups = groups_of(seed)
         self._optimizers = {g: self._core.Optimizer(g.rule, g.hypers) for g in self._groups}
         self.storage: Any = None
+        self._ahead = ThreadPoolExecutor(1)
+        self._read: Future[None] | None = None
 
     def open(self, now: int) -> None:
         folder = str(self._folder / "rows")
@@ -85,6 +88,25 @@ class Worker:
             self.open(call.now)
         return None
 
+    def read_ahead(self, call: Call) -> None:
+        """Begins to read the rows of a call that comes later, unless another read is under way.
+
+        Other calls, and the end of the storage, do not wait for it.
+        """
+        if self._read is not None and not self._read.done():
+            return
+        if self._read is not None:
+            self._read.result()  # raises its error
+        self._read = self._ahead.submit(self._read_rows, self._tables[call.group], call)
+
+    @staticmethod
+    def _read_rows(table: Any, call: Call) -> None:
+        try:
+            table.prefetch(key_at(call.positions))
+        except RuntimeError as error:
+            if "closed" not in str(error):
+                raise
+
     def close(self) -> None:
         self.storage.close()
 
@@ -105,6 +127,7 @@ def main(
         say(f"begin {number}")
         begun = time.perf_counter()
         if number < last:
+            worker.read_ahead(call_at(seed, number + 1))
             worker.make(call_at(seed, number))
         else:
             worker.close()
