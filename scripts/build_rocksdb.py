@@ -29,13 +29,14 @@ from pathlib import Path
 
 import progress
 
-VERSION = "7.8.3"
-DEBIAN_SUITE = "bookworm"
+VERSION = "9.10.0"
+# The source of a stable suite stays where it is; one of testing is replaced any day.
+DEBIAN_SUITE = "trixie"
 DEBIAN_MIRROR = "http://deb.debian.org/debian"
 DEBIAN_KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 # Debian takes RocksDB's own release as it is, so the release has this checksum too.
 ARCHIVE = f"rocksdb_{VERSION}.orig.tar.gz"
-SHA256 = "b85408a374770897332bf15e51620a5f35720dd416a4749e3899057f9cfaf84d"
+SHA256 = "fdccab16133c9d927a183c2648bcea8d956fb41eb1df2aacaa73eb0b95e43724"
 
 # The core does not use these parts, and nothing else in RocksDB needs them: regular expressions of
 # sources, without their suffix. They are a fifth of the time.
@@ -53,16 +54,17 @@ LEFT_OUT = (
     "utilities/simulator_cache/.*",
     "utilities/transactions/[a-rt-z].*",
     "utilities/ttl/.*",
-    "utilities/write_batch_with_index/.*",
 )
 
 # The changes to the source: (file, text that must occur once, its replacement).
-LEFT_FILE = "      minHeap_.pop();\n    }\n"
 FOR_ATOMICITY = "    // intended for atomicity.\n"
-RESUME = "Status DBImpl::ResumeImpl(DBRecoverContext context) {\n  mutex_.AssertHeld();\n"
+WAIT_TO_RESUME = (
+    "  const WriteOptions write_options;\n\n  WaitForBackgroundWork();\n\n  Status s;\n"
+)
 CACHE_ENTRY = (
     "  LRUHandle* e =\n      static_cast<LRUHandle*>(malloc(sizeof(LRUHandle) - 1 + key.size()));\n"
 )
+NEW_ENTRY = "  LRUHandle* e = CreateHandle(key, hash, value, helper, charge);\n"
 GROWN_TABLE = (
     "  std::unique_ptr<LRUHandle* []> new_list {\n"
     "    new LRUHandle* [size_t{1} << new_length_bits] {}\n  };\n"
@@ -74,22 +76,13 @@ PATCHES = (
         SOURCES_END,
         f'list(FILTER SOURCES EXCLUDE REGEX "^({"|".join(LEFT_OUT)})[.]cc$")\n{SOURCES_END}',
     ),
-    (  # this is all that ties the rest to transactions
-        "utilities/transactions/snapshot_checker.cc",
-        "#else\n\nWritePreparedSnapshotChecker::",
-        "#elif 0\n\nWritePreparedSnapshotChecker::",
-    ),
-    # A file whose first or last key could not be read was taken in as one without keys, and its
-    # rows were never found again: an error of one system call that nobody was told.
-    (
-        "db/external_sst_file_ingestion_job.cc",
-        "  iter->SeekToFirst();\n",
-        "  iter->SeekToFirst();\n  if (!iter->status().ok()) return iter->status();\n",
-    ),
-    (
-        "db/external_sst_file_ingestion_job.cc",
-        "    iter->SeekToLast();\n",
-        "    iter->SeekToLast();\n    if (!iter->status().ok()) return iter->status();\n",
+    # This class is all that ties the rest to transactions.
+    *(
+        ("utilities/transactions/snapshot_checker.cc", line, f"{directive}\n{line}")
+        for line, directive in (
+            ("WritePreparedSnapshotChecker::WritePreparedSnapshotChecker(\n", "#if 0"),
+            ("DisableGCSnapshotChecker* DisableGCSnapshotChecker::Instance() {\n", "#endif"),
+        )
     ),
     # Files of an ingestion whose MANIFEST could not be synced were removed, but the MANIFEST may
     # name them: the database could not be opened any more.
@@ -103,24 +96,35 @@ PATCHES = (
     # second, so that Resume came back only once there was room.
     (
         "db/db_impl/db_impl.cc",
-        f"{RESUME}  WaitForBackgroundWork();\n",
-        f"{RESUME}  ++bg_compaction_paused_;\n  WaitForBackgroundWork();\n"
-        "  --bg_compaction_paused_;\n",
+        WAIT_TO_RESUME,
+        WAIT_TO_RESUME.replace(
+            "  WaitForBackgroundWork();\n",
+            "  ++bg_compaction_paused_;\n  WaitForBackgroundWork();\n  --bg_compaction_paused_;\n",
+        ),
     ),
-    # A scan silently went on behind a file whose first block could not be read. RocksDB 8.5.2
-    # has the same change.
+    # A checkpoint of a database that is open for reading only had none of its logs, since such a
+    # database has no number of a log to write to: it lacked what had been flushed through them.
     (
-        "table/merging_iterator.cc",
-        f"{LEFT_FILE}    // Remove last SST file's range tombstone end key",
-        f"      considerStatus(current->iter.status());\n{LEFT_FILE}"
-        "    // Remove last SST file's range tombstone end key",
+        "db/db_filesnapshot.cc",
+        "  const uint64_t max_log_num = logfile_number_;\n",
+        "  const uint64_t max_log_num =\n"
+        "      logfile_number_ > 0 ? logfile_number_ : std::numeric_limits<uint64_t>::max();\n",
+    ),
+    # A read that had found no memory left the mark of a read under way in its thread's place for
+    # the current version, and the thread's next read took the mark for a version.
+    (
+        "db/column_family.cc",
+        "  if (sv == SuperVersion::kSVObsolete) {\n    RecordTick",
+        "  if (sv == SuperVersion::kSVObsolete || sv == SuperVersion::kSVInUse) {\n    RecordTick",
     ),
     # Where there was no memory for an entry of the block cache, a read ended the process.
+    ("cache/lru_cache.cc", CACHE_ENTRY, f"{CACHE_ENTRY}  if (e == nullptr) return nullptr;\n"),
     (
         "cache/lru_cache.cc",
-        CACHE_ENTRY,
-        f"{CACHE_ENTRY}  if (e == nullptr) {{\n    if (handle != nullptr) *handle = nullptr;\n"
-        '    return Status::MemoryLimit("no memory for an entry of the cache");\n  }\n',
+        f"{NEW_ENTRY}  e->SetPriority(priority);\n",
+        f"{NEW_ENTRY}  if (e == nullptr) {{\n    if (handle != nullptr) *handle = nullptr;\n"
+        '    return Status::MemoryLimit("no memory for an entry of the cache");\n  }\n'
+        "  e->SetPriority(priority);\n",
     ),
     # An entry stayed in a hash table that found no memory to grow, while the read that had made it
     # freed its block: the next read of that block took freed memory.
@@ -143,9 +147,8 @@ CMAKE_ARGUMENTS = (
     "-DROCKSDB_BUILD_SHARED=OFF",
     "-DUSE_RTTI=ON",  # the core derives from its classes
     # The build is not tuned to this machine. TensorFlow's wheels want AVX, so checksums may have
-    # SSE 4.2.
-    "-DPORTABLE=ON",
-    *(["-DFORCE_SSE42=ON"] if platform.machine() in {"x86_64", "AMD64"} else []),
+    # the instructions of the first processors with SSE 4.2 and PCLMUL.
+    f"-DPORTABLE={'westmere' if platform.machine() in {'x86_64', 'AMD64'} else 'ON'}",
     "-DFAIL_ON_WARNINGS=OFF",
     "-DCCACHE_FOUND=OFF",  # CMAKE_CXX_COMPILER_LAUNCHER says whether there is one
     # There is no compression either, and so no libraries of others: rows are written without.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kv_rows import adam, keys, ones, row
+from kv_rows import adam, keys, ones, row, sgd
 
 from sok_embed import kv
 
@@ -58,12 +58,16 @@ def test_rocksdict_reads_the_rows(folder, clock):
         assert (floats == expected[group, number]["floats"]).all()
 
 
-@pytest.mark.skipif(shutil.which("ldb") is None, reason="needs RocksDB's tools")
+def ldb(*arguments):
+    """Returns what RocksDB's own tool prints."""
+    if shutil.which("ldb") is None:
+        pytest.skip("needs RocksDB's tools")
+    return subprocess.run(["ldb", *arguments], capture_output=True, text=True, check=True).stdout
+
+
 def test_ldb_reads_the_rows(folder):
     path, expected = folder
-    printed = subprocess.run(
-        ["ldb", f"--db={path}", "--hex", "scan"], capture_output=True, text=True, check=True
-    ).stdout
+    printed = ldb(f"--db={path}", "--try_load_options=false", "--hex", "scan")
     found = {}
     for line in printed.splitlines():
         if " : 0x" in line or " ==> 0x" in line:
@@ -74,6 +78,23 @@ def test_ldb_reads_the_rows(folder):
     assert found.keys() == expected.keys()
     for key, value in found.items():
         assert value[HEADER.size :] == expected[key]["floats"].tobytes()
+
+
+def test_a_storage_goes_on_where_rocksdb_7_8_has_written(folder, clock):
+    """Earlier releases have that version inside, and a folder can go back to them."""
+    path, expected = folder
+    if "7.8" not in ldb("--version"):
+        pytest.skip("needs the tools of RocksDB 7.8")
+    for family in ("default", "sok_meta"):
+        given = (f"--db={path}", "--try_load_options=false", f"--column_family={family}")
+        ldb(*given, "--compression_type=no", "compact")
+    with kv.Storage(path, clock=clock) as storage:
+        for (group, key), there in expected.items():
+            found = row(storage, key, group)
+            assert found.pop("floats").tobytes() == there.pop("floats").tobytes()
+            assert found == there
+        sgd(storage, group=7).apply_gradients(keys(5), ones(1))
+        storage.flush()
 
 
 def numbers_of(part, dtype, n):

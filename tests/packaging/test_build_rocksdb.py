@@ -81,7 +81,9 @@ def test_another_compiler_and_another_recipe_have_folders_of_their_own(cache, mo
 def test_an_archive_with_another_checksum_is_refused_and_leaves_no_folder(cache, tmp_path):
     archive = tmp_path / "rocksdb.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
-        tar.addfile(tarfile.TarInfo("rocksdb-7.8.3/CMakeLists.txt"), io.BytesIO())
+        tar.addfile(
+            tarfile.TarInfo(f"rocksdb-{build_rocksdb.VERSION}/CMakeLists.txt"), io.BytesIO()
+        )
     received = hashlib.sha256(archive.read_bytes()).hexdigest()
     with pytest.raises(build_rocksdb.BuildError, match=f"Received: {received}"):
         build_rocksdb.ensure(archive)

@@ -46,8 +46,12 @@ class File final : public rocksdb::FSRandomAccessFile {
     return IOStatus::OK();
   }
 
-  IOStatus Prefetch(uint64_t offset, size_t n, const rocksdb::IOOptions& /*options*/,
+  IOStatus Prefetch(uint64_t offset, size_t n, const rocksdb::IOOptions& options,
                     rocksdb::IODebugContext* /*debug*/) override {
+    // A compaction then reads long pieces into buffers of its own, past the system's cache.
+    if (options.io_activity == rocksdb::Env::IOActivity::kCompaction) {
+      return IOStatus::NotSupported("compactions read past the system's cache");
+    }
     reads_->Advise(offset, n, POSIX_FADV_WILLNEED);
     return IOStatus::OK();
   }
@@ -144,6 +148,12 @@ std::unique_ptr<rocksdb::FSWritableFile> NewTableFile(const std::string& path) {
   return std::make_unique<TableFile>(fd, path);
 }
 
+std::unique_ptr<rocksdb::FSRandomAccessFile> OpenFile(const std::string& path) {
+  auto reads = OverlappingReads::Open(path);
+  if (reads == nullptr) return nullptr;
+  return std::make_unique<File>(path, std::move(reads));
+}
+
 IOStatus DatabaseFiles::NewWritableFile(const std::string& name,
                                         const rocksdb::FileOptions& options,
                                         std::unique_ptr<rocksdb::FSWritableFile>* result,
@@ -160,10 +170,10 @@ IOStatus DatabaseFiles::NewRandomAccessFile(const std::string& name,
                                             std::unique_ptr<rocksdb::FSRandomAccessFile>* result,
                                             rocksdb::IODebugContext* debug) {
   const bool plain = !options.use_mmap_reads && !options.use_direct_reads;
-  auto reads = plain ? OverlappingReads::Open(name) : nullptr;
+  auto file = plain ? OpenFile(name) : nullptr;
   // RocksDB's own files say what is wrong with a path.
-  if (reads == nullptr) return target()->NewRandomAccessFile(name, options, result, debug);
-  *result = std::make_unique<File>(name, std::move(reads));
+  if (file == nullptr) return target()->NewRandomAccessFile(name, options, result, debug);
+  *result = std::move(file);
   return IOStatus::OK();
 }
 

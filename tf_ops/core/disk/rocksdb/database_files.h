@@ -12,6 +12,9 @@ namespace sok {
 // beginning to end, without the system's cache if the file system allows that.
 std::unique_ptr<rocksdb::FSWritableFile> NewTableFile(const std::string& path);
 
+// Returns a file to read, or null if it cannot be opened.
+std::unique_ptr<rocksdb::FSRandomAccessFile> OpenFile(const std::string& path);
+
 // Reads blocks of a file together: a search of many keys asks for several at once, and RocksDB
 // would read them one after another, each waiting for the device. Files of rows are written without
 // the system's cache: see docs/decisions/direct-io.md.

@@ -56,6 +56,17 @@ TEST_CASE("a file of rows has all bytes in order once it is brought to the devic
   CHECK(std::string(std::istreambuf_iterator<char>(read), {}) == "bytes");
 }
 
+TEST_CASE("the system is asked to read ahead for everything but compactions") {
+  const TestFolder folder;
+  std::ofstream(folder / "rows.sst") << "rows";
+  const auto file = OpenFile(folder / "rows.sst");
+  REQUIRE(file != nullptr);
+  rocksdb::IOOptions options;
+  CHECK(file->Prefetch(0, 4, options, nullptr).ok());
+  options.io_activity = rocksdb::Env::IOActivity::kCompaction;
+  CHECK(file->Prefetch(0, 4, options, nullptr).IsNotSupported());
+}
+
 TEST_CASE("RocksDB is told of a full disk, after which it may go on, and of other errors") {
   const TestFolder folder;
   REQUIRE(symlink("/dev/full", (folder / "full.sst").c_str()) == 0);

@@ -1,6 +1,5 @@
 #include "core/disk/rocksdb/rocksdb_setup.h"
 
-#include <rocksdb/cache.h>
 #include <rocksdb/filter_policy.h>
 #include <rocksdb/table.h>
 #include <rocksdb/write_buffer_manager.h>
@@ -15,6 +14,9 @@
 
 namespace sok {
 namespace {
+
+// Files stay in the last format that RocksDB 7.8 reads.
+constexpr uint32_t kFormatOfTables = 5;
 
 // The most sorted runs whose filters a search reads; there are a few more while runs are merged.
 constexpr int kMostRuns = 20;
@@ -63,6 +65,8 @@ rocksdb::DBOptions DatabaseOptions() {
   options.compaction_readahead_size = size_t{2} << 20;  // such reads go past the system's cache
   // RocksDB must not reserve space on the disk: it would take 39 MB for a new database.
   options.allow_fallocate = false;
+  // The OPTIONS file of RocksDB is for people: no call may fail because of it.
+  options.fail_if_options_file_error = false;
   return options;
 }
 
@@ -77,7 +81,8 @@ rocksdb::ColumnFamilyOptions RowOptions(const std::shared_ptr<rocksdb::Cache>& b
   table.index_type = rocksdb::BlockBasedTableOptions::kBinarySearch;
   table.cache_index_and_filter_blocks = false;
   table.data_block_index_type = rocksdb::BlockBasedTableOptions::kDataBlockBinaryAndHash;
-  table.format_version = 5;
+  table.optimize_filters_for_memory = false;  // which is for filters in a block cache
+  table.format_version = kFormatOfTables;
 
   rocksdb::ColumnFamilyOptions options;
   options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
@@ -95,7 +100,9 @@ rocksdb::ColumnFamilyOptions RowOptions(const std::shared_ptr<rocksdb::Cache>& b
   options.level0_slowdown_writes_trigger = 4 * kMostRuns;
   options.level0_stop_writes_trigger = 6 * kMostRuns;
   options.compaction_filter = filter;
-  if (filter != nullptr && ttl > 0) {
+  if (filter == nullptr) {
+    options.periodic_compaction_seconds = 0;  // by default all files are rewritten each month
+  } else if (ttl > 0) {
     options.periodic_compaction_seconds = std::max<uint64_t>(ttl, 60);
   }
   return options;
@@ -111,7 +118,10 @@ rocksdb::ColumnFamilyOptions PendingOptions(const std::shared_ptr<rocksdb::Cache
 }
 
 rocksdb::ColumnFamilyOptions MetaOptions() {
+  rocksdb::BlockBasedTableOptions table;
+  table.format_version = kFormatOfTables;
   rocksdb::ColumnFamilyOptions options;
+  options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
   options.write_buffer_size = size_t{4} << 20;
   options.compression = rocksdb::kNoCompression;
   return options;
@@ -135,7 +145,7 @@ Status FromRocksdb(const rocksdb::Status& status, const std::string& what) {
                   message +
                       "; a newer RocksDB than the one of sok-embed has written to the folder, "
                       "such as that of another client, and the rows may be whole: have that "
-                      "client rewrite the files in the format of RocksDB 7.8, without compression, "
+                      "client rewrite the files in a format of RocksDB 9.10, without compression, "
                       "or restore the folder "
                       "from a checkpoint or a dump");
   }

@@ -122,7 +122,7 @@ Status RowDatabase::SavePending() {
     for (auto* family : h.pending) {
       if (family == nullptr || !status.ok()) continue;
       status = h.Call([&](rocksdb::DB* db) { return db->Flush(flushing, family); });
-      // If a compaction has failed while RocksDB 7.8 recovered from another error, its Flush
+      // If a compaction has failed while RocksDB recovered from another error, its Flush
       // neither waits nor returns an error.
       saved = saved && status.ok() && IsSaved(h.db.get(), family);
     }
@@ -136,7 +136,8 @@ Status RowDatabase::Recover() {
   if (!failed()) return Status();
   SOK_RETURN_IF_ERROR(CheckNotStuck());
   SOK_RETURN_IF_ERROR(CheckFolder());
-  // RocksDB 7.8 has a bug when it ingests files after such an error, so it is opened anew.
+  // RocksDB 7.8 had a bug when it ingested files after such an error. It is opened anew still, so
+  // that none of its state outlives an error.
   if (handles_ != nullptr && has_pending()) SOK_RETURN_IF_ERROR(SavePending());
   if (handles_ != nullptr) handles_->db->DisableManualCompaction();
   std::lock_guard<std::mutex> none_compacting(compacting_);

@@ -1,7 +1,7 @@
 // The objects of RocksDB that a RowDatabase has open. Included by its sources only.
 #pragma once
 
-#include <rocksdb/cache.h>
+#include <rocksdb/advanced_cache.h>
 #include <rocksdb/compaction_filter.h>
 #include <rocksdb/db.h>
 #include <rocksdb/env.h>
