@@ -251,7 +251,7 @@ def download_from(mirror: str, work: Path, log: Path) -> Path:
         # A hook of the machine may fail after the lists have come; what counts is the source.
         for arguments, check in (
             (("update",), False),
-            (("source", "--download-only", "rocksdb"), True),
+            (("source", "--download-only", "--tar-only", "rocksdb"), True),
         ):
             subprocess.run(
                 [*apt_get, *arguments], cwd=work, check=check, stdout=stream, stderr=stream
