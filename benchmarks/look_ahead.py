@@ -54,9 +54,9 @@ class Trained:
         vectors = np.full([CHUNK, DIM], 0.01, np.float32)
         for first in range(0, self.rows, CHUNK):
             places = np.arange(first, min(first + CHUNK, self.rows), dtype=np.uint64)
-            keys = keys_of(places)
+            keys = keys_of(places).view(np.int64)
             keys = keys[keys % sok.size() == sok.rank()]
-            self.layer.table.assign(keys.view(np.int64), vectors[: len(keys)])
+            self.layer.table.assign(keys, vectors[: len(keys)])
 
     def step(self, work: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[tf.Tensor], tf.Tensor]:
         """Returns a step of training, which returns its loss, with what `work` makes of it."""
@@ -151,6 +151,35 @@ def measure(
     return {name: 1e3 * statistics.median(times) for name, times in seconds.items()}
 
 
+def draw(cases: list[dict[str, Any]], path: str) -> None:
+    """Draws the milliseconds of a step of each case, without and with, and in memory."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 3.2), layout="constrained")
+    axes = figure.subplots()
+    contenders = {
+        "without": ("on disk", "#b4b4b4"),
+        "with": ("on disk, with look_ahead", "#2a62b8"),
+        "memory": ("in memory", "#7fb069"),
+    }
+    for place, (name, (label, color)) in enumerate(contenders.items()):
+        bars = axes.bar(
+            [number + 0.27 * (place - 1) for number in range(len(cases))],
+            [case[f"{name}_ms"] for case in cases],
+            width=0.25,
+            label=label,
+            color=color,
+        )
+        axes.bar_label(bars, fmt="%.0f", fontsize=8)
+    names = [f"{case['dist']}\n{case['work_ms']:g} ms" for case in cases]
+    axes.set_xticks(range(len(cases)), names)
+    axes.set_xlabel("keys, and other work of a step for which the processor waits")
+    axes.set_ylabel("milliseconds of a step")
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120)
+
+
 def main() -> None:
     """Measures all cases."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -164,9 +193,11 @@ def main() -> None:
     parser.add_argument("--block", type=int, default=25, help="steps of a block")
     parser.add_argument("--blocks", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--chart", help="a file for a picture of all cases")
     parser.add_argument("--folder", help="where the table lies; it is removed at the end")
     args = parser.parse_args()
     sok.init()
+    cases = []
     folder = tempfile.mkdtemp(prefix="look-ahead-", dir=args.folder)
     try:
         cache_bytes = int(args.cache_gib * 2**30) // sok.size()
@@ -196,10 +227,13 @@ def main() -> None:
                         **{n: after[n] - before[n] for n in ("read_ahead", "left_behind")},
                         "goals": GOALS,
                     }
+                    cases.append(case)
                     line = " ".join(f"{name}={value}" for name, value in case.items())
                     if sok.rank() == 0:
                         report(case, line)
         storage.close()
+        if args.chart and sok.rank() == 0:
+            draw(cases, args.chart)
     finally:
         shutil.rmtree(folder)
 

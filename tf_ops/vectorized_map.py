@@ -221,6 +221,13 @@ def _collection_request(turns: Any) -> list[Any]:
     return _unstacked(_mark(_again(turns)))
 
 
+@pfor.RegisterPFor("SokEmbed>Prefetch")
+def _prefetch(turns: Any) -> Any:
+    if turns.input(1).is_stacked:
+        turns.stack_inputs([1])
+    return _again(turns)
+
+
 @pfor.RegisterPFor("SokEmbed>CollectionServe")
 @pfor.RegisterPFor("SokEmbed>CollectionServeOnGpu")
 def _collection_serve(turns: Any) -> list[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from sok_embed import tf_ops
+from sok_embed import communicators, tf_ops
 from sok_embed.arguments import check_integer
 from sok_embed.data.joining import LOOKS_AHEAD, is_joined
 from sok_embed.keras_bridge.anchors import forget_with
@@ -20,8 +20,8 @@ _PURE = {
     for name in ("Prefetch", "CollectionRequest", "HashPositions", "RowSplits", "StaticBuckets")
 }
 # Beside the batches that wait, the step has one, the next one is being made, and
-# `sok_embed.data.join` holds one.
-_NOT_WAITING = 3
+# `sok_embed.data.join` holds one; and with several workers one more waits.
+_NOT_WAITING = 4
 
 
 def look_ahead(
@@ -47,8 +47,9 @@ def look_ahead(
     `Table.stats` counts them as `left_behind`. A row that cannot be read is an error of the step
     that needs it.
 
-    With several workers each one tells the others which of their rows on disk it will ask for, and
-    may look ahead or not. Give `sok_embed.data.join` the dataset that this function returns.
+    With several workers each one tells the owners of rows on disk which of them it will ask for;
+    those that look ahead themselves read them. Give `sok_embed.data.join` the dataset that this
+    function returns.
 
     Example:
     >>> import numpy as np
@@ -62,7 +63,8 @@ def look_ahead(
         dataset: Batches as `fit` takes them, or whatever `model` takes.
         model: The model, built. Or a function that calls the layers with a batch, for a loop of
             your own, such as `lambda batch: model(batch["features"])`.
-        steps: The number of batches that are read ahead, and kept in memory; 1 at least.
+        steps: The number of batches that are read ahead, and kept in memory; 1 at least. With
+            several workers one more is kept.
 
     Returns:
         The batches of the dataset, in its order. The dataset itself, where no table of the model
@@ -91,7 +93,8 @@ def look_ahead(
         return tf.nest.pack_sequence_as(spec, tf.nest.flatten(parts))
 
     # One batch after the other: the next step's rows come first.
-    looking = dataset.map(ahead).prefetch(steps)
+    # Owners of rows hear of a batch one step later than its own worker, so that one more waits.
+    looking = dataset.map(ahead).prefetch(steps + (communicators.size() > 1))
     setattr(looking, LOOKS_AHEAD, True)
     return looking
 
@@ -121,17 +124,19 @@ def _prefetch(spec: Any, call: Callable[[Any], Any], steps: int) -> Callable[...
         with keras.StatelessScope(), seen_keys(steps + _NOT_WAITING) as seen:
             call(batch)
         graph = tf.compat.v1.get_default_graph()
-        known = set()  # the tables that a request is for
-        for tables, asked in seen.requests:
-            if asked.graph is not graph or _impure(asked.op):
+        asked_for: set[int] = set()  # the keys that requests have
+        for tables, of_features, asked in seen.requests:
+            if _impure(asked.op):
                 continue
+            asked_for.update(map(id, of_features))
             own = tf_ops.collection_own_keys(asked, len(tables))
-            for table, keys in zip(tables, own, strict=True):
-                known.add(id(table))
-                if is_on_disk(table):
-                    reads.append(tf_ops.prefetch(table.resource_handle, keys))
+            reads.extend(
+                tf_ops.prefetch(table.resource_handle, keys)
+                for table, keys in zip(tables, own, strict=True)
+                if is_on_disk(table)
+            )
         for table, keys in seen.keys:
-            if not is_on_disk(table) or id(table) in known:
+            if not is_on_disk(table) or id(keys) in asked_for:
                 continue
             if keys.graph is not graph:
                 raise ValueError(
@@ -173,5 +178,14 @@ def _impure(operation: tf.Operation) -> set[str]:
             found.add(one)
             left += [each.op for each in one.inputs]
             left += one.control_inputs
-    types = {each.type for each in found}
+    library = operation.graph.as_graph_def().library.function
+    functions = {each.signature.name: each.node_def for each in library}
+    types: set[str] = set()
+    nodes = [each.node_def for each in found]
+    while nodes:
+        node = nodes.pop()
+        types.add(node.op)
+        for value in node.attr.values():
+            for called in (value.func, *value.list.func):
+                nodes += functions.pop(called.name, ())
     return {each for each in types if each.startswith(("SokEmbed>", "Horovod"))} - _PURE

@@ -275,15 +275,20 @@ def _to_owners(
         on_disk=on_disk if any(on_disk) else (),
     )
     if isinstance(place, OnHost):
-        note_request(place.tables, request.asked)
+        note_request(place.tables, batch.keys, request.asked)
     message, splits = request.message, request.splits
     if communicator.size > 1:
         message, splits = communicator.all_to_all(message, splits, f"{name}.keys")
     if any(on_disk):
         to_come = tf_ops.collection_to_come(message, splits, len(on_disk))
-        for table, keys in zip(place.tables, to_come, strict=True):
-            if is_on_disk(table):
-                tf_ops.prefetch(table.resource_handle, keys, later=True)
+        noted = [
+            tf_ops.prefetch(table.resource_handle, keys, later=True)
+            for table, keys in zip(place.tables, to_come, strict=True)
+            if is_on_disk(table)
+        ]
+        if not tf.executing_eagerly():
+            with tf.control_dependencies(noted):  # a TF1 graph runs what is asked for alone
+                splits = tf.identity(splits)
     return _Asked(request, pools, message, splits)
 
 

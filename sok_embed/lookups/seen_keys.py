@@ -28,10 +28,12 @@ class SeenRequest(NamedTuple):
 
     Attributes:
         tables: The tables on this worker.
+        keys: The keys of each feature.
         asked: The variant of `tf_ops.collection_request`.
     """
 
     tables: Sequence[Any]
+    keys: Sequence[tf.Tensor]
     asked: tf.Tensor
 
 
@@ -40,11 +42,14 @@ class Seen:
     """The keys and requests of lookups.
 
     Attributes:
+        graph: The graph in which lookups look ahead. Those in functions of their own do not: other
+            callers may have the same functions.
         ahead: The number of requests that are kept, as for `tf_ops.collection_request`.
         keys: The keys of each lookup.
         requests: The requests of lookups that send keys to several workers, or pool.
     """
 
+    graph: tf.Graph
     ahead: int
     keys: list[SeenKeys] = dataclasses.field(default_factory=list)
     requests: list[SeenRequest] = dataclasses.field(default_factory=list)
@@ -60,7 +65,7 @@ def seen_keys(ahead: int) -> Iterator[Seen]:
     Args:
         ahead: The number of requests that are kept, as for `tf_ops.collection_request`.
     """
-    seen = Seen(ahead)
+    seen = Seen(tf.compat.v1.get_default_graph(), ahead)
     token = _seen.set(seen)
     try:
         yield seen
@@ -76,16 +81,18 @@ def note_keys(table: Any, keys: tf.Tensor) -> None:
 
 
 def requests_ahead() -> int:
-    """Returns how many requests `seen_keys` keeps for steps; 0 if it is not open."""
+    """Returns how many requests `seen_keys` keeps for steps; 0 unless it is open in this graph."""
     seen = _seen.get()
-    return 0 if seen is None else seen.ahead
+    if seen is None or tf.compat.v1.get_default_graph() is not seen.graph:
+        return 0
+    return seen.ahead
 
 
-def note_request(tables: Sequence[Any], asked: tf.Tensor) -> None:
-    """Adds a request to those of `seen_keys`, if it is open."""
+def note_request(tables: Sequence[Any], keys: Sequence[tf.Tensor], asked: tf.Tensor) -> None:
+    """Adds a request to those of `seen_keys`, if it is open in this graph."""
     seen = _seen.get()
-    if seen is not None:
-        seen.requests.append(SeenRequest(tables, asked))
+    if seen is not None and requests_ahead():
+        seen.requests.append(SeenRequest(tables, keys, asked))
 
 
 def is_on_disk(table: Any) -> bool:

@@ -43,6 +43,7 @@ OVER_TCP = frozenset(
     joined_validation joined_two_at_once joined_in_a_loop joined_normalization joined_reports
     message_counts what_a_step_waits_for message_bytes averages many_slices normalized_by_each
     normalized_by_all normalized_uneven saving initial_rows every_input_form combined_bags mapped
+    mapped_on_disk
     """.split()
 )
 # Horovod only carries what the communicator of the tables sends.

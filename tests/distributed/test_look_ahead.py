@@ -16,3 +16,8 @@ def test_programs_end_in_the_same_bits(tmp_path, workers, programs):
     arguments = [str(tmp_path), str(programs), str(seed_of_test())]
     ended = launch(SCRIPT, workers, arguments, horovod=False)
     assert ended.status == 0 and not ended.timed_out, ended.output[-8000:]
+
+
+def test_a_worker_reads_rows_ahead_that_another_one_will_ask_for(tmp_path):
+    ended = launch(SCRIPT, 2, [str(tmp_path), "hearing"], horovod=False)
+    assert ended.status == 0 and not ended.timed_out, ended.output[-8000:]

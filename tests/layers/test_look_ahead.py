@@ -238,6 +238,39 @@ def test_what_cannot_be_seen_ahead_is_refused(tmp_path):
             sok.data.look_ahead(dataset, of_vectors)
 
 
+@pytest.mark.parametrize("combiner", [None, "mean"])
+def test_a_lookup_that_another_one_comes_before_is_refused_wherever_it_is(tmp_path, combiner):
+    dataset = tf.data.Dataset.from_tensor_slices(np.arange(8).reshape(4, 2)).batch(2)
+    with storage_of(tmp_path) as storage:
+        first, second = (
+            sok.DynamicEmbedding(4, storage=storage, group=group, combiner=combiner)
+            for group in range(2)
+        )
+        in_memory = sok.DynamicEmbedding(4, combiner=combiner)
+        for layer in (first, second, in_memory):
+            layer.build([None, 2])
+        inside = tf.function(lambda keys: first(keys))
+        inside_in_memory = tf.function(lambda keys: in_memory(keys))
+
+        def keys_of(vectors):
+            return tf.reshape(tf.cast(1e6 * vectors, tf.int64), [-1, 2])
+
+        for model in (
+            lambda batch: first(keys_of(first(batch))),
+            lambda batch: (first(batch), second(keys_of(first(batch)))),
+            lambda batch: (first(batch), second(keys_of(inside_in_memory(batch)))),
+        ):
+            with pytest.raises(ValueError, match="function of the batch alone"):
+                sok.data.look_ahead(dataset, model)
+        with pytest.raises(ValueError, match=r"within a tf\.function"):
+            sok.data.look_ahead(dataset, lambda batch: (first(batch), inside(batch)))
+        # The function, which steps may call too, looks ahead at nothing.
+        operations = inside.get_concrete_function(next(iter(dataset))).graph.get_operations()
+        requests = [each for each in operations if each.type == "SokEmbed>CollectionRequest"]
+        assert [each.get_attr("ahead") for each in requests] == [0] * (combiner is not None)
+        assert first.table.stats()["looked_up"] == 0
+
+
 def test_rows_that_cannot_be_read_are_an_error_of_the_step(tmp_path):
     dataset = tf.data.Dataset.from_tensor_slices(np.arange(40)).batch(4)
     storage = storage_of(tmp_path)

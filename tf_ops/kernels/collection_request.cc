@@ -218,7 +218,12 @@ class CollectionRequestOp : public tf::OpKernel {
       const ParallelFor pool = ahead_ == nullptr ? IntraOpPool(ctx) : ProcessPool();
       SOK_ASSIGN_OR_RETURN(made, CollectionRequest::Make(plan_, features, pool));
     }
-    SOK_ASSIGN_OR_RETURN(*key_splits, KeySplits(*made, *to_come));
+    Result<std::vector<int32_t>> splits = KeySplits(*made, *to_come);
+    if (!splits.ok() && !to_come->requests.empty()) {
+      to_come->requests.clear();  // they do not fit into the message, and the step needs them not
+      splits = KeySplits(*made);
+    }
+    SOK_ASSIGN_OR_RETURN(*key_splits, std::move(splits));
     SOK_ASSIGN_OR_RETURN(*gradient_splits, GradientSegmentsOf(*made).Splits());
     if (ahead_ != nullptr) ahead_->Add(made, std::move(features));
     *request = std::move(made);

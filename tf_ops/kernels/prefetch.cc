@@ -41,17 +41,26 @@ class PrefetchOp : public tf::AsyncOpKernel {
       OP_REQUIRES_OK_ASYNC(ctx, GetTable(ctx, &table), done);
       if (!table->stored()) return done();
       if (later_) {
-        const LookupKeys keys = KeysOf(ctx->input(1));
-        table->NoteKeysToCome(keys.keys, keys.n);
+        static_cast<void>(OrNoMemory([&] {  // the keys are a hint that may be lost
+          const LookupKeys keys = KeysOf(ctx->input(1));
+          if (keys.n > 0) table->NoteKeysToCome({keys.keys, keys.keys + keys.n});
+          return Status();
+        }));
         return done();
       }
       ctx->env()->SchedClosure([table = std::move(table), keys = ctx->input(1), done]() mutable {
+        const auto read = [&](const Key* wanted, size_t n) {
+          return table->table()->ReadAhead(wanted, n, ProcessPool());
+        };
         // The step that needs a row which cannot be read meets the error itself.
         static_cast<void>(OrNoMemory([&] {
-          const LookupKeys given = KeysOf(keys);
-          std::vector<Key> wanted = table->TakeKeysToCome();
-          wanted.insert(wanted.end(), given.keys, given.keys + given.n);
-          return table->table()->ReadAhead(wanted.data(), wanted.size(), ProcessPool());
+          const LookupKeys own = KeysOf(keys);
+          SOK_RETURN_IF_ERROR(read(own.keys, own.n));
+          // These have the room in the cache that is left.
+          for (const auto& noted : table->TakeKeysToCome()) {
+            SOK_RETURN_IF_ERROR(read(noted.data(), noted.size()));
+          }
+          return Status();
         }));
         table.reset();  // nobody waits for what comes after done()
         done();

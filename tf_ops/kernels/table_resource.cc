@@ -1,6 +1,6 @@
 #include "kernels/table_resource.h"
 
-#include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "tensorflow/core/framework/tensor.h"
@@ -18,11 +18,11 @@ absl::Status OpenTable::CheckProcess() const {
   return storage_ == nullptr ? absl::OkStatus() : ToAbsl(storage_->CheckProcess(), name_);
 }
 
-void OpenTable::NoteKeysToCome(const Key* keys, size_t n) {
-  constexpr size_t kMost = size_t{1} << 20;
+void OpenTable::NoteKeysToCome(std::vector<Key> keys) {
+  constexpr size_t kMostCalls = 4;
   std::lock_guard<std::mutex> guard(mu_);
-  if (keys_to_come_.size() + n > kMost) keys_to_come_.clear();
-  keys_to_come_.insert(keys_to_come_.end(), keys, keys + std::min(n, kMost));
+  if (keys_to_come_.size() == kMostCalls) keys_to_come_.pop_front();
+  keys_to_come_.push_back(std::move(keys));
 }
 
 absl::Status GetTable(tf::OpKernelContext* ctx, std::shared_ptr<OpenTable>* table) {

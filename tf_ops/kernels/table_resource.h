@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -62,11 +63,11 @@ class OpenTable {
   // before they log that.
   bool BeginsCopies() { return !copies_.exchange(true); }
 
-  // Notes keys that other workers will ask for in a later step. Of more than a million, which
-  // nobody reads ahead, the earlier ones are dropped.
-  void NoteKeysToCome(const Key* keys, size_t n);
-  // Returns the keys that were noted since the call before.
-  std::vector<Key> TakeKeysToCome() {
+  // Notes keys that other workers will ask for in later steps. Where nobody takes them, the keys of
+  // the last few calls are kept.
+  void NoteKeysToCome(std::vector<Key> keys);
+  // Returns the keys that were noted, by call, and forgets them.
+  std::deque<std::vector<Key>> TakeKeysToCome() {
     std::lock_guard<std::mutex> guard(mu_);
     return std::exchange(keys_to_come_, {});
   }
@@ -89,7 +90,7 @@ class OpenTable {
   std::atomic<bool> copies_{false};
   mutable std::mutex mu_;  // guards the three fields below
   int64_t begun_ = 0;
-  std::vector<Key> keys_to_come_;
+  std::deque<std::vector<Key>> keys_to_come_;
   std::shared_ptr<const SlotSources> slot_sources_;
 };
 

@@ -1,11 +1,13 @@
 """Random programs of training, each with and without a dataset that looks ahead.
 
 python look_ahead_worker.py FOLDER PROGRAMS SEED    # started by sok-embed run, or alone
+python look_ahead_worker.py FOLDER hearing          # on two workers
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,7 @@ class Program:
                 self.on_disk[number], self.policies[number] = False, 0
         self.optimizer = OPTIMIZERS[choose.integers(len(OPTIMIZERS))]
         self.steps = int(choose.integers(1, 9))
+        self.lookers = int(choose.integers(1, 4))  # so many workers look ahead, if there are more
         self.uneven = bool(choose.integers(2))
         self.execution = int(choose.integers(1, 4))
         self.restores = bool(choose.integers(2))
@@ -115,7 +118,7 @@ class Program:
             optimizer = sok.DistributedOptimizer(keras.optimizers.get(self.optimizer))
             model.compile(optimizer, "mse", steps_per_execution=self.execution)
             dataset = self.dataset()
-            if looks:
+            if looks and sok.rank() < self.lookers:
                 dataset = sok.data.look_ahead(dataset, model, self.steps)
             training = sok.data.join(dataset)
             for epoch in range(2):
@@ -141,10 +144,46 @@ class Program:
             return found, sum(table.stats()["read_ahead"] for table in tables)
 
 
+def hearing(folder: Path) -> None:
+    """Worker 0 asks for rows of worker 1 alone, and worker 1 for none."""
+    places = np.arange(1, 1201, 2).reshape(30, 20)
+    for lookers in (2, 1, 0):
+        with kv.Storage(folder / f"{lookers}", cache_bytes=1 << 20) as storage:
+            table = sok.DynamicEmbedding(256, storage=storage, seed=3, name="rows").table
+            if sok.rank() == 1:
+                table.assign(places, np.ones([*places.shape, 256], np.float32))
+        with kv.Storage(folder / f"{lookers}", cache_bytes=1 << 20) as storage:
+            layer = sok.DynamicEmbedding(256, storage=storage, seed=3, name="rows")
+            layer.build([None, 20])
+            own = places if sok.rank() == 0 else np.zeros([30, 0], np.int64)
+            dataset = tf.data.Dataset.from_tensor_slices(own).batch(1)
+            if sok.rank() < lookers:
+                dataset = sok.data.look_ahead(dataset, layer)
+            for batch in dataset:
+                time.sleep(0.03)  # the other work of a step
+                vectors = layer(batch)
+                assert (vectors.numpy() == 1).all()
+            stats = layer.table.stats()
+            read = [stats[name] for name in ("read_ahead", "cache_hits", "looked_up")]
+            print("lookers", lookers, "read ahead, hits, looked up", *read, flush=True)
+            if sok.rank() == 1:
+                # Rows of the first steps cannot be read ahead, and one of a busy machine may not.
+                assert read[2] == 600
+                assert 300 <= min(read[:2]) if lookers == 2 else read[:2] == [0, 0]
+
+
 def main() -> None:
     """Runs the programs; ends with an error at the first that differs."""
-    folder, programs, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    folder, programs = Path(sys.argv[1]), sys.argv[2]
     sok.init()
+    if programs == hearing.__name__:
+        hearing(folder)
+    else:
+        compare(folder, int(programs), int(sys.argv[3]))
+
+
+def compare(folder: Path, programs: int, seed: int) -> None:
+    """Runs programs with and without a look-ahead."""
     read = 0
     for number in range(programs):
         program = Program(seed + number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from typing import Any
 
 import keras
@@ -74,3 +75,23 @@ def mapped(here: Here) -> dict[str, Any]:
         saved[f"vectors.{number}"] = vectors
         saved[f"gradients.{number}"] = of_weights / here.size
     return saved
+
+
+@scenario
+def mapped_on_disk(here: Here) -> dict[str, Any]:
+    """Looks keys up in a function of its own, whose ops are in the order of their tables."""
+
+    @tf.function
+    def inside(keys: Any) -> Any:
+        return tf.concat([tf.reduce_sum(plain(keys), 1), pooled(keys)], -1)
+
+    with tempfile.TemporaryDirectory() as folder, sok_embed.Storage(folder) as storage:
+        of_storage = {"storage": storage, "seed": 3}
+        plain = sok_embed.DynamicEmbedding(4, name="stored", **of_storage)
+        pooled = sok_embed.DynamicEmbedding(
+            4, combiner="mean", name="stored_bags", group=1, **of_storage
+        )
+        keys = tf.constant(np.random.default_rng(here.rank).integers(0, 40, (SAMPLES, BAGS, 3)))
+        expected = tf.stack([inside(each) for each in keys])
+        found = tf.function(lambda turns: tf.vectorized_map(inside, turns))(keys)
+        return {"found": found, "expected": expected}

@@ -629,7 +629,8 @@ TEST_CASE("an owner hears of keys to come behind those that it is asked for") {
         CollectionRequest::Make(plan, {bags(keys), bags(keys), bags(keys), bags(keys)}, SerialFor));
   };
   const auto request = made(now);
-  const KeysToCome to_come{made(later), {true, false, true}};
+  const std::vector<Key> latest{11, 12};
+  const KeysToCome to_come{{made(later), made(latest)}, {true, false, true}};
   KeyMessage message{{}, Value(KeySplits(*request, to_come))};
   message.words.resize(message.splits[0] + message.splits[1]);
   PutKeys(*request, message.words.data(), to_come);
@@ -658,9 +659,12 @@ TEST_CASE("an owner hears of keys to come behind those that it is asked for") {
   hear(alone);
   CHECK(heard == expected);
   hear(both);
-  ForKeysOf(*to_come.request, 0, 1,
-            [&](const Key* keys, size_t n) { expected[0].assign(keys, keys + n); });
-  expected[2] = later;
+  for (const auto& each : to_come.requests) {
+    ForKeysOf(*each, 0, 1, [&](const Key* keys, size_t n) {
+      expected[0].insert(expected[0].end(), keys, keys + n);
+    });
+  }
+  expected[2] = {7, 8, 9, 8, 7, 11, 12};
   CHECK(!expected[0].empty());
   CHECK(heard == expected);
   CheckDamaged(served, both.first, both.second);
@@ -700,13 +704,16 @@ TEST_CASE("a step takes the request that was made ahead of the same keys") {
       const auto at = std::find_if(model.begin(), model.end(),
                                    [&](const Kept& each) { return each.keys == keys; });
       if (at == model.end()) {
-        CHECK((taken.request == nullptr && taken.to_come == nullptr));
+        CHECK((taken.request == nullptr && taken.to_come.empty()));
         continue;
       }
       CHECK((taken.request == at->request));
+      std::vector<std::shared_ptr<const CollectionRequest>> later;
+      for (auto each = at + 1; each != model.end(); ++each) {
+        if (!std::exchange(each->told, true)) later.push_back(each->request);
+      }
+      CHECK((taken.to_come == later));
       model.erase(at);
-      const bool tells = !model.empty() && !std::exchange(model.back().told, true);
-      CHECK((taken.to_come == (tells ? model.back().request : nullptr)));
     }
   }
   for (const auto& keys : batches) {  // all of them have gone with their look-ahead

@@ -105,7 +105,7 @@ class Section {
 
 // This worker reads its own rows ahead by itself.
 bool HearsOf(const KeysToCome& to_come, uint32_t worker) {
-  return to_come.request != nullptr && worker != to_come.request->plan().rank;
+  return !to_come.requests.empty() && worker != to_come.requests[0]->plan().rank;
 }
 
 // Returns whether the last words of a segment are keys to come.
@@ -185,7 +185,10 @@ Result<std::vector<int32_t>> KeySplits(const CollectionRequest& request,
     if (!HearsOf(to_come, worker)) continue;
     sizes[worker] += tables;
     for (size_t table = 0; table < tables; ++table) {
-      if (to_come.tables[table]) sizes[worker] += Section(*to_come.request, table, worker).keys();
+      if (!to_come.tables[table]) continue;
+      for (const auto& each : to_come.requests) {
+        sizes[worker] += Section(*each, table, worker).keys();
+      }
     }
   }
   return AsSplits(sizes, "keys");
@@ -209,11 +212,13 @@ void PutKeys(const CollectionRequest& request, int64_t* message, const KeysToCom
     for (size_t table = 0; table < tables; ++table) {
       counts[table] = 0;
       if (!to_come.tables[table]) continue;
-      Section(*to_come.request, table, worker).VisitKeys([&](const Key* keys, size_t n) {
-        std::memcpy(message, keys, n * sizeof(Key));
-        message += n;
-        counts[table] += static_cast<int64_t>(n);
-      });
+      for (const auto& each : to_come.requests) {
+        Section(*each, table, worker).VisitKeys([&](const Key* keys, size_t n) {
+          std::memcpy(message, keys, n * sizeof(Key));
+          message += n;
+          counts[table] += static_cast<int64_t>(n);
+        });
+      }
     }
   }
 }

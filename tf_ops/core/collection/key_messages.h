@@ -27,11 +27,11 @@ struct KeyMessage {
   std::vector<int32_t> splits;  // (workers) words of each segment
 };
 
-// Keys that this worker will ask for in a later step. Owners that hear of them read the rows from
+// Keys that this worker will ask for in later steps. Owners that hear of them read the rows from
 // the disk ahead.
 struct KeysToCome {
-  std::shared_ptr<const CollectionRequest> request;  // null: none
-  std::vector<bool> tables;                          // those that the owners hear of
+  std::vector<std::shared_ptr<const CollectionRequest>> requests;
+  std::vector<bool> tables;  // those that the owners hear of
 };
 
 // Returns the number of words of each segment of a request's message. Error: kInvalidArgument if a

@@ -71,12 +71,12 @@ RequestsAhead::Taken RequestsAhead::Take(const std::string& signature,
                         AreEqual);
     });
     if (at == entries.end()) continue;
+    for (auto later = at + 1; later != entries.end(); ++later) {
+      if (!std::exchange(later->is_told, true)) taken.to_come.push_back(later->request);
+    }
     entry = std::move(*at);
     entries.erase(at);
     taken.request = entry.request;
-    if (!entries.empty() && !std::exchange(entries.back().is_told, true)) {
-      taken.to_come = entries.back().request;
-    }
     break;
   }
   return taken;

@@ -35,8 +35,8 @@ class RequestsAhead {
   struct Taken {
     std::shared_ptr<const CollectionRequest>
         request;  // null: there is none, the step makes its own
-    // The newest request of the same look-ahead; null: there is none, or a call before returned it.
-    std::shared_ptr<const CollectionRequest> to_come;
+    // The later requests of the same look-ahead, but for those that a call before returned.
+    std::vector<std::shared_ptr<const CollectionRequest>> to_come;
   };
   // Returns and removes the oldest request of this process that was made of equal features under
   // this signature.
