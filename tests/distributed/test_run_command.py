@@ -25,9 +25,10 @@ HEAD = """
 import os, signal, subprocess, sys, time
 rank = int(os.environ["RANK"])
 """
+# A signal that comes just before a sleep has its handler called after the sleep: it must be short.
 SLEEP = """
 print("ready", os.getpid())
-time.sleep(600)
+for _ in range(12_000): time.sleep(0.05)
 """
 
 
@@ -195,7 +196,7 @@ if rank == 0:
     sys.exit(1)
 signal.signal(signal.SIGTERM, lambda *_: (print("cleaned up"), sys.exit(0)))
 open(sys.argv[1], "w").close()
-time.sleep(600)
+for _ in range(12_000): time.sleep(0.05)
 """
     result = run("-np", 2, sys.executable, "-c", HEAD + program, tmp_path / "ready")
     assert result.returncode == 1
@@ -269,7 +270,9 @@ def test_workers_end_when_the_command_is_killed() -> None:
 
 
 def test_workers_end_when_nobody_reads_their_lines_any_more() -> None:
-    process, ready = start(2, SLEEP.replace("time.sleep(600)", "while True: print('more')"))
+    process, ready = start(
+        2, SLEEP.replace("for _ in range(12_000): time.sleep(0.05)", "while True: print('more')")
+    )
     assert process.stdout is not None
     process.stdout.close()
     assert process.wait(HANG_S) != 0
