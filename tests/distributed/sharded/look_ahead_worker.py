@@ -22,7 +22,7 @@ from sok_embed.eviction import LeastFrequentlyUsed
 
 KEYS, EXAMPLES = 900, 96
 NOW = 1_700_000_000  # by which rows in a storage are evicted: runs have one clock
-# What may differ: where rows are found, and memory.
+# Figures that a look-ahead may change: where rows are found, and memory.
 SEARCHED = ("cache_hits", "read_ahead", "left_behind", "bytes", "index_bytes", "row_bytes")
 POLICIES = [
     {},
