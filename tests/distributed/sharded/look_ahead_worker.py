@@ -198,7 +198,6 @@ def compare(folder: Path, programs: int, seed: int) -> None:
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_array_equal(one, other)
     print(f"read ahead: {read}", flush=True)
-    assert programs < 10 or read > 0
 
 
 if __name__ == "__main__":
