@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -124,9 +124,11 @@ def _prefetch(spec: Any, call: Callable[[Any], Any], steps: int) -> Callable[...
         with keras.StatelessScope(), seen_keys(steps + _NOT_WAITING) as seen:
             call(batch)
         graph = tf.compat.v1.get_default_graph()
+        library = graph.as_graph_def().library.function
+        bodies = {each.signature.name: each.node_def for each in library}
         asked_for: set[int] = set()  # the keys that requests have
         for tables, of_features, asked in seen.requests:
-            if _impure(asked.op):
+            if _impure(asked.op, bodies):
                 continue
             asked_for.update(map(id, of_features))
             own = tf_ops.collection_own_keys(asked, len(tables))
@@ -144,7 +146,7 @@ def _prefetch(spec: Any, call: Callable[[Any], Any], steps: int) -> Callable[...
                     f"table '{table.name}' within a tf.function, or a function of tf.map_fn or "
                     "tf.cond. Give look_ahead a function that calls the layers themselves."
                 )
-            if impure := _impure(keys.op):
+            if impure := _impure(keys.op, bodies):
                 raise ValueError(
                     "Expected keys that are a function of the batch alone. Received: a lookup "
                     f"whose keys depend on {', '.join(sorted(impure))}. Give look_ahead a function "
@@ -168,8 +170,13 @@ def _prefetch(spec: Any, call: Callable[[Any], Any], steps: int) -> Callable[...
     return traced.prune(traced.inputs[: len(signature)], reads) if reads else None
 
 
-def _impure(operation: tf.Operation) -> set[str]:
-    """Returns the types of ops that an op depends on and that would count keys or make rows."""
+def _impure(operation: tf.Operation, bodies: Mapping[str, Sequence[Any]]) -> set[str]:
+    """Returns the types of ops that an op depends on and that would count keys or make rows.
+
+    Args:
+        operation: The op.
+        bodies: The nodes of each function of its graph, by name.
+    """
     found: set[tf.Operation] = set()
     left = [operation]
     while left:
@@ -178,8 +185,7 @@ def _impure(operation: tf.Operation) -> set[str]:
             found.add(one)
             left += [each.op for each in one.inputs]
             left += one.control_inputs
-    library = operation.graph.as_graph_def().library.function
-    functions = {each.signature.name: each.node_def for each in library}
+    functions = dict(bodies)  # a function that was looked into is taken out
     types: set[str] = set()
     nodes = [each.node_def for each in found]
     while nodes:
