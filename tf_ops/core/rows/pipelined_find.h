@@ -52,7 +52,7 @@ class PipelinedFind {
   }
 
  private:
-  static constexpr size_t kKeys = 32, kStages = 4;
+  static constexpr size_t kKeys = 16, kStages = 4;
   struct Pending {
     uint64_t hash;
     const Shard* shard;
