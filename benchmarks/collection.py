@@ -267,6 +267,10 @@ def main() -> None:
             ids = positions(dist, arguments.keys, shape, rng)
             targets = rng.normal(size=(len(ids), 1)).astype(np.float32)
             data = tf.data.Dataset.from_tensor_slices((ids, targets)).batch(batch).cache().repeat()
+            # The end of an iterator sometimes waits for the thread that tunes it, up to seconds.
+            untuned = tf.data.Options()
+            untuned.autotune.enabled = False
+            data = data.with_options(untuned)
             steps = arguments.steps or max(4, min(100, 2_000_000 // (batch * tables * case.bag)))
             runs = {
                 name: functools.partial(_steps_of, fbgemm(case, ids, targets), steps)
