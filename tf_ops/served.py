@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -74,21 +75,27 @@ _stand_in_of: ContextVar[Callable[[Any], Any] | None] = ContextVar(
     "sok_embed_served_by", default=None
 )
 _pool: ContextVar[Pool | None] = ContextVar("sok_embed_pooled_by", default=None)
+_asserts: ContextVar[bool] = ContextVar("sok_embed_asserts", default=True)
 
 
 @contextlib.contextmanager
-def served_by(stand_in_of: Callable[[Any], Any], pool: Pool | None = None) -> Iterator[None]:
+def served_by(
+    stand_in_of: Callable[[Any], Any], pool: Pool | None = None, asserts: bool = True
+) -> Iterator[None]:
     """Lets graphs that are traced meanwhile read rows from stand-ins, with TensorFlow's ops.
 
     Args:
         stand_in_of: A function that returns the stand-in for a table: `ServedRows`, or
             `ServedAdaptiveRows`.
         pool: A function that pools rows; `None`: TensorFlow's ops do.
+        asserts: `False` for a graph that may have none of TensorFlow's assertions, such as ONNX's.
     """
     token, pool_token = _stand_in_of.set(stand_in_of), _pool.set(pool)
+    asserts_token = _asserts.set(asserts)
     try:
         yield
     finally:
+        _asserts.reset(asserts_token)
         _pool.reset(pool_token)
         _stand_in_of.reset(token)
 
@@ -120,7 +127,7 @@ def as_int64(keys: tf.Tensor) -> tf.Tensor:
     """Returns keys as int64; uint64 keys keep their 64 bits."""
     keys = tf.convert_to_tensor(keys)
     if keys.dtype == tf.uint64:
-        return tf.bitcast(keys, tf.int64)
+        return tf.cast(keys, tf.int64)
     return tf.cast(keys, tf.int64)
 
 
@@ -128,7 +135,13 @@ def checked(tensor: tf.Tensor, condition: tf.Tensor, message: str, *shown: Any) 
     """Returns the tensor, whose computation fails unless all of a condition holds.
 
     It raises `tf.errors.InvalidArgumentError` when the graph runs, which shows the tensors `shown`.
+    In a graph without assertions the error names an op, and the op's name is the message.
     """
+    if not _asserts.get():
+        fails = tf.cast(~tf.reduce_all(condition), tf.int64)
+        name = re.sub("[^A-Za-z0-9.]+", "_", message).strip("_")
+        # There is one zero, at index 0.
+        return tensor + tf.gather(tf.zeros([1], tensor.dtype), fails, name=name)
     check = tf.debugging.Assert(tf.reduce_all(condition), [message, *shown])
     with tf.control_dependencies([] if check is None else [check]):
         return tf.identity(tensor)

@@ -85,7 +85,7 @@ def _rows(weight: Any, ids: tf.Tensor, dim: int, spec: Any) -> tf.Tensor:
     size = int(weight.shape[0])
     block = min(spec.block_size, dim)
     blocks = -(-dim // block)
-    words = tf.bitcast(ids, tf.uint64)
+    words = tf.cast(ids, tf.uint64)
     key = mix64(tf.bitwise.bitwise_xor(words, mix64(u64((spec.seed + _GOLDEN) % _UINT64))))
     numbers = tf.range(blocks, dtype=tf.int64)
     if spec.hash == "mixed":
@@ -94,7 +94,7 @@ def _rows(weight: Any, ids: tf.Tensor, dim: int, spec: Any) -> tf.Tensor:
     elif spec.hash == "original":
         steps = [(k * _BLOCK_FACTOR + _TERM) % _UINT64 for k in range(blocks)]
         hashed = words[:, tf.newaxis] * u64(_ID_FACTOR) + u64(steps)
-        bases = tf.bitcast(tf.math.floormod(hashed, u64(_PRIME)), tf.int64) % size
+        bases = tf.cast(tf.math.floormod(hashed, u64(_PRIME)), tf.int64) % size
     else:
         bases = (ids[:, tf.newaxis] * dim + numbers * block) % size
     places = (bases[:, :, tf.newaxis] + tf.range(block, dtype=tf.int64)) % size

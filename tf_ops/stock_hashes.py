@@ -43,9 +43,9 @@ def scaled(x: tf.Tensor, size: int) -> tf.Tensor:
     size_high, size_low = u64(size >> 32), u64(size & _LOW)
     middle = high * size_low + _right(low * size_low, 32)
     if size < 2**32:
-        return tf.bitcast(_right(middle, 32), tf.int64)
+        return tf.cast(_right(middle, 32), tf.int64)
     other = low * size_high + tf.bitwise.bitwise_and(middle, u64(_LOW))
-    return tf.bitcast(
+    return tf.cast(
         high * size_high + _right(middle, 32) + _right(other, 32),
         tf.int64,
     )
@@ -58,7 +58,7 @@ def adaptive_buckets(keys: tf.Tensor, num_buckets: int) -> tf.Tensor:
         keys: int64.
         num_buckets: The number of buckets.
     """
-    salted = tf.bitwise.bitwise_xor(tf.bitcast(keys, tf.uint64), u64(_BUCKET_SALT))
+    salted = tf.bitwise.bitwise_xor(tf.cast(keys, tf.uint64), u64(_BUCKET_SALT))
     return scaled(mix64(salted), num_buckets)
 
 
@@ -70,7 +70,7 @@ def high_bits(x: tf.Tensor, bits: int) -> tf.Tensor:
         bits: The number of bits, below 64.
     """
     # A shift by 64 is not defined.
-    return tf.bitcast(_right(_right(x, 1), 63 - bits), tf.int64)
+    return tf.cast(_right(_right(x, 1), 63 - bits), tf.int64)
 
 
 def _right(x: tf.Tensor, bits: int) -> tf.Tensor:

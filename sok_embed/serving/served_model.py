@@ -38,7 +38,7 @@ from sok_embed.tf_ops.served import Pool, ServedRows, served_by
 
 _DTYPES = ("float32", "float16", "int8", "int4")
 _MISSING = ("initializer", "zeros")
-_OPS = ("native", "stock")
+_OPS = ("native", "stock", "onnx")
 
 
 class _Options(NamedTuple):
@@ -105,7 +105,8 @@ def export(
             both.
         ops: `"native"`: rows lie in files, which the ops of `libsok_serving` map and find keys in.
             `"stock"`: rows lie in variables, and TensorFlow's own ops find them. Initializers of
-            tables have to be constant then, or `missing="zeros"`.
+            tables have to be constant then, or `missing="zeros"`. `"onnx"`: the same, written as
+            `model.onnx`, which takes the extra `onnx`; sums of rows differ in the last bits.
         source: The folder of a `sok_embed.checkpoint.Checkpoint(model)`, or its URL, whose rows and
             dense weights are exported instead of the model's own. The model must be made and
             compiled like the saved one, and is not changed. Any number of workers may have saved
@@ -122,7 +123,9 @@ def export(
     Raises:
         ValueError: For an argument that is none of these, an initializer that is not constant where
             it would have to be, the checkpoint of another model, workers that have different
-            models, steps or arguments, and what `sok_embed.export_model` refuses.
+            models, steps or arguments, and what `sok_embed.export_model` refuses; with
+            `ops="onnx"` also for ops that ONNX or onnxruntime does not have, and for 2 GiB or more.
+        ImportError: With `ops="onnx"`, without tf2onnx and onnxruntime.
         FileNotFoundError: If `source` has no complete checkpoint.
         OSError: If nothing can be written to `path`.
         sok_embed.kv.CorruptionError: For a checkpoint with files that are not as they were written.
@@ -143,10 +146,16 @@ def export(
             work = os.path.join(folder, "rows")
             os.mkdir(work)
             tables = _Tables(built, options, work, rows)
-            with served_by(tables, tables.pool), _errors_as_they_are():
+            with served_by(tables, tables.pool, ops != "onnx"), _errors_as_they_are():
                 served = _served(built, input_signature, tables)
-                with tables.files.set_aside(os.path.join(folder, "assets")):
-                    tf.saved_model.save(served, folder, signatures=served.serve)
+                if ops == "onnx":
+                    # This imports tf2onnx, which no other export needs.
+                    from sok_embed.serving.onnx_files import write_onnx
+
+                    write_onnx(served, folder)
+                else:
+                    with tables.files.set_aside(os.path.join(folder, "assets")):
+                        tf.saved_model.save(served, folder, signatures=served.serve)
             moment.check()
             shutil.rmtree(work)
 
@@ -226,7 +235,7 @@ class _Tables:
     @property
     def pool(self) -> Pool | None:
         """The function that pools rows; `None`: TensorFlow's ops do."""
-        if self._options.ops == "stock":
+        if self._options.ops != "native":
             return None
         # This loads a library of ops, which not every process that exports needs.
         from sok_embed.serving.served_table import pool
@@ -252,14 +261,14 @@ class _Tables:
         own_rows = self._rows_of(own, "zeros")
         static = self._held(table.parts[1])
         buckets = table.static_buckets
-        if options.ops == "stock":
+        if options.ops != "native":
             all_static: ServedRows = DenseRows(static, self.files, buckets, "initializer")
         else:
             all_static = self._rows_of(static, "initializer")
         return AdaptiveRows(own_rows, all_static, buckets)
 
     def _rows_of(self, held: HeldRows, missing: str) -> ServedRows:
-        if self._options.ops == "stock":
+        if self._options.ops != "native":
             return stock_rows(held, self.files, missing)
         # This loads a library of ops, which not every process that exports needs.
         from sok_embed.serving.native_rows import NativeRows

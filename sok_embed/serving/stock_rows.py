@@ -113,13 +113,13 @@ class StockRows(tf.Module, ServedRows):
         if not self._count:
             none = tf.zeros_like(keys)
             return none, tf.cast(none, tf.bool)
-        hashed = stock_hashes.mix64(tf.bitcast(keys, tf.uint64))
+        hashed = stock_hashes.mix64(tf.cast(keys, tf.uint64))
         begins = tf.gather(self.begins, stock_hashes.high_bits(hashed, self._bits))
         begins = tf.cast(begins, tf.int64)
         near = tf.range(self._longest, dtype=tf.int64)
         equal = tf.equal(tf.gather(self.keys, begins[:, tf.newaxis] + near), keys[:, tf.newaxis])
         exists = tf.reduce_any(equal, 1)
-        places = begins + tf.argmax(equal, 1)
+        places = begins + tf.argmax(tf.cast(equal, tf.uint8), 1)
         return tf.where(exists, places, tf.zeros_like(places)), exists
 
     def lookup(self, keys: tf.Tensor) -> tf.Tensor:
@@ -131,8 +131,9 @@ class StockRows(tf.Module, ServedRows):
             raise ValueError(
                 f"Table '{self._name_of_table}': expected an initializer that is constant (zeros, "
                 "ones or a Constant), which TensorFlow's own ops know for keys without a row. "
-                f"Received: {self._start.kind}, with ops='stock' and missing='initializer'. Pass "
-                "missing='zeros', by which such keys have zeros, or ops='native'."
+                f"Received: {self._start.kind}, with ops='stock' or 'onnx' and "
+                "missing='initializer'. Pass missing='zeros', by which such keys have zeros, or "
+                "ops='native'."
             )
         return tf.where(exists[..., tf.newaxis], rows, self._start_vector)
 

@@ -1,0 +1,222 @@
+"""An export as ONNX answers in onnxruntime as `predict`, or is refused by what ONNX lacks.
+
+The tolerance is 1e-6, of an output and of 1: ONNX adds the rows of a bag in another order.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import keras
+import model_kinds as kinds
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import served_models as models
+import tensorflow as tf
+
+import sok_embed as sok
+from sok_embed import feature_column as fc
+from sok_embed.serving import export, onnx_files
+from sok_embed.serving.exporting import serving_function
+
+LAYERS = {"dynamic": models.dynamic, "collection": models.collection, "adaptive": models.adaptive}
+COMBINERS = ["sum", "mean", "sqrtn", "max"]
+
+
+def runtime_answers(folder, parts):
+    """Returns what onnxruntime answers to dense parts of inputs, in the order of the outputs."""
+    session = onnxruntime.InferenceSession(f"{folder}/model.onnx")
+    fed = {each.name: parts[each.name].numpy() for each in session.get_inputs()}
+    for name, values in fed.items():
+        if values.dtype == object:
+            fed[name] = np.vectorize(bytes.decode, otypes=[object])(values)
+    names = [each.name for each in session.get_outputs()]
+    answers = dict(zip(names, session.run(None, fed), strict=True))
+    return [answers[name] for name in sorted(names, key=lambda name: (len(name), name))]
+
+
+def check(model, parts, expected, path, **arguments):
+    """Raises unless an export of a model answers what is expected; returns its folder."""
+    folder = export(model, path, ops="onnx", **arguments)
+    found = runtime_answers(folder, parts)
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_allclose(one, other, 1e-6, 1e-6)
+    return folder
+
+
+@pytest.mark.cover(1)
+@pytest.mark.parametrize("form", models.FORMS)
+@pytest.mark.parametrize("combiner", COMBINERS)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_bags_of_all_forms_answer_as_predict(layer, combiner, form, tmp_path):
+    if layer == "adaptive" and combiner == "max":
+        combiner = "mean"  # such a layer has no maximum
+    model, fed = models.trained(LAYERS[layer](combiner), form)
+    check(model, models.parts_of(fed), models.predicted(model, fed), tmp_path)
+
+
+@pytest.mark.cover(1)
+@pytest.mark.parametrize("form", models.FORMS)
+@pytest.mark.parametrize("layer", ["dynamic", "collection"])
+def test_weighted_bags_answer_as_predict(layer, form, tmp_path):
+    # A mean would divide by sums of weights that are nearly 0.
+    model, fed = models.trained(LAYERS[layer]("sum"), form, models.WEIGHTED[layer])
+    check(model, models.parts_of(fed), models.predicted(model, fed), tmp_path)
+
+
+def of_ids(layer, limit, length=3):
+    """Returns a trained model of a layer, and ids below a limit that it is asked."""
+    ids = keras.Input((length,), dtype="int64", name="ids")
+    vectors = keras.layers.Flatten()(layer(ids))
+    model = keras.Model(ids, keras.layers.Dense(2)(vectors))
+    random = np.random.default_rng(4)
+    asked = random.integers(0, limit, [40, length])
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    model.fit(asked[:30], random.normal(size=[30, 2]), epochs=2, verbose=0)
+    return model, asked
+
+
+def positions(ids):
+    """Looks ids up in a table whose keys are positions."""
+    layer = sok.All2AllDenseEmbedding(50, 4, 3, 1, use_hashtable=False)
+    return layer(keras.layers.Reshape((3, 1))(ids))
+
+
+OTHERS = {
+    "of positions": lambda: positions,
+    "default key": lambda: sok.DynamicEmbedding(4, "ones", default_vector=7),
+    "masked": lambda: sok.DynamicEmbedding(4, "ones", mask_zero=True, combiner="mean"),
+    "mixed hash": lambda: sok.HashedEmbeddingBag(50, 8, 0.5, seed=1, sign=True),
+    "original hash": lambda: sok.HashedEmbeddingBag(50, 8, 0.5, seed=1, hash="original"),
+    "modulo hash": lambda: sok.HashedEmbeddingBag(50, 8, 0.5, seed=1, hash="modulo"),
+    "hashed table": lambda: sok.HashedEmbedding(50, 8, 0.5, seed=1),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_other_layers_answer_as_predict(kind, tmp_path):
+    model, asked = of_ids(OTHERS[kind](), 50)
+    expected = [model.predict(asked, batch_size=40, verbose=0)]
+    check(model, {"ids": tf.constant(asked)}, expected, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["of positions", "mixed hash"])
+@pytest.mark.parametrize("key", [-1, 50])
+def test_keys_that_a_layer_refuses_are_refused(kind, key, tmp_path):
+    model, asked = of_ids(OTHERS[kind](), 50)
+    session = onnxruntime.InferenceSession(f"{export(model, tmp_path, ops='onnx')}/model.onnx")
+    asked[3, 1] = key
+    with pytest.raises(Exception, match=r"(?i)expected_\w+_in_0_50.*out of data bounds"):
+        session.run(None, {"ids": asked})
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8", "int4"])
+def test_rows_of_fewer_bytes_answer_as_those_of_tensorflow(dtype, tmp_path):
+    model, asked = of_ids(models.dynamic(None), 50)
+    folder = export(model, tmp_path / "stock", ops="stock", dtype=dtype)
+    expected = models.answered(folder, {"ids": asked})
+    check(model, {"ids": tf.constant(asked)}, expected, tmp_path / "onnx", dtype=dtype)
+
+
+def test_a_column_of_keys_answers_as_predict(tmp_path):
+    column = fc.categorical_column_with_embedding("ids", tf.int64)
+    features = {"ids": keras.Input((3,), dtype="int64", name="ids")}
+    vectors = fc.DenseFeatures([fc.embedding_column(column, 4, "sqrtn")])(features)
+    model = keras.Model(features, keras.layers.Dense(1)(vectors))
+    fed = {"ids": np.random.default_rng(1).integers(-20, 20, [40, 3])}
+    model.compile("adam", "mse")
+    model.fit(fed, np.ones([40, 1]), verbose=0)
+    parts = models.parts_of(fed)
+    check(model, parts, models.predicted(model, fed), tmp_path, missing="zeros")
+
+
+@pytest.mark.parametrize("piece", [each for each in kinds.PIECES if each != "integers"])
+def test_layers_of_keras_around_them_answer_as_predict(piece, tmp_path):
+    pieces = kinds.Kinds(np.random.default_rng(1))
+    vectors = keras.layers.Flatten()(getattr(pieces, piece)())
+    model = keras.Model(pieces.inputs, keras.layers.Dense(2)(vectors))
+    kinds.train(model, pieces.fed)
+    expected = kinds.predicted(model, pieces.fed)
+    check(model, pieces.fed, expected, tmp_path, missing="zeros")
+
+
+def test_large_arrays_lie_beside_the_graph(tmp_path):
+    model, asked = of_ids(models.dynamic(None), 10**9, length=10)  # 300 rows
+    expected = [model.predict(asked, batch_size=40, verbose=0)]
+    folder = check(model, {"ids": tf.constant(asked)}, expected, tmp_path)
+    assert folder == str(tmp_path / "1")
+    assert sorted(os.listdir(folder)) == ["model.onnx", "model.onnx.data"]
+    graph = onnx.load(f"{folder}/model.onnx", load_external_data=False).graph
+    outside = [each for each in graph.initializer if each.external_data]
+    assert len(outside) >= 2  # keys and rows
+    assert os.path.getsize(f"{folder}/model.onnx") < 20_000
+    # A folder of versions may have both kinds; programs of TensorFlow do not see these.
+    export(model, tmp_path, ops="native")
+    export(model, tmp_path, ops="onnx")
+    assert sok.serving.load(tmp_path).version.export == 2
+
+
+def refused(model, path, message):
+    """Raises unless an export is refused and leaves nothing."""
+    with pytest.raises(ValueError, match=message):
+        export(model, path, ops="onnx", missing="zeros")
+    assert os.listdir(path) == []
+
+
+def test_ops_that_onnx_does_not_have_are_refused_by_name(tmp_path):
+    words = keras.Input((2,), dtype="string", name="words")
+    vectors = sok.DynamicEmbedding(4, combiner="sum", name="rows_of_words")(words)
+    refused(keras.Model(words, vectors), tmp_path, "expected ops that ONNX has.*rows_of_words")
+
+
+def test_columns_that_hash_are_refused_by_name(tmp_path):
+    column = fc.categorical_column_with_adaptive_embedding("item", 6, tf.int64)
+    layer = fc.DenseFeatures([fc.embedding_column(column, 4)], name="features")
+    inputs = {
+        "item": keras.Input((3,), dtype="int64", name="item"),
+        "mask": keras.Input((3,), dtype="int32", name="mask"),
+    }
+    outputs = layer({"item": inputs["item"]}, {"item": inputs["mask"]})
+    refused(keras.Model(inputs, outputs), tmp_path, "StringToHashBucketFast at '.*features")
+
+
+def test_lookups_of_integers_are_refused_by_name(tmp_path):
+    pieces = kinds.Kinds(np.random.default_rng(1))
+    vectors = pieces.integers()
+    refused(keras.Model(pieces.inputs, vectors), tmp_path, "HashTableV2 at '.*integer_lookup")
+
+
+def test_a_graph_of_two_gibibytes_is_refused(tmp_path):
+    class Large(tf.Module):
+        def __init__(self):
+            super().__init__(name="large")
+            self.rows = tf.Variable(tf.zeros([1 << 29], tf.float32))
+            spec = tf.TensorSpec([None], tf.int64, "ids")
+            self.serve = tf.function(lambda ids: tf.gather(self.rows, ids), input_signature=[spec])
+
+    with pytest.raises(ValueError, match=r"of less than 2 GiB.*sok_embed\.serving\.rows"):
+        onnx_files.write_onnx(Large(), str(tmp_path))
+
+
+def test_a_machine_without_the_extra_is_told(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tf2onnx", None)
+    model, _ = of_ids(models.dynamic(None), 5)
+    with pytest.raises(ImportError, match=r"pip install 'sok-embed\[onnx\]'"):
+        export(model, tmp_path, ops="onnx")
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_model_serves_and_trains_on_after_an_export(tmp_path):
+    model, asked = of_ids(models.dynamic(None), 50)
+    expected = model.predict(asked, verbose=0)
+    export(model, tmp_path, ops="onnx")
+    np.testing.assert_array_equal(model.predict(asked, verbose=0), expected)
+    model.fit(asked, np.zeros([40, 2]), verbose=0)
+    serve, parts = serving_function(model)
+    assert [each.name for each in parts] == ["ids"]
+    assert serve({"ids": tf.constant(asked)}).shape == (40, 2)
