@@ -191,6 +191,21 @@ def test_lookups_of_integers_are_refused_by_name(tmp_path):
     refused(keras.Model(pieces.inputs, vectors), tmp_path, "HashTableV2 at '.*integer_lookup")
 
 
+def test_rows_that_are_looked_up_before_the_graph_give_the_same(tmp_path):
+    ids = keras.Input((3,), dtype="int64", name="ids")
+    flat = keras.layers.Flatten()(sok.DynamicEmbedding(16, seed=3, name="items")(ids))
+    model = keras.Model(ids, keras.layers.Dense(1, name="head")(flat))
+    asked = np.random.default_rng(1).integers(-9, 9, [40, 3])
+    model.compile("adam", "mse")
+    model.fit(asked[:9], np.ones([9, 1]), verbose=0)
+    vectors = keras.Input((3, 16), name="vectors")
+    head = keras.Model(vectors, model.get_layer("head")(keras.layers.Flatten()(vectors)))
+    folder = export(model, tmp_path / "served")
+    with sok.serving.rows.open(f"{folder}/assets/items.safetensors") as items:
+        parts = {"vectors": tf.constant(items.lookup(asked))}
+    check(head, parts, [model.predict(asked, verbose=0)], tmp_path / "head")
+
+
 def test_a_graph_of_two_gibibytes_is_refused(tmp_path):
     class Large(tf.Module):
         def __init__(self):
