@@ -36,7 +36,7 @@ class Segments(NamedTuple):
     def max(self, values: tf.Tensor) -> tf.Tensor:
         """Returns the largest values `[n, d]` of each bag, and zeros for empty bags."""
         greatest = tf.math.unsorted_segment_max(values, self.bag_of, self.bags)
-        return tf.where(self.lengths[:, tf.newaxis] > 0, greatest, tf.zeros([], values.dtype))
+        return tf.where(self.lengths[:, tf.newaxis] >= 1, greatest, tf.zeros([], values.dtype))
 
     def where(self, stays: tf.Tensor) -> Segments:
         """Returns the bags with some of their entries: those for which bool `[n]` says so."""
@@ -161,7 +161,7 @@ def row_splits(rows: tf.Tensor, num_rows: tf.Tensor) -> tf.Tensor:
     """
     rows = checked(
         rows,
-        (rows >= 0) & (rows < num_rows),
+        (rows >= 0) & (rows <= num_rows - 1),
         "Expected rows of a sparse tensor below their number. Received:",
         rows,
     )

@@ -36,7 +36,7 @@ def hashed_bag(
     """Returns the same as `tf_ops.hashed_bag`, from the same arguments."""
     given = tf.cast(ids, tf.int64)
     flat = tf.reshape(given, [-1])
-    in_range = (flat >= 0) & (flat < num_embeddings)
+    in_range = (flat >= 0) & (flat <= num_embeddings - 1)
     flat = checked(flat, in_range, f"Expected ids in [0, {num_embeddings}). Received:", flat)
     if offsets is None:
         shape = tf.shape(given, tf.int64)

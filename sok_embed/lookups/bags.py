@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from sok_embed import tf_ops
 from sok_embed.lookups.input_forms import Form, check_beside, flat_values, values_beside
+from sok_embed.tf_ops.served import checked, has_assertions
 
 
 class Bags(NamedTuple):
@@ -160,6 +161,9 @@ def _of_shape(weights: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
     """
     if weights.shape.is_fully_defined() and ids.shape.is_fully_defined():
         return weights
+    if not has_assertions():
+        equal = tf.equal(tf.shape(weights), tf.shape(ids))
+        return checked(weights, equal, "Expected weights of the shape of the input")
     equal = tf.debugging.assert_equal(
         tf.shape(weights), tf.shape(ids), "Expected weights of the shape of the input."
     )

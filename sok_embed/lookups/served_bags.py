@@ -114,5 +114,5 @@ def _below_limit(rows: tf.Tensor, keys: tf.Tensor, name: str, limit: int) -> tf.
     if not limit:
         return rows
     flat = tf.reshape(as_int64(keys), [-1])
-    right = (flat >= 0) & (flat < limit)
+    right = (flat >= 0) & (flat <= limit - 1)
     return checked(rows, right, f"feature '{name}': expected keys in [0, {limit}). Received:", flat)

@@ -4,12 +4,40 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import logging
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
+
+# Ops of TensorFlow that onnxruntime computes exactly, or whose rounding is that of float32: tests
+# compare them. tf2onnx converts further ones, but some only for small numbers.
+_EXACT = frozenset(
+    """
+    AddV2 All Any ArgMax BitwiseAnd BitwiseOr BitwiseXor BroadcastTo Cast ConcatV2 Const Cumsum
+    EnsureShape Equal ExpandDims Fill FloorMod GatherNd GatherV2 Greater GreaterEqual HashTableV2
+    Identity IdentityN If StatelessIf Less LessEqual LogicalAnd LogicalNot LogicalOr
+    LookupTableFindV2 Max Maximum Min Minimum Mul NoOp NotEqual OnesLike Pack Pad PadV2 Placeholder
+    Prod Range Reshape ReverseV2 RightShift SelectV2 Shape Size Slice Split SplitV Squeeze
+    StopGradient StridedSlice Sub TensorListFromTensor TensorListGetItem TensorListReserve
+    TensorListSetItem TensorListStack Tile Transpose Unpack UnsortedSegmentMax UnsortedSegmentSum
+    Where While StatelessWhile ZerosLike
+    """.split()
+)
+_FLOAT = frozenset(
+    """
+    Abs AvgPool BatchMatMulV2 BiasAdd Conv2D DivNoNan Einsum Elu Erf Exp FusedBatchNormV3 LeakyRelu
+    Log LogSoftmax MatMul MaxPool Mean Neg Pow RealDiv Reciprocal Relu Relu6 Rsqrt Selu Sigmoid
+    Softmax Softplus Softsign Sqrt Square SquaredDifference Sum Tanh
+    """.split()
+)
+
+_TYPES = ("SrcT", "T", "DstT")
+# tf2onnx divides integers towards zero, and takes products with 0 and 1 for a choice, of which inf
+# makes NaN.
+_SAME = {"SelectV2": "Where", "FloorMod": "Mod"}
 
 MODEL, ARRAYS = "model.onnx", "model.onnx.data"
 _OPSET = 18  # the first that has bitwise operations, which hashes of keys take
@@ -41,10 +69,12 @@ def write_onnx(served: tf.Module, folder: str) -> None:
     ]
     outputs = [each.name for each in function.outputs]
     names = convert.tensor_names_from_structed(function, inputs, outputs)
+    if not isinstance(function.structured_outputs, dict):
+        names.update((each, f"output_{number}") for number, each in enumerate(outputs))
     try:
         graph, tables = tf_loader.from_trackable(served, function, inputs, outputs, False)
     except ValueError as error:
-        if "2GB" not in str(error):
+        if "2GB" not in str(error) and "Invalid GraphDef" not in str(error):
             raise
         raise ValueError(
             f"Model '{served.name}': expected rows and weights of less than 2 GiB, which a graph "
@@ -52,6 +82,7 @@ def write_onnx(served: tf.Module, folder: str) -> None:
             "before the graph by sok_embed.serving.rows, or pass dtype='int8' or a min_count."
         ) from error
     _set_constants(graph, captured)
+    _check_exact(graph, served.name)
     with _silent("tf2onnx"), tf.Graph().as_default() as imported:
         tf.import_graph_def(graph, name="")
         converted = process_tf_graph(
@@ -62,7 +93,7 @@ def write_onnx(served: tf.Module, folder: str) -> None:
             output_names=outputs,
             tensors_to_rename=names,
             initialized_tables=tables,
-            custom_op_handlers={"SelectV2": (_as_where, [])},
+            custom_op_handlers={name: (_renamed, [op]) for name, op in _SAME.items()},
         )
         model = optimizer.optimize_graph(converted).make_model(served.name)
     _check_ops(model, served.name)
@@ -85,21 +116,71 @@ def _check_installed() -> None:
     del onnxruntime, tf2onnx
 
 
-def _as_where(_: Any, node: Any, *arguments: Any, **options: Any) -> None:
-    """Makes `Where` of `SelectV2`: tf2onnx takes products with 0 and 1, of which inf makes NaN."""
-    node.type, node.domain = "Where", ""
+def _renamed(_: Any, node: Any, name: str, arguments: list[str]) -> None:
+    """Makes an op of ONNX of one of TensorFlow with the same inputs."""
+    node.type, node.domain = arguments[0], ""
+
+
+def _check_exact(graph: tf.compat.v1.GraphDef, name: str) -> None:
+    """Raises for ops that ONNX would compute otherwise in silence."""
+    nodes = itertools.chain(graph.node, *(each.node_def for each in graph.library.function))
+    named = {node.name: node for node in graph.node}
+    for node in nodes:
+        if not _is_exact(node, named):
+            kinds = " to ".join(each.name for each in _types_of(node))
+            raise ValueError(
+                f"Model '{name}': expected ops that are the same in ONNX. Received: {node.op} "
+                f"({kinds}) at '{node.name}'. Move what this layer does out of the model, or "
+                "export it with ops='stock'."
+            )
+
+
+def _types_of(node: Any) -> list[tf.DType]:
+    return [tf.as_dtype(node.attr[each].type) for each in _TYPES if node.attr[each].type]
+
+
+def _is_of_shapes(node: Any, named: Mapping[str, Any]) -> bool:
+    """Returns whether a node computes with nothing but shapes and constants."""
+    inputs = [named.get(each.lstrip("^").split(":")[0]) for each in node.input]
+    return all(
+        each is not None and (each.op in ("Const", "Shape", "Size") or _is_of_shapes(each, named))
+        for each in inputs
+    ) and bool(inputs)
+
+
+def _is_exact(node: Any, named: Mapping[str, Any]) -> bool:
+    types = _types_of(node)
+    if node.op == "Cast":
+        # tf2onnx drops casts there and back, and so what they round.
+        given, wanted = types
+        rounds = given.is_floating and wanted.is_integer
+        return not rounds and wanted not in (tf.float16, tf.bfloat16)
+    if node.op in _FLOAT:
+        return types[0] in (tf.float32, tf.float64)
+    if node.op in ("FloorMod", "BitwiseAnd"):
+        return types[0].is_integer
+    if node.op in ("Less", "Greater"):  # tf2onnx compares these as float32
+        return types[0] not in (tf.int64, tf.uint64)
+    if node.op in ("Prod", "Max", "Min"):
+        return types[0] != tf.int64 or _is_of_shapes(node, named)
+    return node.op in _EXACT
 
 
 @contextlib.contextmanager
 def _silent(name: str) -> Iterator[None]:
-    """Keeps a logger quiet: what cannot be converted is raised here."""
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
+    """Keeps a logger quiet, and the root that its library logs to: what is wrong is raised here."""
+    loggers = [logging.getLogger(name), logging.getLogger()]
+    levels = [each.level for each in loggers]
+    none = logging.NullHandler()  # without a handler the root would get one that stays
+    loggers[1].addHandler(none)
+    for each in loggers:
+        each.setLevel(logging.CRITICAL + 1)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        loggers[1].removeHandler(none)
+        for each, level in zip(loggers, levels, strict=True):
+            each.setLevel(level)
 
 
 def _set_constants(graph: tf.compat.v1.GraphDef, values: Mapping[str, tf.Tensor]) -> None:

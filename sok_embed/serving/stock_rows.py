@@ -186,7 +186,7 @@ def _mix64(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def _within(keys: tf.Tensor, limit: int, table: str) -> tf.Tensor:
-    right = (keys >= 0) & (keys < limit)
+    right = (keys >= 0) & (keys <= limit - 1)
     return checked(keys, right, f"table '{table}': expected keys in [0, {limit}). Received:", keys)
 
 

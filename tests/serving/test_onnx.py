@@ -123,18 +123,6 @@ def test_rows_of_fewer_bytes_answer_as_those_of_tensorflow(dtype, tmp_path):
     check(model, {"ids": tf.constant(asked)}, expected, tmp_path / "onnx", dtype=dtype)
 
 
-def test_a_column_of_keys_answers_as_predict(tmp_path):
-    column = fc.categorical_column_with_embedding("ids", tf.int64)
-    features = {"ids": keras.Input((3,), dtype="int64", name="ids")}
-    vectors = fc.DenseFeatures([fc.embedding_column(column, 4, "sqrtn")])(features)
-    model = keras.Model(features, keras.layers.Dense(1)(vectors))
-    fed = {"ids": np.random.default_rng(1).integers(-20, 20, [40, 3])}
-    model.compile("adam", "mse")
-    model.fit(fed, np.ones([40, 1]), verbose=0)
-    parts = models.parts_of(fed)
-    check(model, parts, models.predicted(model, fed), tmp_path, missing="zeros")
-
-
 @pytest.mark.parametrize("piece", [each for each in kinds.PIECES if each != "integers"])
 def test_layers_of_keras_around_them_answer_as_predict(piece, tmp_path):
     pieces = kinds.Kinds(np.random.default_rng(1))
@@ -168,21 +156,96 @@ def refused(model, path, message):
     assert os.listdir(path) == []
 
 
+OPS = {
+    "rounded": lambda ids: tf.cast(tf.cast(ids, tf.bfloat16), tf.float32),
+    "float and back": lambda ids: tf.cast(tf.cast(ids, tf.float32), tf.int64),
+    "one hot": lambda ids: keras.ops.one_hot(ids, 9),
+    "less": lambda ids: ids < 2**24 + 1,
+    "greater": lambda ids: ids > 2**53,
+    "sum": lambda ids: tf.reduce_sum(ids, 1),
+    "product": lambda ids: tf.reduce_prod(ids[:, :2], 1),
+    "divided": lambda ids: ids // 3,
+    "sorted": lambda ids: tf.sort(ids, 1),
+    "random": lambda ids: tf.random.uniform(tf.shape(ids)),
+    "old select": lambda ids: tf.raw_ops.Select(condition=ids >= 0, x=ids, y=-ids),
+    "asserted": lambda ids: _asserted(ids),
+}
+
+
+def _asserted(ids):
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(ids <= 5), [ids])]):
+        return tf.identity(ids)
+
+
+@pytest.mark.parametrize("kind", OPS)
+def test_ops_that_would_answer_otherwise_are_refused(kind, tmp_path):
+    ids = keras.Input((3,), dtype="int64", name="ids")
+    model = keras.Model(ids, keras.layers.Lambda(OPS[kind], name="other")(ids))
+    refused(model, tmp_path, "the same in ONNX. Received: .*other")
+
+
+# Around the numbers that float32 and float64 do not have.
+NUMBERS = [-(2**63), -(2**53) - 1, -7, -1, 0, 6, 2**24 + 1, 2**53 + 1, 2**63 - 1]
+COMPARED = {
+    "less or equal": lambda ids: ids <= 2**24,
+    "greater or equal": lambda ids: ids >= 2**53 + 1,
+    "remainder": lambda ids: ids % 20,
+    "remainder of a negative": lambda ids: ids % -7,
+    "choice": lambda ids: tf.where(ids >= 2**24 + 1, np.inf, 1.0),
+    "multiplied": lambda ids: ids * 2654435761 + 5,
+    "largest": lambda ids: tf.maximum(ids, 2**53),
+    "cumulated": lambda ids: tf.cumsum(ids, axis=1),
+}
+
+
+@pytest.mark.parametrize("kind", COMPARED)
+def test_integers_keep_all_their_bits(kind, tmp_path):
+    ids = keras.Input((3,), dtype="int64", name="ids")
+    model = keras.Model(ids, keras.layers.Lambda(COMPARED[kind])(ids))
+    asked = np.array(NUMBERS).reshape(3, 3)
+    folder = export(model, tmp_path, ops="onnx")
+    (found,) = runtime_answers(folder, {"ids": tf.constant(asked)})
+    np.testing.assert_array_equal(found, np.asarray(model(tf.constant(asked))))
+
+
+def answer(model, path, parts):
+    return runtime_answers(export(model, path, ops="onnx"), parts)
+
+
+@pytest.mark.parametrize("lengths", [[1, 1], [5, 5], [4, -1], []])
+@pytest.mark.parametrize("combiner", [None, "mean"])
+def test_lengths_that_do_not_fit_are_refused(combiner, lengths, tmp_path):
+    ids = keras.Input((None,), dtype="int64", name="ids", ragged=True)
+    model = keras.Model(ids, models.adaptive(combiner)(ids))
+    parts = {"ids_values": tf.constant([5, 7, 9], tf.int64),
+             "ids_row_lengths": tf.constant(lengths, tf.int64)}  # fmt: skip
+    with pytest.raises(Exception, match=r"(?i)expected_lengths_that_fit"):
+        answer(model, tmp_path, parts)
+
+
+def test_weights_in_other_places_are_refused(tmp_path):
+    model, fed = models.trained(models.dynamic("sum"), "ragged", "weights")
+    parts = models.parts_of(fed)
+    parts["weights_row_lengths"] = tf.reverse(parts["weights_row_lengths"], [0])
+    with pytest.raises(Exception, match=r"(?i)expected_weights_with_the_row_splits"):
+        answer(model, tmp_path, parts)
+
+
 def test_ops_that_onnx_does_not_have_are_refused_by_name(tmp_path):
     words = keras.Input((2,), dtype="string", name="words")
     vectors = sok.DynamicEmbedding(4, combiner="sum", name="rows_of_words")(words)
-    refused(keras.Model(words, vectors), tmp_path, "expected ops that ONNX has.*rows_of_words")
+    refused(
+        keras.Model(words, vectors),
+        tmp_path,
+        "the same in ONNX. Received: Fingerprint .*rows_of_words",
+    )
 
 
-def test_columns_that_hash_are_refused_by_name(tmp_path):
-    column = fc.categorical_column_with_adaptive_embedding("item", 6, tf.int64)
-    layer = fc.DenseFeatures([fc.embedding_column(column, 4)], name="features")
-    inputs = {
-        "item": keras.Input((3,), dtype="int64", name="item"),
-        "mask": keras.Input((3,), dtype="int32", name="mask"),
-    }
-    outputs = layer({"item": inputs["item"]}, {"item": inputs["mask"]})
-    refused(keras.Model(inputs, outputs), tmp_path, "StringToHashBucketFast at '.*features")
+def test_columns_are_refused_by_name(tmp_path):
+    column = fc.categorical_column_with_embedding("ids", tf.int64)
+    features = {"ids": keras.Input((3,), dtype="int64", name="ids")}
+    vectors = fc.DenseFeatures([fc.embedding_column(column, 4)], name="features")(features)
+    refused(keras.Model(features, vectors), tmp_path, "Received: Sparse.*'.*features")
 
 
 def test_lookups_of_integers_are_refused_by_name(tmp_path):
