@@ -44,10 +44,10 @@ from sok_embed.cli.terminal import table as columns
 )
 @click.option(
     "--ops",
-    type=click.Choice(["native", "stock"]),
+    type=click.Choice(["native", "stock", "onnx"]),
     default="native",
     show_default=True,
-    help="The ops that find rows: the ops of sok-embed, or TensorFlow's own.",
+    help="The ops that find rows: the ops of sok-embed, TensorFlow's own, or those of ONNX.",
 )
 @click.option(
     "--source",

@@ -12,8 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
-# Ops of TensorFlow that onnxruntime computes exactly, or whose rounding is that of float32: tests
-# compare them. tf2onnx converts further ones, but some only for small numbers.
+# Ops of TensorFlow that give the same in onnxruntime, but for the last bits of float32. Tests
+# compare those of our layers and of usual ones of Keras. tf2onnx converts further ops, some only
+# right for small numbers.
 _EXACT = frozenset(
     """
     AddV2 All Any ArgMax BitwiseAnd BitwiseOr BitwiseXor BroadcastTo Cast ConcatV2 Const Cumsum

@@ -32,6 +32,12 @@ def saved(tmp_path_factory):
     return path, model, fed
 
 
+def test_a_file_is_exported_as_onnx(saved, tmp_path):
+    folder = run("export", saved[0], tmp_path, "--ops", "onnx").strip()
+    assert folder == str(tmp_path / "1")
+    assert os.path.isfile(f"{folder}/model.onnx")
+
+
 def test_a_file_is_exported_and_its_rows_are_shown(saved, tmp_path):
     path, model, fed = saved
     folder = run("export", path, tmp_path / "served").strip()

@@ -133,6 +133,34 @@ def test_layers_of_keras_around_them_answer_as_predict(piece, tmp_path):
     check(model, pieces.fed, expected, tmp_path, missing="zeros")
 
 
+L = keras.layers
+DENSE = {
+    **{
+        name: lambda x, name=name: L.Activation(name)(L.Dense(4)(x))
+        for name in ("relu", "relu6", "elu", "selu", "softplus", "softsign", "softmax", "tanh",
+                     "log_softmax", "sigmoid", "leaky_relu", "exponential", "silu")
+    },
+    "layer norm": lambda x: L.LayerNormalization()(x),
+    "attention": lambda x: L.MultiHeadAttention(2, 3)(x, x),
+    "convolution": lambda x: L.Conv1D(3, 2, padding="same")(x),
+    "largest": lambda x: L.MaxPooling1D(2)(x),
+    "average": lambda x: L.AveragePooling1D(2)(x),
+    "dots": lambda x: L.Dot(2)([x, x]),
+    "recurrent": lambda x: L.Bidirectional(L.GRU(3))(x),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", DENSE)
+def test_usual_layers_after_them_answer_as_predict(kind, tmp_path):
+    ids = keras.Input((4,), dtype="int64", name="ids")
+    model = keras.Model(ids, L.Flatten()(DENSE[kind](models.dynamic(None)(ids))))
+    asked = np.random.default_rng(1).integers(0, 20, [40, 4])
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    model.fit(asked, np.zeros([40, model.output.shape[1]]), verbose=0)
+    expected = [model.predict(asked, batch_size=40, verbose=0)]
+    check(model, {"ids": tf.constant(asked)}, expected, tmp_path)
+
+
 def test_large_arrays_lie_beside_the_graph(tmp_path):
     model, asked = of_ids(models.dynamic(None), 10**9, length=10)  # 300 rows
     expected = [model.predict(asked, batch_size=40, verbose=0)]
