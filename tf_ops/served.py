@@ -125,9 +125,6 @@ def stand_in(table: Any) -> Any:
 
 def as_int64(keys: tf.Tensor) -> tf.Tensor:
     """Returns keys as int64; uint64 keys keep their 64 bits."""
-    keys = tf.convert_to_tensor(keys)
-    if keys.dtype == tf.uint64:
-        return tf.cast(keys, tf.int64)
     return tf.cast(keys, tf.int64)
 
 

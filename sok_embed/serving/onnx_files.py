@@ -18,10 +18,10 @@ import tensorflow as tf
 _EXACT = frozenset(
     """
     AddV2 All Any ArgMax BitwiseAnd BitwiseOr BitwiseXor BroadcastTo Cast ConcatV2 Const Cumsum
-    EnsureShape Equal ExpandDims Fill FloorMod GatherNd GatherV2 Greater GreaterEqual HashTableV2
-    Identity IdentityN If StatelessIf Less LessEqual LogicalAnd LogicalNot LogicalOr
-    LookupTableFindV2 Max Maximum Min Minimum Mul NoOp NotEqual OnesLike Pack Pad PadV2 Placeholder
-    Prod Range Reshape ReverseV2 RightShift SelectV2 Shape Size Slice Split SplitV Squeeze
+    EnsureShape Equal ExpandDims Fill GatherNd GatherV2 GreaterEqual HashTableV2
+    Identity IdentityN If StatelessIf LessEqual LogicalAnd LogicalNot LogicalOr
+    LookupTableFindV2 Maximum Minimum Mul NoOp NotEqual OnesLike Pack Pad PadV2 Placeholder
+    Range Reshape ReverseV2 RightShift SelectV2 Shape Size Slice Split SplitV Squeeze
     StopGradient StridedSlice Sub TensorListFromTensor TensorListGetItem TensorListReserve
     TensorListSetItem TensorListStack Tile Transpose Unpack UnsortedSegmentMax UnsortedSegmentSum
     Where While StatelessWhile ZerosLike
@@ -158,7 +158,7 @@ def _is_exact(node: Any, named: Mapping[str, Any]) -> bool:
         return not rounds and wanted not in (tf.float16, tf.bfloat16)
     if node.op in _FLOAT:
         return types[0] in (tf.float32, tf.float64)
-    if node.op in ("FloorMod", "BitwiseAnd"):
+    if node.op == "FloorMod":
         return types[0].is_integer
     if node.op in ("Less", "Greater"):  # tf2onnx compares these as float32
         return types[0] not in (tf.int64, tf.uint64)
@@ -169,19 +169,18 @@ def _is_exact(node: Any, named: Mapping[str, Any]) -> bool:
 
 @contextlib.contextmanager
 def _silent(name: str) -> Iterator[None]:
-    """Keeps a logger quiet, and the root that its library logs to: what is wrong is raised here."""
-    loggers = [logging.getLogger(name), logging.getLogger()]
-    levels = [each.level for each in loggers]
-    none = logging.NullHandler()  # without a handler the root would get one that stays
-    loggers[1].addHandler(none)
-    for each in loggers:
-        each.setLevel(logging.CRITICAL + 1)
+    """Keeps a logger quiet: what is wrong is raised here."""
+    logger, root = logging.getLogger(name), logging.getLogger()
+    level = logger.level
+    # Its library also logs to the root, which would get a handler of its own that stays.
+    none = logging.NullHandler()
+    root.addHandler(none)
+    logger.setLevel(logging.CRITICAL + 1)
     try:
         yield
     finally:
-        loggers[1].removeHandler(none)
-        for each, level in zip(loggers, levels, strict=True):
-            each.setLevel(level)
+        logger.setLevel(level)
+        root.removeHandler(none)
 
 
 def _set_constants(graph: tf.compat.v1.GraphDef, values: Mapping[str, tf.Tensor]) -> None:
