@@ -1,8 +1,9 @@
-"""Defines the commands `sok-embed export` and `sok-embed rows`."""
+"""Defines the commands `sok-embed export`, `sok-embed serve` and `sok-embed rows`."""
 
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 import click
@@ -17,6 +18,18 @@ from sok_embed.cli.terminal import (
     string_option,
 )
 from sok_embed.cli.terminal import table as columns
+
+
+def _version(
+    context: click.Context, option: click.Parameter, text: str | None
+) -> tuple[int, int] | None:
+    """Returns the numbers of an export and of a delta."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"([0-9]+)(?:\.([0-9]+))?", text)
+    if match is None:
+        raise click.BadParameter(f"Expected a version such as 3 or 3.7. Received: '{text}'.")
+    return int(match[1]), int(match[2] or 0)
 
 
 @click.command()
@@ -105,6 +118,91 @@ def export(
         except TypeError as error:  # of Keras, for a class that nobody has registered
             raise ValueError(str(error)) from error
     print_result(as_json, folder, path=folder)
+
+
+@click.command()
+@click.argument("path", metavar="FOLDER")
+@click.option("--name", help="The name of the model. [default: the name of FOLDER]")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="The address to listen on; 0.0.0.0 for other machines too.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8080,
+    show_default=True,
+    help="The port of HTTP; 0: a free one, which is logged.",
+)
+@click.option(
+    "--grpc-port",
+    type=click.IntRange(0, 65535),
+    help="Listen to gRPC on this port, too; 0: a free one, which is logged.",
+)
+@click.option(
+    "--version",
+    metavar="EXPORT[.DELTA]",
+    callback=_version,
+    help="Answer from this version, such as 3 or 3.7, and do not follow.",
+)
+@click.option(
+    "--poll-seconds",
+    type=click.FloatRange(0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Look for newer versions and deltas so often.",
+)
+@click.option(
+    "--max-batch",
+    type=click.IntRange(1),
+    default=1024,
+    show_default=True,
+    help="The most examples of several requests that are answered together.",
+)
+@click.option(
+    "--max-waiting",
+    type=click.IntRange(1),
+    default=8192,
+    show_default=True,
+    help="The most examples that wait for an answer; more are refused with 503.",
+)
+@click.option(
+    "--max-bytes",
+    type=click.IntRange(1),
+    default=2**20,
+    show_default=True,
+    help="The most bytes of a request; more are refused with 413.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="The batches that are answered at the same time.",
+)
+def serve(path: str, host: str, port: int, grpc_port: int | None, **options: Any) -> None:
+    """Serve the newest version under FOLDER, and follow what is published there.
+
+    It speaks TensorFlow Serving's REST protocol and the Open Inference Protocol (KServe's V1 and
+    V2), and answers SageMaker's /ping and /invocations. SIGTERM ends it once all requests that it
+    has taken are answered. This needs the extra "serve" of sok-embed.
+    """
+    import logging
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    try:
+        import kserve  # noqa: F401
+    except ImportError as error:
+        raise click.UsageError(
+            'Expected KServe. Received: none. Install it: pip install "sok-embed[serve]".'
+        ) from error
+    from sok_embed.server import make_app
+    from sok_embed.server.running import run
+
+    address = None if grpc_port is None else f"{host}:{grpc_port}"
+    run(make_app(path, grpc_address=address, **options), host, port)
 
 
 # Numbers are not options, so that a key may be negative.

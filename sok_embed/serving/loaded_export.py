@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from sok_embed.files.forks import check_process
@@ -189,14 +190,16 @@ class LoadedExport:
         return Snapshot(self, state, tables, weights)
 
 
-def _tensor(name: str, value: Any, dtype: tf.DType) -> tf.Tensor:
-    """Returns a value as a tensor; raises where NumPy would truncate, or make keys of NaNs."""
+def array_of(name: str, value: Any, dtype: tf.DType) -> npt.NDArray[Any]:
+    """Returns numbers as an array of a dtype, as an input of a model takes them.
+
+    Raises:
+        TypeError: Where NumPy would truncate, or make keys of NaNs.
+    """
     wanted = np.dtype(dtype.as_numpy_dtype)
-    if tf.is_tensor(value) or wanted.kind not in "iufb":
-        return tf.convert_to_tensor(value, dtype)
     given = np.asarray(value)
     if {given.dtype, wanted} == {np.dtype(np.int64), np.dtype(np.uint64)}:
-        return tf.convert_to_tensor(given.view(wanted))  # the same bits are the same key
+        return given.view(wanted)  # the same bits are the same key
     fits = given.size == 0 or (
         given.dtype.kind in "iufb"
         and np.can_cast(given.dtype, wanted, "same_kind")
@@ -204,12 +207,18 @@ def _tensor(name: str, value: Any, dtype: tf.DType) -> tf.Tensor:
     )
     if fits:
         cast = given.astype(wanted)
-        if wanted.kind == "f" or np.array_equal(cast, given):
-            return tf.convert_to_tensor(cast)
+        if dtype.is_floating or np.array_equal(cast, given):
+            return cast
     raise TypeError(
-        f"Expected values of {wanted} for the input '{name}'. Received: {given.dtype}, such as "
+        f"Expected values of {dtype.name} for the input '{name}'. Received: {given.dtype}, such as "
         f"{given.ravel()[:1].tolist()}."
     )
+
+
+def _tensor(name: str, value: Any, dtype: tf.DType) -> tf.Tensor:
+    if tf.is_tensor(value) or np.dtype(dtype.as_numpy_dtype).kind not in "iufb":
+        return tf.convert_to_tensor(value, dtype)
+    return tf.convert_to_tensor(array_of(name, value, dtype))
 
 
 def _named(variables: Any, folder: str) -> dict[str, tf.Variable]:

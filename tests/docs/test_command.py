@@ -9,7 +9,8 @@ from pages import ROOT
 from sok_embed.cli import main
 
 TEXT = "".join(
-    (ROOT / f"docs/reference/{page}").read_text() for page in ("cli.md", "cli-checkpoint.md")
+    (ROOT / f"docs/reference/{page}").read_text()
+    for page in ("cli.md", "cli-checkpoint.md", "serving-server.md")
 )
 
 

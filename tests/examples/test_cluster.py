@@ -14,6 +14,7 @@ import pytest
 import yaml
 from running import EXAMPLES
 
+from sok_embed.cli import main
 from sok_embed.communicators.launchers import find_workers
 
 CLUSTER = EXAMPLES / "cluster"
@@ -126,3 +127,22 @@ def test_the_program_goes_on_after_a_signal_on_fewer_workers(tmp_path) -> None:
     # Two workers add gradients of float32 in another order.
     assert loss(rest) == pytest.approx(loss(whole), rel=1e-4)
     assert "Epoch 2/2" in rest
+
+
+def test_a_model_server_is_a_deployment_that_its_service_finds(validate) -> None:
+    service, deployment = documents("serve.yaml")
+    for document in (service, deployment):
+        validate(document)
+    pod = deployment["spec"]["template"]
+    assert service["spec"]["selector"] == pod["metadata"]["labels"]
+    container = pod["spec"]["containers"][0]
+    ports = {each["containerPort"] for each in container["ports"]}
+    assert ports == {each["port"] for each in service["spec"]["ports"]}
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[probe]["httpGet"]["port"] in ports
+    program, *arguments = container["command"]
+    assert program == "sok-embed"
+    # The options are those of the command, which tells a wrong one before it does anything.
+    with main.make_context("sok-embed", arguments[:1], resilient_parsing=True) as context:
+        command = main.get_command(context, arguments[0])
+        command.make_context("serve", arguments[1:], parent=context)

@@ -129,8 +129,14 @@ def test_what_is_missing_is_the_empty_string(monkeypatch):
     ]
 
 
-def test_columns_of_pandas_have_the_same_keys():
+@pytest.mark.parametrize("infer_string", [False, True])
+def test_columns_of_pandas_have_the_same_keys(infer_string):
     pandas = pytest.importorskip("pandas")
+    with pandas.option_context("future.infer_string", infer_string):  # what pandas 3 does
+        compare_columns(pandas)
+
+
+def compare_columns(pandas):
     missing, one = sok.fingerprint(["", "1"])
     frame = pandas.DataFrame({"id": pandas.array([1, None], "Int64"), "name": ["1", None]})
     np.testing.assert_array_equal(sok.fingerprint(frame), [[one, one], [missing, missing]])
