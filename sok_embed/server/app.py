@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import logging
 import os
 import sys
@@ -42,7 +43,7 @@ try:  # KServe reads the command line when it is imported
     from kserve.protocol.rest.server import metrics_handler
     from kserve.protocol.rest.v2_endpoints import register_v2_endpoints
 
-    from sok_embed.server.model import ServedModel, VersionNotFound
+    from sok_embed.server.model import ServedModel
 finally:
     sys.argv = _arguments
 
@@ -112,7 +113,7 @@ def make_app(
         loading = asyncio.create_task(model.run())
         server = None
         if grpc_address is not None:
-            server = await _serve_grpc(plane, extension, grpc_address, max_bytes)
+            server = await _serve_grpc(plane, extension, model, grpc_address, max_bytes)
         yield
         loading.cancel()
         if server is not None:
@@ -265,12 +266,9 @@ class _Routes:
     def _version(self, request: Request) -> tuple[str, str]:
         """Returns the name of the model, and the number of the export that is served."""
         name: str = request.path_params["model_name"]
-        wanted: str | None = request.path_params.get("model_version")
-        version: str = self._plane.get_model_from_registry(name).version
-        export = version.partition(".")[0]
-        if wanted is not None and wanted not in (version, export):
-            raise VersionNotFound(name, version, wanted)
-        return name, export
+        model = self._plane.get_model_from_registry(name)
+        model.check_version(request.path_params.get("model_version"))
+        return name, model.version.partition(".")[0]
 
     async def _body(self, request: Request) -> bytes:
         """Returns the body of a request, if it is not too long."""
@@ -304,12 +302,20 @@ class _Errors(AsyncExceptionToStatusInterceptor):
 
 
 async def _serve_grpc(
-    plane: DataPlane, extension: ModelRepositoryExtension, address: str, most: int
+    plane: DataPlane,
+    extension: ModelRepositoryExtension,
+    model: ServedModel,
+    address: str,
+    most: int,
 ) -> grpc.aio.Server:
     server = grpc.aio.server(
         interceptors=[_Errors()], options=[("grpc.max_receive_message_length", most)]
     )
     add_GRPCInferenceServiceServicer_to_server(InferenceServicer(plane, extension), server)
+    if importlib.util.find_spec("tensorflow_serving") is not None:
+        from sok_embed.server.tensorflow_serving import add_services
+
+        add_services(server, model)
     port = server.add_insecure_port(address)
     await server.start()
     _log.info("gRPC listens on %s:%d", address.rpartition(":")[0], port)

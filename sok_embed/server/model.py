@@ -20,6 +20,7 @@ from sok_embed import serving
 from sok_embed.server.batching import Answer, Batcher
 from sok_embed.server.requests import (
     Array,
+    Examples,
     InvalidRequest,
     Signature,
     Values,
@@ -193,14 +194,9 @@ class ServedModel(Model):
         """
         signature = self.signature()
         if isinstance(payload, InferRequest):
-            answer = await self._batcher.answer(signature.from_tensors(_tensors(payload)))
-            self._check_version(answer, payload.model_version)
-            return _response(payload, answer)
-        if payload.get("signature_name", _SIGNATURE) not in (_SIGNATURE, "serve", ""):
-            raise InvalidRequest(
-                f"Expected the signature '{_SIGNATURE}'. Received: "
-                f"{short(payload['signature_name'])}."
-            )
+            examples = signature.from_tensors(_tensors(payload))
+            return _response(payload, await self.answer(examples, payload.model_version))
+        self.check_signature_name(payload.get("signature_name", _SIGNATURE))
         if ("instances" in payload) == ("inputs" in payload):
             raise InvalidRequest(
                 'Expected either "instances": [...], with an entry for each example, or "inputs": '
@@ -212,8 +208,7 @@ class ServedModel(Model):
             if by_rows
             else signature.from_columns(payload["inputs"])
         )
-        answer = await self._batcher.answer(examples)
-        self._check_version(answer, payload.get("model_version"))
+        answer = await self.answer(examples, payload.get("model_version"))
         version = _text(answer.version)
         if by_rows:
             return {"predictions": signature.rows(answer.outputs), "model_version": version}
@@ -223,9 +218,29 @@ class ServedModel(Model):
             "model_version": version,
         }
 
-    def _check_version(self, answer: Answer, wanted: str | None) -> None:
-        if wanted and wanted not in (str(answer.version.export), _text(answer.version)):
-            raise VersionNotFound(self.name, _text(answer.version), wanted)
+    async def answer(self, examples: Examples, wanted: str | None) -> Answer:
+        """Returns the answer to examples, if it is from the version that is wanted.
+
+        Raises:
+            VersionNotFound: If it is from another version.
+        """
+        answer = await self._batcher.answer(examples)
+        self._check(answer.version, wanted)
+        return answer
+
+    def check_version(self, wanted: str | None) -> None:
+        """Raises VersionNotFound unless a version is served, as `"1"` or `"1.7"`."""
+        self.signature()
+        self._check(self._live.version, wanted)
+
+    def check_signature_name(self, name: Any) -> None:
+        """Raises InvalidRequest for another signature than that of exports."""
+        if name not in (_SIGNATURE, "serve", ""):
+            raise InvalidRequest(f"Expected the signature '{_SIGNATURE}'. Received: {short(name)}.")
+
+    def _check(self, version: serving.Version, wanted: str | None) -> None:
+        if wanted and wanted not in (str(version.export), _text(version)):
+            raise VersionNotFound(self.name, _text(version), wanted)
 
 
 def _behind(live: serving.LiveModel) -> float:

@@ -27,6 +27,13 @@ from served_folder import (
     instances_of,
     make_model,
 )
+from tensorflow_serving.apis import (
+    get_model_metadata_pb2,
+    get_model_status_pb2,
+    model_service_pb2_grpc,
+    predict_pb2,
+    prediction_service_pb2_grpc,
+)
 
 from sok_embed.callbacks import PublishDeltas
 from sok_embed.serving import export
@@ -300,3 +307,76 @@ def test_wrong_messages_over_grpc_are_refused(serving):
             stub.ModelInfer(huge)
         assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert server.predict(instances_of(0, 1))[0] == 200
+
+
+def test_the_client_of_tensorflow_serving(serving):
+    model, _, server = serving
+    given = instances_of(7, 3)
+    with grpc.insecure_channel(server.grpc) as channel:
+        predictions = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+        models = model_service_pb2_grpc.ModelServiceStub(channel)
+        request = predict_pb2.PredictRequest()
+        request.model_spec.name = "model"
+        request.model_spec.signature_name = "serving_default"
+        request.model_spec.version.value = 1
+        for name, array in tensors_of(given).items():
+            request.inputs[name].CopyFrom(tf.make_tensor_proto(array))
+        response = predictions.Predict(request)
+        assert response.model_spec.version.value == 1
+        outputs = {name: tf.make_ndarray(each) for name, each in response.outputs.items()}
+        assert_answers(rows_of(outputs, 3), expected_of(model, given))
+        request.output_filter.append("score")
+        assert [*predictions.Predict(request).outputs] == ["score"]
+
+        status = get_model_status_pb2.GetModelStatusRequest(model_spec=request.model_spec)
+        (state,) = models.GetModelStatus(status).model_version_status
+        assert state.version == 1 and state.state == state.AVAILABLE
+        metadata = get_model_metadata_pb2.GetModelMetadataRequest(
+            model_spec=request.model_spec, metadata_field=["signature_def"]
+        )
+        answer = predictions.GetModelMetadata(metadata).metadata["signature_def"]
+        signatures = get_model_metadata_pb2.SignatureDefMap()
+        assert answer.Unpack(signatures)
+        signature = signatures.signature_def["serving_default"]
+        assert tf.TensorShape(signature.inputs["dense"].tensor_shape).as_list() == [None, 3]
+        assert signature.inputs["user"].dtype == tf.uint64.as_datatype_enum
+
+        def wrong(change, status):
+            changed = predict_pb2.PredictRequest()
+            changed.CopyFrom(request)
+            change(changed)
+            with pytest.raises(grpc.RpcError) as error:
+                predictions.Predict(changed)
+            assert error.value.code() is status, error.value
+
+        def set_dense(*shape, **fields):
+            def change(changed):
+                tensor = tf.make_tensor_proto(np.zeros([3, 3], np.float32))
+                tensor.tensor_shape.CopyFrom(tf.TensorShape(None).as_proto())
+                tensor.tensor_shape.unknown_rank = False
+                for size in shape:
+                    tensor.tensor_shape.dim.add(size=size)
+                tensor.ClearField("tensor_content")
+                tensor.MergeFrom(type(tensor)(**fields))
+                changed.inputs["dense"].CopyFrom(tensor)
+
+            return change
+
+        def set_spec(name, value):
+            return lambda changed: setattr(changed.model_spec, name, value)
+
+        missing, invalid = grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT
+        wrong(set_spec("name", "other"), missing)
+        wrong(set_spec("signature_name", "x"), invalid)
+        wrong(set_spec("version_label", "stable"), invalid)
+        wrong(lambda changed: setattr(changed.model_spec.version, "value", 2), missing)
+        wrong(lambda changed: changed.output_filter.append("x"), invalid)
+        wrong(lambda changed: changed.inputs.pop("dense"), invalid)
+        wrong(set_dense(2**40, 2**20, float_val=[0]), invalid)
+        wrong(set_dense(2**24, 3, float_val=[0]), invalid)
+        wrong(set_dense(-1, 3, float_val=[0]), invalid)
+        wrong(set_dense(3, 3, float_val=[float("nan")]), invalid)
+        wrong(set_dense(3, 3, tensor_content=b"abc"), invalid)
+        wrong(set_dense(3, 3, dtype=9999), invalid)
+        set_dense(3, 3, float_val=[0])(request)  # the last value is repeated
+        assert predictions.Predict(request).model_spec.version.value == 1
