@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from sok_embed.arguments import check_integer
+from sok_embed.arguments import check_integer, shown
 from sok_embed.serving import Publisher
 
 
@@ -35,20 +35,27 @@ class PublishDeltas(keras.callbacks.Callback):
     Args:
         path: The folder of all versions of the model, as it was given to `export`. Deltas belong to
             the newest version there, even if it comes while `fit` is running.
-        every: The number of batches between two deltas. The last changes are published at the end.
+        every: The number of batches between two deltas, or `"epoch"`: a delta at the end of each
+            epoch, before `sok_embed.checkpoint.fit` saves it. The last changes are published at the
+            end.
 
     Raises:
-        ValueError: For an `every` that is not positive. From `fit`: for an export of another model,
+        ValueError: For another `every`. From `fit`: for an export of another model,
             or with `ops="stock"`.
         FileNotFoundError: From `fit`: if the folder has no export.
         BlockingIOError: From `fit`: if something else publishes to the export.
         sok_embed.kv.CorruptionError: From `fit`: if an earlier delta is damaged.
     """
 
-    def __init__(self, path: str | os.PathLike[str], every: int = 1000) -> None:
+    def __init__(self, path: str | os.PathLike[str], every: int | str = 1000) -> None:
         super().__init__()
         self._path = path
-        self._every = check_integer("every", every, 1)
+        if isinstance(every, str) and every != "epoch":
+            raise ValueError(
+                f"Expected every to be 'epoch' or a positive number of batches. Received: "
+                f"{shown(every)}."
+            )
+        self._every = None if every == "epoch" else check_integer("every", every, 1)
         self._publisher: Publisher | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -64,6 +71,8 @@ class PublishDeltas(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Publishes after every `every` batches."""
+        if self._every is None:
+            return
         self._waiting += batch - self._batch
         self._batch = batch
         assert self._publisher is not None
@@ -71,6 +80,12 @@ class PublishDeltas(keras.callbacks.Callback):
         if self._waiting >= self._every and (is_late or not self._publisher.is_blocked()):
             self._publisher.publish()
             self._waiting = 0
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Publishes the epoch, if deltas are those of epochs."""
+        if self._every is None:
+            assert self._publisher is not None
+            self._publisher.publish()
 
     def on_train_end(self, logs: Any = None) -> None:
         """Publishes the last changes."""

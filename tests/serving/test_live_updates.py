@@ -193,6 +193,44 @@ def test_backups_and_deltas_of_one_fit_have_all_changes_each(tmp_path):
     assert_serves(live, again, [data])
 
 
+def test_each_epoch_is_published_once_though_the_fit_was_stopped_after_it(tmp_path):
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 1:
+                raise KeyboardInterrupt  # the epoch is published, and not saved yet
+
+    def fit(*others):
+        keras.utils.clear_session()
+        model = made(dynamic, tmp_path)[0]
+        if not others:
+            served = load(tmp_path / "served")
+            assert served.version == (1, 2)
+        else:
+            export(model, tmp_path / "served")
+        published = PublishDeltas(tmp_path / "served", every="epoch")
+        sok.checkpoint.fit(
+            model, dataset, directory=tmp_path / "run", epochs=4, position="count", verbose=0,
+            callbacks=[published, *others], save_on_background=False,
+        )  # fmt: skip
+        return model
+
+    data = np.random.default_rng(5).choice(SIGNED, [32, 3])
+    targets = (np.ones([32, DIM]), np.ones([32, 1]))
+    dataset = tf.data.Dataset.from_tensor_slices((data, targets)).batch(4)
+    with pytest.raises(KeyboardInterrupt):
+        fit(Stop())
+    model = fit()
+    live = load(tmp_path / "served")
+    assert live.version == (1, 4)
+    assert_serves(live, model, [data])
+
+
+@pytest.mark.parametrize("every", [0, "batch"])
+def test_another_distance_of_deltas_is_refused(every):
+    with pytest.raises(ValueError, match="every"):
+        PublishDeltas("served", every)
+
+
 def test_restored_rows_are_published_as_far_as_they_differ(tmp_path):
     model = live_tests.telling()
     live_tests.tell(model, 1)
