@@ -20,14 +20,15 @@ _BLOCK = 65_536
 class HashRows:
     """A table for each field. Keys are not changed, and get rows when training first meets them."""
 
-    def __init__(self, dim: int, fields: int) -> None:
+    def __init__(self, dim: int, fields: int, eviction: Any = None) -> None:
         import sok_embed
 
         self._fields = fields
         self._embedding = sok_embed.DistributedEmbedding(
             [
                 sok_embed.FeatureConfig(
-                    f"field_{field}", sok_embed.TableConfig(f"field_{field}", None, dim)
+                    f"field_{field}",
+                    sok_embed.TableConfig(f"field_{field}", None, dim, eviction=eviction),
                 )
                 for field in range(fields)
             ],
@@ -46,6 +47,12 @@ class HashRows:
     def rows(self) -> int:
         """Returns the rows in the part of the tables that this worker owns."""
         return sum(table.size() for table in self._embedding.tables.values())
+
+    def remove(self, field: int, keys: NDArray[np.int64]) -> None:
+        """Removes the rows of keys of a field; all workers must call it."""
+        table = self._embedding.tables[f"field_{field}"]
+        owners = table.owners_of(keys)
+        table.remove(keys if owners is None else keys[owners == table.owner])
 
     def table_bytes(self, optimizer: keras.optimizers.Optimizer) -> int:
         """Returns the bytes of the part of the tables that this worker owns, slots included."""

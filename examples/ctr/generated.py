@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr.batches import Batch, Split, rebatch, take
+from ctr.batches import Batch, InputError, Split, rebatch, take
 from ctr.keys import field_keys, uniform
 
 DENSE = 13
@@ -51,6 +51,8 @@ PAIR_SCALE = 0.35
 class Generated:
     """`samples` training rows and a tenth as many test rows, which follow them in time.
 
+    The first of them is row `start` of an endless stream.
+
     The id of a field at row t is Zipf-distributed over 1 .. ids(t), and ids(t) grows with t, so
     that new ids arrive for as long as one trains. Nothing is stored: the effect of an id is a
     function of its key and the seed.
@@ -58,12 +60,18 @@ class Generated:
 
     dense_width = DENSE
 
-    def __init__(self, samples: int, seed: int = 0, vocabulary: Vocabulary = CRITEO_LIKE) -> None:
+    def __init__(
+        self,
+        samples: int,
+        seed: int = 0,
+        vocabulary: Vocabulary = CRITEO_LIKE,
+        start: int = 0,
+    ) -> None:
         self.name = "generated clicks"
         self.fields = len(vocabulary.start_ids)
         self._vocabulary = vocabulary
         self._seed = seed
-        self._first: dict[Split, int] = {"train": 0, "test": samples}
+        self._first: dict[Split, int] = {"train": start, "test": start + samples}
         self._rows: dict[Split, int] = {"train": samples, "test": max(1, samples // 10)}
         signs = np.random.default_rng([seed, 0]).choice([-1.0, 1.0], DENSE)
         self._dense_weights = DENSE_SCALE * signs
@@ -78,6 +86,16 @@ class Generated:
         """Yields the batches of a split in the order of time, the same in every epoch."""
         for batch in rebatch(self._chunks(split), batch_size):
             yield take(batch, rank, size)
+
+    def keys_of(self, field: int, ids: Sequence[str]) -> NDArray[np.int64]:
+        """Returns the key of each id of a field, from its decimal digits."""
+        try:
+            numbers = np.array([int(each) for each in ids], np.int64)
+        except (ValueError, OverflowError) as error:
+            raise InputError(
+                f"Expected ids of generated clicks, which are integers. Received: {error}."
+            ) from error
+        return field_keys(np.repeat(numbers[:, None], self.fields, axis=1))[:, field]
 
     def id_effects(self, keys: NDArray[np.int64]) -> NDArray[np.float64]:
         """Returns the planted effect of each key on the logit, in the shape of `keys`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -89,12 +89,16 @@ def build_model(
     return keras.Model(inputs, logits, name="dlrm")
 
 
-def compile_model(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
+def compile_model(
+    model: keras.Model,
+    optimizer: keras.optimizers.Optimizer,
+    metrics: Sequence[keras.metrics.Metric] = (),
+) -> None:
     """Compiles with a summed loss: rows come weighted, see `Batch.weights`."""
     model.compile(
         optimizer=optimizer,
         loss=keras.losses.BinaryCrossentropy(from_logits=True, reduction="sum"),
-        metrics=[BatchLoss()],
+        metrics=list(metrics) or [BatchLoss()],
         jit_compile=False,  # custom ops have no XLA kernels; neither embedding uses XLA
     )
 

@@ -25,16 +25,24 @@ class Pipeline:
         self._workers = workers
         self._failure = ""
 
-    def dataset(self, split: Split, epoch: Callable[[], int] = lambda: 0) -> tf.data.Dataset:
-        """Returns the batches of a split; each pass asks `epoch` for its number, from 0 on."""
+    def dataset(
+        self, split: Split, epoch: Callable[[], int] = lambda: 0, is_counted: bool = True
+    ) -> tf.data.Dataset:
+        """Returns the batches of a split; each pass asks `epoch` for its number, from 0 on.
+
+        Passes that are counted have all rows of the split; others may have any number of them.
+        """
         source = self._source
         inputs = {"keys": tf.TensorSpec((None, source.fields), tf.int64)}
         if source.dense_width:
             inputs["dense"] = tf.TensorSpec((None, source.dense_width), tf.float32)
         labels, weights = tf.TensorSpec((None, 1), tf.float32), tf.TensorSpec((None,), tf.float32)
         stream = tf.data.Dataset.from_generator(
-            lambda: self._batches(split, epoch()), output_signature=(inputs, labels, weights)
+            lambda: self._batches(split, epoch(), is_counted),
+            output_signature=(inputs, labels, weights),
         )
+        if not is_counted:
+            return stream
         count = steps(source.rows(split), self._batch_size)
         return stream.apply(tf.data.experimental.assert_cardinality(count)).prefetch(2)
 
@@ -52,7 +60,9 @@ class Pipeline:
         if self._failure:
             raise InputError(self._failure)
 
-    def _batches(self, split: Split, epoch: int) -> Iterator[tuple[dict[str, Any], Any, Any]]:
+    def _batches(
+        self, split: Split, epoch: int, is_counted: bool
+    ) -> Iterator[tuple[dict[str, Any], Any, Any]]:
         """Yields batches; an error ends them early, which the asserted cardinality notices."""
         rank, size = self._workers.rank, self._workers.size
         try:
@@ -63,3 +73,5 @@ class Pipeline:
                 yield inputs, batch.labels[:, None], batch.weights(size)
         except InputError as error:
             self._failure = str(error)
+            if not is_counted:
+                raise

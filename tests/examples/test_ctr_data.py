@@ -10,6 +10,7 @@ import pytest
 from ctr.auc import exact_auc
 from ctr.batches import Batch, InputError, Source, Split, rebatch, share, steps
 from ctr.criteo import Criteo
+from ctr.days import Day, generated_parts, parts_in
 from ctr.embeddings import StaticRows
 from ctr.generated import CHUNK, Generated, ids_at
 from ctr.keys import MISSING, field_keys
@@ -277,6 +278,112 @@ def test_the_planted_signal_is_learnable_from_the_true_effects() -> None:
     assert best > 0.75
     assert learned > best - 0.02
     assert 0.1 < train.labels.mean() < 0.5
+
+
+def test_generated_days_are_parts_of_one_stream() -> None:
+    stream = whole(Generated(4 * 33, seed=1), "train")
+    parts = [part for day in (0, 1) for part in generated_parts(day, 60, 2, seed=1)]
+    found = [whole(part, split) for part in parts for split in ("train", "test")]
+    assert [len(each) for each in found] == [30, 3] * 4
+    for field in ("dense", "keys", "labels"):
+        joined = np.concatenate([getattr(each, field) for each in found])
+        np.testing.assert_array_equal(joined, getattr(stream, field))
+
+
+def test_forgotten_users_are_left_out_of_a_day_and_others_stay_in_order() -> None:
+    parts = generated_parts(0, 3000, 3, seed=2)
+    every = [whole(part, "train") for part in parts]
+    ids = np.unique(ids_of_keys := parts[0].keys_of(3, [str(each) for each in range(1, 30)]))
+    assert len(ids) == len(ids_of_keys) and np.isin(every[1].keys[:, 3], ids).any()
+    day = Day("today", parts, user=3, forgotten=["1", "7"])
+    forgotten = parts[0].keys_of(3, ["1", "7"])
+    for number, before in enumerate(every):
+        left = ~np.isin(before.keys[:, 3], forgotten)
+        assert left.sum() < 1000
+        found = list(day.batches("train", 64, epoch=number))
+        assert {each.global_rows for each in found[:-1]} == {64}
+        np.testing.assert_array_equal(
+            np.concatenate([each.keys for each in found]), before.keys[left]
+        )
+    halves = [list(day.batches("test", 64, rank, 2)) for rank in (0, 1)]
+    one = list(day.batches("test", 64))
+    for whole_batch, first, second in zip(one, *halves, strict=True):
+        np.testing.assert_array_equal(
+            np.concatenate([first.labels, second.labels]), whole_batch.labels
+        )
+    with pytest.raises(InputError, match="which are integers. Received: .*'ann'"):
+        Day("today", parts, user=3, forgotten=["ann"])
+
+
+TABLE = {
+    "label": [0, 1] * 10,
+    "I2": [None, *range(1, 20)],
+    "C10": [str(row) if row else None for row in range(20)],
+    "I1": [row / 4 for row in range(20)],
+    "C2": [row + 2**60 for row in range(20)],
+    "other": ["left alone"] * 20,
+}
+
+
+def write_columns(folder: Path, columns: dict, *formats: str) -> Path:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import csv, parquet
+
+    folder.mkdir()
+    for name in formats:
+        write = csv.write_csv if name == "csv" else parquet.write_table
+        write(pyarrow.table(columns), folder / f"00.{name}")
+    return folder
+
+
+def test_parquet_and_csv_have_the_same_keys(tmp_path: Path) -> None:
+    from sok_embed import fingerprint
+
+    found = parts_in(write_columns(tmp_path / "day", TABLE, "csv", "parquet"))
+    assert [each.name for each in found] == ["00.csv", "00.parquet"]
+    for source in found:
+        assert (source.rows("train"), source.rows("test")) == (18, 2)
+        train, test = whole(source, "train"), whole(source, "test")
+        labels = np.concatenate([train.labels, test.labels])
+        np.testing.assert_array_equal(labels, TABLE["label"])
+        dense = np.concatenate([train.dense, test.dense])
+        np.testing.assert_array_equal(dense.T, [TABLE["I1"], [0, *TABLE["I2"][1:]]])
+        keys = np.concatenate([train.keys, test.keys])
+        np.testing.assert_array_equal(keys[:, 0], fingerprint(np.array(TABLE["C2"])))
+        strings = np.array([each or "" for each in TABLE["C10"]], object)
+        np.testing.assert_array_equal(keys[:, 1], fingerprint(strings))
+        np.testing.assert_array_equal(source.keys_of(0, [str(2**60)]), keys[:1, 0])
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("label", [0, 2] * 10, "labels of 0 or 1. Received: 2"),
+        ("label", [0, None] * 10, "labels of 0 or 1. Received: nan"),
+        ("I1", [float("inf")] * 20, "finite numbers in I1"),
+        ("C2", [0.5] * 20, "integers or strings in C2. Received: double"),
+    ],
+)
+def test_values_that_would_be_read_wrongly_are_refused(
+    name: str, values: list, message: str, tmp_path: Path
+) -> None:
+    folder = write_columns(tmp_path / "day", {**TABLE, name: values}, "parquet")
+    (source,) = parts_in(folder)
+    with pytest.raises(InputError, match=message):
+        whole(source, "train")
+
+
+def test_files_without_the_columns_are_refused(tmp_path: Path) -> None:
+    without = {name: values for name, values in TABLE.items() if not name.startswith("C")}
+    with pytest.raises(InputError, match="00.csv: expected columns label, C1, C2"):
+        parts_in(write_columns(tmp_path / "day", without, "csv"))
+    (tmp_path / "day" / "00.csv").write_bytes(b"\xff\x00,")
+    with pytest.raises(InputError, match="00.csv: expected"):
+        parts_in(tmp_path / "day")
+    write_columns(tmp_path / "next", TABLE, "csv")
+    first = parts_in(tmp_path / "next")
+    with pytest.raises(InputError, match=r"expected 2 columns of ids and 2 of numbers"):
+        Day("today", [*first, Generated(20)], 0, [])
 
 
 def test_auc_counts_pairs_with_ties_as_half() -> None:
