@@ -1,4 +1,4 @@
-"""An object store that is really there: moto's server of the S3 protocol, on the loopback."""
+"""Object stores that are really there: moto's server of the S3 protocol, on the loopback."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import sys
 import time
 from collections.abc import Iterator
 
+import pytest
 import s3fs
+from fsspec.implementations.memory import MemoryFileSystem
 
 
 @contextlib.contextmanager
@@ -45,3 +47,30 @@ def _wait_for(server: subprocess.Popen[bytes], port: int) -> None:
         assert server.poll() is None, "moto's server has ended"
         time.sleep(0.1)
     raise AssertionError("moto's server does not listen")
+
+
+@pytest.fixture(scope="module")
+def s3():
+    """A client of a store; its variables are in the environment."""
+    with served() as environment, pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        yield s3fs.S3FileSystem(use_listings_cache=False)
+
+
+@pytest.fixture
+def bucket(s3, request):
+    """The name of a bucket with nothing in it."""
+    name = f"bucket-{abs(hash(request.node.name))}"
+    s3.mkdir(name)
+    return name
+
+
+@pytest.fixture(params=["s3", "memory"])
+def url(request):
+    """Where there is nothing yet, in a store of each kind."""
+    if request.param == "s3":
+        return f"s3://{request.getfixturevalue('bucket')}/runs/run7"
+    MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]
+    return "memory://runs/run7"

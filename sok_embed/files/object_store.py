@@ -1,4 +1,4 @@
-"""Object stores: the files of checkpoints under a prefix of a bucket, through fsspec."""
+"""Object stores: files under a prefix of a bucket, through fsspec."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class StoreFolder(Place):
 
     def length(self, name: str) -> int:
         """See `Place`."""
-        with _asking(f"find '{self.file(name)}'", missing=True):
+        with _asking(f"find '{self.file(name)}'", answer=FileNotFoundError):
             self._files.invalidate_cache(self._root)
             found = self._files.info(self._at(name))
         if found["type"] == "directory":
@@ -105,7 +105,7 @@ class StoreFolder(Place):
     def read_range(self, name: str, begin: int | None, end: int | None) -> bytes:
         """Returns the bytes of a file from `begin` to before `end`; `None`: from or to its end."""
         try:
-            with _asking(f"read '{self.file(name)}'", missing=True):
+            with _asking(f"read '{self.file(name)}'", answer=FileNotFoundError):
                 return self._files.cat_file(self._at(name), start=begin, end=end)
         except FileNotFoundError:
             self._check_bucket()
@@ -116,10 +116,29 @@ class StoreFolder(Place):
         with _asking(f"write '{self.file(name)}'"):
             self._files.pipe_file(self._at(name), data)
 
+    def create(self, name: str, data: bytes) -> None:
+        """Writes a file that is not there yet; of several that try at once one succeeds.
+
+        Raises:
+            FileExistsError: If it is there.
+        """
+        with _asking(f"write '{self.file(name)}'", answer=FileExistsError):
+            self._files.pipe_file(self._at(name), data, mode="create")
+
     def put(self, name: str, source: str) -> None:
         """Writes a local file into the store."""
         with _asking(f"write '{self.file(name)}'"):
             self._files.put_file(source, self._at(name))
+
+    def get(self, name: str, goal: str) -> None:
+        """Writes a file of the store into a local file.
+
+        Raises:
+            FileNotFoundError: If there is none.
+        """
+        what = f"copy '{self.file(name)}' to '{goal}', on a disk with room for it,"
+        with _asking(what, answer=FileNotFoundError):
+            self._files.get_file(self._at(name), goal)
 
     def make(self) -> None:
         """See `Place`."""
@@ -133,13 +152,21 @@ class StoreFolder(Place):
         """See `Place`."""
         with _asking(f"remove '{self.file(first)}'"), contextlib.suppress(FileNotFoundError):
             self._files.rm_file(self._at(first))
-        self._remove(self._below())
+        self._remove(list(self._below()))
 
-    def _below(self) -> list[str]:
-        """Returns all files under the prefix."""
+    def lengths(self) -> dict[str, int]:
+        """Returns the length of each file under the prefix, also in folders, by its name there."""
+        root = self._root.strip("/")
+        return {
+            path.strip("/").removeprefix(f"{root}/"): int(each["size"])
+            for path, each in self._below().items()
+        }
+
+    def _below(self) -> dict[str, Any]:
+        """Returns the entries of all files under the prefix, by their paths."""
         with _asking(f"list '{self.path}'"):
             self._files.invalidate_cache(self._root)
-            return list(self._files.find(self._root))
+            return dict(self._files.find(self._root, detail=True))
 
     def _remove(self, paths: list[str]) -> None:
         if not paths:
@@ -172,15 +199,14 @@ class StoreFolder(Place):
         return fetched
 
     def _fetch(self, name: str, folder: str) -> None:
-        what = f"copy '{self.file(name)}' into '{folder}', on a disk with room for it,"
-        with contextlib.suppress(FileNotFoundError), _asking(what, missing=True):
-            self._files.get_file(self._at(name), os.path.join(folder, name))
+        with contextlib.suppress(FileNotFoundError):
+            self.get(name, os.path.join(folder, name))
 
     def _check_bucket(self) -> None:
         """Raises unless the bucket exists, after nothing was found in it."""
         bucket = self._root.partition("/")[0]
         try:
-            with _asking(f"find the bucket of '{self.path}'", missing=True):
+            with _asking(f"find the bucket of '{self.path}'", answer=FileNotFoundError):
                 self._files.info(bucket)
         except FileNotFoundError:
             raise StoreError(
@@ -285,12 +311,12 @@ def _file_system(url: str) -> tuple[Any, str]:
 
 
 @contextlib.contextmanager
-def _asking(what: str, missing: bool = False) -> Iterator[None]:
+def _asking(what: str, answer: type[OSError] | None = None) -> Iterator[None]:
     """Turns errors of a store into errors that name the work.
 
     Args:
         what: The work that the store is asked to do.
-        missing: True if a FileNotFoundError is an answer.
+        answer: The class of errors that are an answer; `None`: there is none.
 
     Raises:
         StoreError: For any error of the store and its library.
@@ -298,10 +324,10 @@ def _asking(what: str, missing: bool = False) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, FileNotFoundError) and missing:
+        if answer is not None and isinstance(error, answer):
             raise
         raise StoreError(
             f"Expected to {what} in the object store. Received: {type(error).__name__}: {error} "
-            "Look at the bucket, the credentials and the connection. Checkpoints that are whole "
-            "stay as they are: try again."
+            "Look at the bucket, the credentials and the connection. What was whole before stays "
+            "as it is: try again."
         ) from error

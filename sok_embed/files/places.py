@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from sok_embed.files.records import (
+    CHECKPOINT,
     PIECE_BYTES,
     FileChecksum,
     FileRecord,
@@ -336,22 +337,25 @@ class _InPlace:
         pass
 
 
-def check_record(place: Place, record: FileRecord) -> None:
-    """Raises CorruptionError for a file that is not as it was written."""
-    check_length(place, record)
+def check_record(place: Place, record: FileRecord, of: str = CHECKPOINT) -> None:
+    """Raises CorruptionError for a file that is not as it was written.
+
+    `of` is one of the texts that `damaged` takes.
+    """
+    check_length(place, record, of)
     found = FileChecksum()
     with place.open(record.name) as file:
         while data := file.read(PIECE_BYTES):
             found.update(data)
-    check_digest(place.file(record.name), record, found)
+    check_digest(place.file(record.name), record, found, of)
 
 
-def check_length(place: Place, record: FileRecord) -> None:
+def check_length(place: Place, record: FileRecord, of: str = CHECKPOINT) -> None:
     """Raises CorruptionError for a file of another length, or none."""
     path = place.file(record.name)
     try:
         length = place.length(record.name)
     except FileNotFoundError:
-        raise damaged(path, f"a file of {record.bytes} bytes", "none") from None
+        raise damaged(path, f"a file of {record.bytes} bytes", "none", of) from None
     if length != record.bytes:
-        raise damaged(path, f"{record.bytes} bytes", f"{length}")
+        raise damaged(path, f"{record.bytes} bytes", f"{length}", of)

@@ -19,6 +19,7 @@ from sok_embed.binding._core import CorruptionError
 # A message about a damaged file ends with one of these.
 CHECKPOINT = "The checkpoint is damaged or incomplete: take another one, or a copy of it."
 DELTA = "The delta is damaged or incomplete."
+EXPORT = "The export is damaged or incomplete: export the model again, or take another copy of it."
 
 # A file's checksum is made of the checksums of its pieces, so that its writer need not read it
 # again.
@@ -112,14 +113,17 @@ def check_most(path: str, length: int, most: int) -> None:
         raise damaged(path, f"at most {most} bytes", f"{length}")
 
 
-def check_digest(path: str, record: FileRecord, found: FileChecksum) -> None:
+def check_digest(path: str, record: FileRecord, found: FileChecksum, of: str = CHECKPOINT) -> None:
     """Raises CorruptionError for a file that has another checksum than its record."""
     if found.digest() != record.checksum:
-        raise damaged(path, f"the checksum {record.checksum}", found.digest())
+        raise damaged(path, f"the checksum {record.checksum}", found.digest(), of)
 
 
 def damaged(path: str, expected: str, received: str, of: str = CHECKPOINT) -> CorruptionError:
-    """Returns the error for a file that is not as it was written, of a `CHECKPOINT` or `DELTA`."""
+    """Returns the error for a file that is not as it was written.
+
+    `of` is `CHECKPOINT`, `DELTA` or `EXPORT`.
+    """
     return CorruptionError(f"Expected {expected} in '{path}'. Received: {received}. {of}")
 
 

@@ -56,7 +56,7 @@ def parsed(path: str, data: bytes, most_values: int = MOST_VALUES, of: str = CHE
         path: The name of the file, for messages.
         data: The text; the caller has bounded its length.
         most_values: The most values that it may have. Commas in strings may count as values too.
-        of: `CHECKPOINT` or `DELTA`.
+        of: `CHECKPOINT`, `DELTA` or `EXPORT`.
 
     Raises:
         CorruptionError: For anything else.

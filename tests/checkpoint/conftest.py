@@ -4,10 +4,8 @@ import tempfile
 
 import held_state
 import keras
-import object_store
 import pytest
-import s3fs
-from fsspec.implementations.memory import MemoryFileSystem
+from object_store import bucket, s3, url  # noqa: F401
 from thread_workers import on_workers  # noqa: F401
 
 from sok_embed.checkpoint import Checkpoint
@@ -22,33 +20,6 @@ def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("saved") / "checkpoint"
     assert Checkpoint(model).save(folder) == str(folder)
     return model, folder
-
-
-@pytest.fixture(scope="module")
-def s3():
-    """A client of a store; its variables are in the environment."""
-    with object_store.served() as environment, pytest.MonkeyPatch.context() as patch:
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        yield s3fs.S3FileSystem(use_listings_cache=False)
-
-
-@pytest.fixture
-def bucket(s3, request):
-    """The name of a bucket with nothing in it."""
-    name = f"bucket-{abs(hash(request.node.name))}"
-    s3.mkdir(name)
-    return name
-
-
-@pytest.fixture(params=["s3", "memory"])
-def url(request):
-    """Where there is nothing yet, in a store of each kind."""
-    if request.param == "s3":
-        return f"s3://{request.getfixturevalue('bucket')}/runs/run7"
-    MemoryFileSystem.store.clear()
-    MemoryFileSystem.pseudo_dirs[:] = [""]
-    return "memory://runs/run7"
 
 
 @pytest.fixture
