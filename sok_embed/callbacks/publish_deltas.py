@@ -27,14 +27,16 @@ class PublishDeltas(keras.callbacks.Callback):
     waits for a later batch, and after `every` more batches `fit` waits for it.
 
     With several workers, each needs the callback, with the same arguments, in a `fit` of equally
-    many batches, and all share the folder: a delta has the changes of all workers.
+    many batches, and all share the folder: a delta has the changes of all workers. In an object
+    store one process alone publishes.
 
     Example:
     >>> callback = PublishDeltas("served", every=100)
 
     Args:
-        path: The folder of all versions of the model, as it was given to `export`. Deltas belong to
-            the newest version there, even if it comes while `fit` is running.
+        path: The folder of all versions of the model, as it was given to `export`, or their URL in
+            an object store. Deltas belong to the newest version there, even if it comes while `fit`
+            is running.
         every: The number of batches between two deltas, or `"epoch"`: a delta at the end of each
             epoch, before `sok_embed.checkpoint.fit` saves it. The last changes are published at the
             end.

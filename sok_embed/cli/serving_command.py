@@ -1,4 +1,4 @@
-"""Defines the commands `sok-embed export`, `sok-embed serve` and `sok-embed rows`."""
+"""Defines the commands `sok-embed export`, `push`, `serve` and `rows`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from sok_embed.cli.terminal import (
+    MountedPath,
     as_json_option,
     bar,
     given_keys,
@@ -89,7 +90,7 @@ def export(
 ) -> None:
     """Write MODEL, a .keras file, as a SavedModel that serves, into the next number under PATH.
 
-    TensorFlow is imported.
+    PATH is a folder, or a URL of an object store. TensorFlow is imported.
     """
     import importlib
 
@@ -118,6 +119,30 @@ def export(
         except TypeError as error:  # of Keras, for a class that nobody has registered
             raise ValueError(str(error)) from error
     print_result(as_json, folder, path=folder)
+
+
+@click.command()
+@click.argument("path", type=MountedPath(exists=True, file_okay=False))
+@click.argument("url")
+@click.option(
+    "--keep",
+    type=click.IntRange(1),
+    help="Then remove all but so many of the newest exports at URL.",
+)
+@as_json_option
+def push(path: str, url: str, keep: int | None, as_json: bool) -> None:
+    """Copy the exports under PATH, with their deltas, to URL in an object store.
+
+    What is there already is not copied again.
+    """
+    from sok_embed.serving import pushing
+
+    export, delta = pushing.push(path, url)
+    removed = [] if keep is None else pushing.prune(url, keep)
+    text = f"{url} has export {export} with {delta} deltas"
+    if removed:
+        text += f"; removed: {', '.join(map(str, removed))}"
+    print_result(as_json, text, url=url, export=export, delta=delta, removed=removed)
 
 
 @click.command()

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sok_embed.serving.live_model import LiveModel, load
-    from sok_embed.serving.loaded_export import Snapshot, Version
+    from sok_embed.serving.loaded_export import Snapshot
     from sok_embed.serving.publisher import Publisher
+    from sok_embed.serving.pushing import prune, push
     from sok_embed.serving.served_model import export
+    from sok_embed.serving.versions import Version
 
-__all__ = ["LiveModel", "Publisher", "Snapshot", "Version", "export", "load"]
+__all__ = ["LiveModel", "Publisher", "Snapshot", "Version", "export", "load", "prune", "push"]
 
 # Says in which module each name is. `sok_embed.serving.rows` needs no TensorFlow, so that this
 # imports none before it has to.
@@ -19,9 +21,11 @@ _HOMES = {
     "LiveModel": "live_model",
     "Publisher": "publisher",
     "Snapshot": "loaded_export",
-    "Version": "loaded_export",
+    "Version": "versions",
     "export": "served_model",
     "load": "live_model",
+    "prune": "pushing",
+    "push": "pushing",
 }
 
 

@@ -21,6 +21,7 @@ from sok_embed.files.records import (
     DELTA,
     PIECE_BYTES,
     FileChecksum,
+    FileRecord,
     checksum_of_json,
     damaged,
     opened,
@@ -32,8 +33,10 @@ from sok_embed.serving.safetensors import WeightSpec, packed, unpacked
 
 FOLDER = "deltas"  # within the folder of the version
 CURRENT = "CURRENT.json"
+MOST_CURRENT = 4096  # the most bytes that it has
 STAGED = "delta"  # begins the names of folders that are being written
-_MANIFEST, _WEIGHTS = "delta.json", "weights.safetensors"
+MANIFEST = "delta.json"
+_WEIGHTS = "weights.safetensors"
 _FORMAT, _VERSION = "sok-embed delta", 1
 MOST_NUMBER = 2**53
 
@@ -151,7 +154,7 @@ class DeltaWriter:
             "weights": self._record(path),
         }
         content["checksum"] = digest = checksum_of_json(content)
-        path = os.path.join(self._folder, _MANIFEST)
+        path = os.path.join(self._folder, MANIFEST)
         write_whole(path, json.dumps(content, indent=1).encode(), f"{path}.tmp")
         goal = self._base.delta(number)
         if os.path.lexists(goal):
@@ -174,7 +177,7 @@ def read_delta(base: Base, number: int, previous: str, scratch: str) -> Delta:
     """
     folder = base.delta(number)
     check_there(base, number)
-    path = os.path.join(folder, _MANIFEST)
+    path = os.path.join(folder, MANIFEST)
     content = _manifest(path, base)
     if content["base"] != base.identity or content["number"] != number:
         raise ValueError(
@@ -236,16 +239,47 @@ def read_current(base: Base) -> int:
     """Returns the number of the newest delta, from `CURRENT.json`; 0: there is none."""
     path = os.path.join(base.deltas, CURRENT)
     try:
-        content = _json(path, 4096, {"delta": _number})
+        return current_of(path, _start_of(path, MOST_CURRENT))
     except FileNotFoundError:
         return 0
+
+
+def current_of(path: str, data: bytes) -> int:
+    """Returns the number of the newest delta that the content of a `CURRENT.json` names."""
+    content = _parsed(path, data, MOST_CURRENT, {"delta": _number})
     return int(content["delta"])
 
 
 def write_current(base: Base, number: int) -> None:
     """Writes the number of the newest delta to `CURRENT.json`."""
     path = os.path.join(base.deltas, CURRENT)
-    write_whole(path, json.dumps({"delta": number}).encode(), f"{path}.tmp")
+    write_whole(path, text_of_current(number), f"{path}.tmp")
+
+
+def text_of_current(number: int) -> bytes:
+    """Returns the content of a `CURRENT.json` that names a delta."""
+    return json.dumps({"delta": number}).encode()
+
+
+def manifest_of(path: str, data: bytes) -> tuple[str, list[FileRecord]]:
+    """Reads the content of a delta's manifest, without the export on which it builds.
+
+    Returns:
+        The digest of the manifest, and the records of the files that it names.
+    """
+    content = _checked_manifest(path, data)
+    named = {"tables": schema.list_of(schema.record({"rows": _rows, "gone": _rows}))}
+    schema.checked(path, content, schema.record(named), of=DELTA)
+    files = {
+        f"{kind}-{i}.safetensors": entry[kind]
+        for i, entry in enumerate(content["tables"])
+        for kind in ("rows", "gone")
+    }
+    return content["checksum"], [
+        FileRecord(name, record["bytes"], record["checksum"])
+        for name, record in {**files, _WEIGHTS: content["weights"]}.items()
+        if record is not None
+    ]
 
 
 _number = schema.integer(0, MOST_NUMBER)
@@ -263,10 +297,14 @@ def _opened_file(path: str) -> Any:
         ) from None
 
 
-def _json(path: str, most: int, fields: Mapping[str, schema.Check]) -> Any:
-    """Returns the JSON of a file of at most so many bytes, after its fields were checked."""
+def _start_of(path: str, most: int) -> bytes:
+    """Returns the bytes of a file, and no more than one beyond `most`."""
     with _opened_file(path) as file:
-        data = file.read(most + 1)
+        return file.read(most + 1)
+
+
+def _parsed(path: str, data: bytes, most: int, fields: Mapping[str, schema.Check]) -> Any:
+    """Returns the JSON of at most so many bytes of a file, after its fields were checked."""
     if len(data) > most:
         raise damaged(path, f"at most {most} bytes", "more", DELTA)
     content = schema.parsed(path, data, of=DELTA)
@@ -289,17 +327,27 @@ def read_recorded(path: str, record: Mapping[str, Any], take: Callable[[bytes], 
 
 
 def _manifest(path: str, base: Base) -> dict[str, Any]:
-    content: dict[str, Any] = _json(path, schema.MOST_BYTES, {"format": schema.exactly(_FORMAT)})
+    content = _checked_manifest(path, _start_of(path, schema.MOST_BYTES))
+    if content["base"] == base.identity:
+        tables = [
+            schema.record({"file": schema.exactly(table.file), "rows": _rows, "gone": _rows})
+            for table in base.tables
+        ]
+        schema.checked(path, content, schema.record({"tables": schema.tuple_of(*tables)}), of=DELTA)
+    return content
+
+
+def _checked_manifest(path: str, data: bytes) -> dict[str, Any]:
+    """Returns a manifest, in which all but its tables has been checked."""
+    content: dict[str, Any] = _parsed(
+        path, data, schema.MOST_BYTES, {"format": schema.exactly(_FORMAT)}
+    )
     if content.get("format_version") != _VERSION:
         raise ValueError(
             f"Expected a delta of format {_VERSION} in '{path}'. Received: format "
             f"{schema.brief(content.get('format_version'))}. Read it with the sok-embed that "
             "wrote it, or a newer one."
         )
-    tables = [
-        schema.record({"file": schema.exactly(table.file), "rows": _rows, "gone": _rows})
-        for table in base.tables
-    ]
     whole = {
         "base": schema.text,
         "number": _number,
@@ -312,8 +360,6 @@ def _manifest(path: str, base: Base) -> dict[str, Any]:
     rest = {name: value for name, value in content.items() if name != "checksum"}
     if content["checksum"] != checksum_of_json(rest):
         raise damaged(path, "contents that agree with their checksum", "something else", DELTA)
-    if content["base"] == base.identity:
-        schema.checked(path, content, schema.record({"tables": schema.tuple_of(*tables)}), of=DELTA)
     return content
 
 

@@ -13,18 +13,24 @@ from typing import Any
 import tensorflow as tf
 
 from sok_embed.arguments import check_number, shown
+from sok_embed.files.object_store import StoreError
 from sok_embed.files.scratch import ScratchFolder
+from sok_embed.kv import CorruptionError
 from sok_embed.serving.delta_files import check_there, read_current
 from sok_embed.serving.layers import first_state, next_state
-from sok_embed.serving.loaded_export import LoadedExport, Snapshot, Version
+from sok_embed.serving.loaded_export import LoadedExport, Snapshot
 from sok_embed.serving.skipped_paths import SkippedPaths, signature_of
-from sok_embed.serving.versions import export_folder, export_numbers
+from sok_embed.serving.store_cache import StoreCache
+from sok_embed.serving.store_versions import stored_at
+from sok_embed.serving.versions import Version, export_folder, export_numbers
 
 _log = logging.getLogger("sok_embed.serving")
 
 _SCRATCH = "sok-served"
 # The seconds after which a version is served even if more deltas wait.
 _SECONDS_A_STEP = 1.0
+# The most seconds that the end of the process waits for the answer of an object store.
+_SECONDS_AT_END = 5.0
 
 
 def load(
@@ -36,12 +42,20 @@ def load(
 ) -> LiveModel:
     """Loads the newest version of a model that `sok_embed.serving.export` has written.
 
+    Versions in an object store are copied to a cache, which all processes of this host share: the
+    folder that `SOK_EMBED_CACHE` names, `~/.cache/sok-embed/served` by default. It has at most the
+    bytes of `SOK_EMBED_CACHE_BYTES`, by default 64 GiB: versions that no process uses make room.
+    All files are checked. While the store fails, a model that follows answers as before, and a new
+    one answers from what the host has.
+
     Args:
-        path: The folder of all versions, as it was given to `export`.
+        path: The folder of all versions, as it was given to `export`, or their URL in an object
+            store, such as `s3://bucket/served`.
         version: The version to load, a value of `LiveModel.version`; `None`: the newest.
         follow: True if the model takes up deltas of `sok_embed.callbacks.PublishDeltas`, and new
             exports, while it answers.
-        poll_seconds: The seconds between two looks for them.
+        poll_seconds: The seconds between two looks for them. All processes of a host that follow
+            one URL share the looks.
 
     Returns:
         The model.
@@ -50,6 +64,8 @@ def load(
         FileNotFoundError: If the folder has no export, or not that version.
         ValueError: For an export with `ops="stock"`, another SavedModel, and a version with
             `follow=True`.
+        OSError: From the file system or the store, and if the cache has no room for a version.
+        ImportError: For a URL, without fsspec or what it needs for the store.
         sok_embed.kv.CorruptionError: If files of the version are damaged. Without `version=`,
             damaged files are skipped, with a line in the log.
     """
@@ -89,7 +105,9 @@ class LiveModel:
         follow: bool,
         poll_seconds: float,
     ) -> None:
-        self._root = os.fsdecode(path)
+        store = stored_at(path)
+        self._cache = None if store is None else StoreCache(store)
+        self._root = os.fsdecode(path) if self._cache is None else self._cache.root
         self._process = os.getpid()
         self._poll_seconds = check_number("poll_seconds", poll_seconds)
         if self._poll_seconds <= 0:
@@ -100,12 +118,16 @@ class LiveModel:
         self._lock = threading.Lock()  # held while the version changes
         self._stopped = threading.Event()
         if version is None:
-            self._export = LoadedExport(export_folder(self._root))
+            failed = self._brought_first(follow)
+            self._export = self._loaded(self._newest())
             self._snapshot = self._export.snapshot(first_state(self._export.base))
             self._take_deltas()
+            if failed is not None and self._cache is not None:
+                self._skipped.skip(self._cache.url, failed, None, self.version)
         else:
             export, delta = _checked(version)
-            self._export = LoadedExport(export_folder(self._root, export))
+            self._bring_version(export, delta)
+            self._export = self._loaded(export)
             self._snapshot = self._at(delta)
         if follow:
             self._thread = threading.Thread(
@@ -116,7 +138,8 @@ class LiveModel:
             )
             self._thread.start()
             # The thread must not be within native code when the interpreter ends.
-            weakref.finalize(self, _end, self._thread, self._stopped)
+            most = None if self._cache is None else _SECONDS_AT_END
+            weakref.finalize(self, _end, self._thread, self._stopped, most)
 
     @property
     def version(self) -> Version:
@@ -132,14 +155,16 @@ class LiveModel:
         """Returns how many published deltas of the export are not served yet.
 
         If it stays above 0, the next delta is damaged or missing, or the model was rolled back or
-        does not follow.
+        does not follow. An object store is asked anew at each call.
 
         Raises:
             sok_embed.kv.CorruptionError: If `CURRENT.json`, which names the newest, is damaged.
-            OSError: From the file system.
+            OSError: From the file system or the store.
         """
-        snapshot = self._snapshot
-        return max(0, read_current(snapshot.base) - snapshot.version.delta)
+        export, delta = self._snapshot.version
+        if self._cache is not None:
+            return max(0, self._cache.current(export) - delta)
+        return max(0, read_current(self._snapshot.base) - delta)
 
     def __call__(self, **inputs: Any) -> dict[str, tf.Tensor]:
         """Returns the outputs of the model, by the signature of the SavedModel.
@@ -160,6 +185,8 @@ class LiveModel:
         This works for a model that was loaded without `follow=True` or was rolled back, too. It
         ends the rolling back, but the model does not follow afterwards.
         """
+        self._export.check_process()
+        self._bring(waits=False)
         with self._changing():
             self._update(waits=False)
         return self.version
@@ -168,17 +195,21 @@ class LiveModel:
         """Answers from an earlier version, and does not follow until `follow` is called.
 
         Args:
-            version: An earlier value of `version`. Its export and its deltas must still exist.
+            version: An earlier value of `version`. Its export and its deltas must still exist, in
+                an object store or in the cache of this host.
 
         Raises:
             FileNotFoundError: If the export or one of the deltas is gone.
             sok_embed.kv.CorruptionError: If one of them is damaged. The version stays as it was.
+            OSError: From the file system or the store.
         """
         export, delta = _checked(version)
+        self._export.check_process()
+        self._bring_version(export, delta)
         with self._changing():
             before = self._export
             if export != before.number:
-                self._export = LoadedExport(export_folder(self._root, export))
+                self._export = self._loaded(export)
             try:
                 self._snapshot = self._at(delta)
             except BaseException:
@@ -223,8 +254,78 @@ class LiveModel:
         self._export.check_process()
         return self._lock
 
+    def _newest(self) -> int:
+        """Returns the number of the newest export."""
+        return export_numbers(self._root)[-1] if self._cache is None else self._cache.newest()
+
+    def _loaded(self, number: int) -> LoadedExport:
+        """Loads an export, which stays in the cache of a store as long as it is in use."""
+        folder = export_folder(self._root, number)
+        if self._cache is None:
+            return LoadedExport(folder)
+        lock = self._cache.hold(number)
+        try:
+            export = LoadedExport(folder)
+        except BaseException:
+            lock.close()
+            raise
+        weakref.finalize(export, lock.close)
+        return export
+
+    def _brought_first(self, follow: bool) -> Exception | None:
+        """Copies the newest version from a store; returns the error if an older one will do."""
+        if self._cache is None:
+            return None
+        try:
+            self._cache.bring()
+        except (OSError, CorruptionError) as error:
+            is_damaged_delta = isinstance(error, CorruptionError) and self._cache.has_newest
+            try:
+                number = self._newest()
+            except FileNotFoundError:
+                raise error from None
+            if not is_damaged_delta and not (follow and self._cache.has(number, 0)):
+                raise
+            return error
+        return None
+
+    def _bring_version(self, number: int, delta: int) -> None:
+        """Copies a version from a store; one that the host has will do while the store fails."""
+        if self._cache is None:
+            return
+        try:
+            self._cache.bring_version(number, delta)
+        except StoreError as error:
+            if not self._cache.has(number, delta):
+                raise
+            text = " ".join(str(error).split())
+            _log.warning("version %s is the one of this host: %s", (number, delta), text)
+
+    def _bring(self, waits: bool = True) -> None:
+        """Copies what has been published from a store, without the lock: this may take long."""
+        if self._cache is None:
+            return
+        url = self._cache.url
+        if waits and self._skipped.is_waiting(url, None):
+            return
+        try:
+            if waits:
+                is_asked = self._cache.look(self._poll_seconds)
+            else:
+                self._cache.bring()
+                is_asked = True
+        except Exception as error:
+            self._skipped.skip(url, error, None, self.version)
+        else:
+            if is_asked:
+                self._skipped.taken(url)
+
     def _look(self) -> None:
         """Serves what has been published, if the model follows."""
+        if self._following:
+            self._bring()
+        if self._stopped.is_set():
+            return  # the process may end
         with self._lock:
             if self._following:
                 self._update()
@@ -232,7 +333,7 @@ class LiveModel:
     def _update(self, waits: bool = True) -> None:
         """Serves what has been published; tries failed paths at once, unless it `waits`."""
         try:
-            newest = export_numbers(self._root)[-1]
+            newest = self._newest()
         except OSError as error:
             self._skipped.skip(f"'{self._root}'", error, str(error), self.version)
             return
@@ -241,12 +342,12 @@ class LiveModel:
         self._take_deltas(waits)
 
     def _take_export(self, number: int, waits: bool) -> None:
-        folder = export_folder(self._root, number)
+        folder = os.path.join(self._root, str(number))
         signature = signature_of(folder)
         if waits and self._skipped.is_waiting(folder, signature):
             return
         try:
-            export = LoadedExport(folder)
+            export = self._loaded(number)
             if (export.inputs, export.outputs) != (self._export.inputs, self._export.outputs):
                 raise ValueError(
                     f"Expected an export with the inputs and outputs of the one that is served. "
@@ -300,6 +401,8 @@ class LiveModel:
             except Exception as error:
                 version = Version(export.number, state.number)
                 self._skipped.skip(folder, error, signature, version)
+                if self._cache and isinstance(error, (CorruptionError, FileNotFoundError)):
+                    self._cache.drop_delta(export.number, state.number + 1)
                 break
             self._skipped.taken(folder)
         if state.number <= snapshot.state.number:
@@ -329,10 +432,10 @@ def _follow(model: weakref.ref[LiveModel], stopped: threading.Event, poll_second
         del live
 
 
-def _end(thread: threading.Thread, stopped: threading.Event) -> None:
+def _end(thread: threading.Thread, stopped: threading.Event, most: float | None) -> None:
     stopped.set()
     if thread is not threading.current_thread():
-        thread.join()
+        thread.join(most)
 
 
 def _checked(version: Any) -> tuple[int, int]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,18 +17,7 @@ from sok_embed.serving.adapted_layers import Adapted
 from sok_embed.serving.delta_files import Base, ExportedTable
 from sok_embed.serving.layers import State
 from sok_embed.serving.safetensors import WeightSpec
-
-
-class Version(NamedTuple):
-    """The version of a served model.
-
-    Attributes:
-        export: The number of the folder that `sok_embed.serving.export` has written.
-        delta: The number of the last delta; 0: the export itself.
-    """
-
-    export: int
-    delta: int
+from sok_embed.serving.versions import Version, identity_of
 
 
 class Snapshot:
@@ -120,7 +108,7 @@ class LoadedExport:
         self.tables = [found[name] for name in sorted(found)]
         self.base = Base(
             folder,
-            _identity(folder),
+            identity_of(folder),
             [
                 ExportedTable(name, rows_files.open(os.path.join(folder, "assets", name)))
                 for name in sorted(found)
@@ -234,12 +222,6 @@ def _named(variables: Any, folder: str) -> dict[str, tf.Variable]:
             "version of sok-embed. Export the model again."
         )
     return named
-
-
-def _identity(folder: str) -> str:
-    """Returns the identity of an export: a random number that TensorFlow writes into it."""
-    with open(os.path.join(folder, "fingerprint.pb"), "rb") as file:
-        return hashlib.sha256(file.read()).hexdigest()
 
 
 def _runner(function: Any, captures: list[tf.Tensor]) -> Any:

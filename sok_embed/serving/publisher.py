@@ -31,6 +31,8 @@ from sok_embed.serving.layers import State, TableState, first_state, next_state
 from sok_embed.serving.loaded_export import LoadedExport
 from sok_embed.serving.moments import Moment
 from sok_embed.serving.published_model import check_adapted, matched_parts, matched_weights
+from sok_embed.serving.pushing import prune
+from sok_embed.serving.store_versions import StoredExport, stored_at
 from sok_embed.serving.versions import export_folder, export_numbers
 from sok_embed.serving.workers_export import PartWriter
 from sok_embed.tables.base_table import Part
@@ -54,14 +56,21 @@ class Publisher:
     these at the same step, for a folder that they share. Each writes its changes, and worker 0
     makes the delta. An error of one worker is an error of all.
 
+    In an object store, deltas are written by one process alone. It copies the newest export with
+    its deltas to a temporary folder first, where each delta is made before it is copied to the
+    store: so it needs nothing of the publisher before it, which may have been on another machine.
+
     Args:
         model: The Keras model, made as the one that was exported.
-        path: The folder of all versions, as it was given to `sok_embed.serving.export`.
+        path: The folder of all versions, as it was given to `sok_embed.serving.export`, or their
+            URL in an object store.
 
     Raises:
         FileNotFoundError: If there is no export.
-        ValueError: For an export of another model, or with `ops="stock"`.
-        BlockingIOError: If another process publishes to the export.
+        ValueError: For an export of another model, or with `ops="stock"`, and for a URL with
+            several workers.
+        BlockingIOError: If another process publishes to the export, other than in a store.
+        OSError: From the file system or the store.
         sok_embed.kv.CorruptionError: If an earlier delta is damaged, so that none can follow it.
         RuntimeError: If another worker has failed.
     """
@@ -76,10 +85,38 @@ class Publisher:
     def __init__(self, model: keras.Model, path: str | os.PathLike[str]) -> None:
         self._agreement = Agreement(communicators.current())
         self._model = model
-        self._root = os.fsdecode(path)
+        self._store = stored_at(path)
+        self._stored: StoredExport | None = None  # the newest export in the store
         self._process = os.getpid()
         self._scratch = ScratchFolder(_SCRATCH)
+        if self._store is None:
+            self._root = os.fsdecode(path)
+        elif self._agreement.size > 1:
+            raise ValueError(
+                f"Expected a folder that all {self._agreement.size} workers share. Received: "
+                f"'{self._store.url}', a URL. Publish to such a folder, and copy it every few "
+                "seconds by another process: sok-embed push."
+            )
+        else:
+            self._copy = ScratchFolder(_SCRATCH)  # which has the export of the store
+            self._root = self._copy.path
+        self._bring()
         self._open()
+
+    def _bring(self) -> None:
+        """Copies the newest export of a store, if it is not there."""
+        if self._store is None:
+            return
+        number = self._store.newest()
+        folder = os.path.join(self._root, str(number))
+        if self._stored is None or self._stored.number != number or not os.path.isdir(folder):
+            stored = self._store.export(number)
+            os.makedirs(self._root, exist_ok=True)
+            if not os.path.isdir(folder):
+                stored.bring(self._root)
+            # The publisher before may have been killed before it named its last delta.
+            stored.bring_deltas(self._root, stored.last())
+            self._stored = stored
 
     def _open(self) -> None:
         """Begins to publish to the newest export. Collective."""
@@ -137,20 +174,30 @@ class Publisher:
         in the background.
 
         Raises:
-            OSError: From the file system. Nothing is lost: the next delta has the changes too.
+            OSError: From the file system or the store. Nothing is lost: the next delta has the
+                changes too, or the next call copies the delta to the store.
             ValueError: For rows that are not finite, or that the dtype of the export cannot hold,
-                for workers at different steps, and for a layer that has adapted to other data
-                since the export.
+                for another delta of the same number in a store, which another process has
+                published, for workers at different steps, and for a layer that has adapted to
+                other data since the export.
             RuntimeError: After `close`, in a process that was forked, if another thread changes
                 the model meanwhile, and if another worker has failed.
         """
         check_process(self._process, "a publisher", "Publish in the process that trains.")
         if not self._unlock.alive:
             raise RuntimeError("Expected a publisher that is open. Received: a closed publisher.")
+        self._bring()
         agreement, ahead = self._agreement, self._of_first("look for the export", self._ahead)
         if ahead == _NEW_EXPORT:
             self._unlock()
-            self._open()
+            try:
+                self._open()
+            except BaseException:
+                self._export = -1  # the next call tries again
+                self._unlock = weakref.finalize(self, _nothing)
+                raise
+            if self._store is not None:
+                prune(self._root, keep=1)
         elif ahead == _NEW_DELTA:
             agreement.together("read the newest delta", self._go_on)
         wait_for_writers()
@@ -202,7 +249,8 @@ class Publisher:
 
     def _ahead(self) -> int:
         """Returns what has come since the last call: a new export, a new delta, or 0."""
-        if export_numbers(self._root)[-1] > self._export:
+        is_gone = self._store is not None and not os.path.isdir(self._base.deltas)
+        if is_gone or export_numbers(self._root)[-1] > self._export:
             return _NEW_EXPORT
         # A call that failed may have renamed the folder before.
         return _NEW_DELTA if os.path.lexists(self._base.delta(self._number + 1)) else 0
@@ -262,9 +310,11 @@ class Publisher:
         self._told = -1
 
     def _tell(self) -> None:
-        """Writes the newest delta to `CURRENT.json`, on worker 0."""
+        """Writes the newest delta to `CURRENT.json`, on worker 0, and copies it to a store."""
         if self._agreement.rank == 0 and self._told != self._number:
             write_current(self._base, self._number)
+            if self._stored is not None:
+                self._stored.send_deltas(self._base)
             self._told = self._number
 
     def _write_table(

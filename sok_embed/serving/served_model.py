@@ -22,9 +22,11 @@ from sok_embed.serving.checkpoint_rows import CheckpointRows
 from sok_embed.serving.exporting import serving_function
 from sok_embed.serving.held_rows import HeldRows
 from sok_embed.serving.moments import Moment
+from sok_embed.serving.pushing import write_to_store
 from sok_embed.serving.stock_rows import DenseRows, stock_rows
+from sok_embed.serving.store_versions import stored_at
 from sok_embed.serving.table_files import TableFiles
-from sok_embed.serving.versions import root_of, write_version
+from sok_embed.serving.versions import write_version
 from sok_embed.serving.weight_names import names_of
 from sok_embed.serving.workers_export import (
     WrittenTables,
@@ -76,7 +78,8 @@ def export(
 
     A folder gets its number once it is complete and on the device. A model server that watches
     `path` loads it then. The folder in which it is made goes with its process or, if that was
-    killed, with the next export.
+    killed, with the next export. For an object store it is made in the system's folder for
+    temporary files, and copied; several workers can do so with `source=`.
 
     Example:
     >>> import numpy as np
@@ -95,7 +98,8 @@ def export(
 
     Args:
         model: A Keras model that is built, or the path of a `.keras` file.
-        path: The folder of all versions of the model, which is made if there is none.
+        path: The folder of all versions of the model, which is made if there is none, or a URL of
+            an object store, such as `s3://bucket/served`.
         dtype: The type of rows: `"float32"`, `"float16"`, `"int8"` or `"int4"`, as
             `sok_embed.serving.rows.write` has them.
         min_count: The least number of updates; rows with fewer are left out, and their keys are
@@ -117,7 +121,7 @@ def export(
             rows.
 
     Returns:
-        The path of the folder, such as `"versions/1"`. The endpoint is `serve`, and
+        The path of the folder, such as `"versions/1"`, or its URL. The endpoint is `serve`, and
         `serving_default`.
 
     Raises:
@@ -125,9 +129,10 @@ def export(
             it would have to be, the checkpoint of another model, workers that have different
             models, steps or arguments, and what `sok_embed.export_model` refuses; with
             `ops="onnx"` also for ops that ONNX or onnxruntime does not have, and for 2 GiB or more.
-        ImportError: With `ops="onnx"`, without tf2onnx and onnxruntime.
+        ImportError: With `ops="onnx"`, without tf2onnx and onnxruntime, and for a URL, without
+            fsspec or what it needs for the store.
         FileNotFoundError: If `source` has no complete checkpoint.
-        OSError: If nothing can be written to `path`.
+        OSError: If nothing can be written to `path`, or copied there.
         sok_embed.kv.CorruptionError: For a checkpoint with files that are not as they were written.
         RuntimeError: If another thread changes the model meanwhile, and if another worker has
             failed.
@@ -137,6 +142,7 @@ def export(
     check_choice("ops", ops, _OPS)
     options = _Options(dtype, check_integer("min_count", min_count, 0), missing, ops, progress)
     agreement = Agreement(communicators.current())
+    store = stored_at(path)
     # A checkpoint has the optimizer too, which is compared.
     compiled = source is not None
     built = agreement.together("load the model", lambda: _model(model, compiled))
@@ -159,7 +165,7 @@ def export(
             moment.check()
             shutil.rmtree(work)
 
-        return write_version(path, write)
+        return write_version(path, write) if store is None else write_to_store(store, write)
 
     def of_checkpoint() -> str:
         assert source is not None
@@ -170,7 +176,7 @@ def export(
     if agreement.size == 1:
         return of_checkpoint() if source is not None else written(None, Moment(built))
     if source is not None:
-        return written_by_first(agreement, root_of(path), of_checkpoint)
+        return written_by_first(agreement, os.fsdecode(path), of_checkpoint)
     arguments = repr((dtype, min_count, missing, ops))
     return export_of_workers(agreement, built, path, arguments, options.min_count, written)
 

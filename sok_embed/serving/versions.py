@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from sok_embed.arguments import refuse_url
 from sok_embed.files.scratch import ScratchFolder
@@ -14,6 +16,18 @@ from sok_embed.files.whole_files import sync
 # Begins the name of the folder in which a version is made. Model servers load folders with numbers
 # as names, and ignore all others.
 _STAGED = "version"
+
+
+class Version(NamedTuple):
+    """The version of a served model.
+
+    Attributes:
+        export: The number of the folder that `sok_embed.serving.export` has written.
+        delta: The number of the last delta; 0: the export itself.
+    """
+
+    export: int
+    delta: int
 
 
 def write_version(path: str | os.PathLike[str], write: Callable[[str], None]) -> str:
@@ -33,7 +47,7 @@ def write_version(path: str | os.PathLike[str], write: Callable[[str], None]) ->
             staged
         )  # anybody may read it whom the user lets, other than the folder of the work
         write(staged)
-        _sync_all(staged)
+        sync_all(staged)
         version = _numbered(root, staged)
     finally:
         work.end()
@@ -50,8 +64,8 @@ def root_of(path: str | os.PathLike[str]) -> str:
     root = os.fsdecode(path)
     if "://" in root:
         raise ValueError(
-            f"Expected a folder of this machine. Received: '{root}'. Export to a local folder, and "
-            "copy the version to where it is served from."
+            f"Expected a folder, which all workers share. Received: '{root}', a URL. Export to "
+            "such a folder, and copy it by sok_embed.serving.push(path, url)."
         )
     if os.path.exists(root) and not os.path.isdir(root):
         raise ValueError(
@@ -101,6 +115,12 @@ def export_folder(root: str, number: int | None = None) -> str:
     return os.path.join(root, str(numbers[-1] if number is None else number))
 
 
+def identity_of(folder: str) -> str:
+    """Returns the identity of an export: a random number that TensorFlow writes into it."""
+    with open(os.path.join(folder, "fingerprint.pb"), "rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()
+
+
 @contextlib.contextmanager
 def _told_if_unwritable(root: str) -> Iterator[None]:
     try:
@@ -127,7 +147,8 @@ def _numbered(root: str, staged: str) -> str:
             return version
 
 
-def _sync_all(folder: str) -> None:
+def sync_all(folder: str) -> None:
+    """Syncs a folder with all files and folders in it to disk."""
     for parent, _, files in os.walk(folder, topdown=False):
         for name in files:
             sync(os.path.join(parent, name))

@@ -9,7 +9,7 @@ from served_models import dynamic
 
 import sok_embed as sok
 from sok_embed import kv
-from sok_embed.serving import Publisher, export, load, rows
+from sok_embed.serving import push, rows
 
 URL = "s3://bucket/somewhere"
 
@@ -27,10 +27,7 @@ def fit_with(callback):
 CALLS = {
     "save_model": lambda: sok.save_model(model(), f"{URL}.keras"),
     "ModelCheckpoint": lambda: fit_with(sok.callbacks.ModelCheckpoint(f"{URL}.keras")),
-    "export": lambda: export(model(), URL),
-    "Publisher": lambda: Publisher(model(), URL),
-    "PublishDeltas": lambda: fit_with(sok.callbacks.PublishDeltas(URL)),
-    "load": lambda: load(URL),
+    "push": lambda: push(URL, URL),
     "Storage": lambda: kv.Storage(URL),
     "Storage of bytes": lambda: kv.Storage(URL.encode()),
     "rows.open": lambda: rows.open(URL),

@@ -37,7 +37,7 @@ from sok_embed import admission, checkpoint, cli, communicators, damo, kv
 from sok_embed.checkpoint.files import manifest
 from sok_embed.checkpoint.files import rows_file, step_folders
 from sok_embed.files import places
-from sok_embed.serving import rows
+from sok_embed.serving import prune, push, rows, store_cache
 assert "Checkpoint" in dir(checkpoint)
 with kv.Storage("rows") as storage:
     embedding = kv.Embedding(

@@ -104,7 +104,7 @@ def test_other_arguments_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"or one that is not built.*Begin a Sequential"):
         export(keras.Sequential([dynamic("sum")]), tmp_path)
     for path, message in (
-        ("s3://bucket/served", "folder of this machine"),
+        ("https://host/served", "Expected an object store"),
         (__file__, "is a file. Pass the path of a folder"),
     ):
         with pytest.raises(ValueError, match=message):
