@@ -139,7 +139,7 @@ class LiveModel:
             self._thread.start()
             # The thread must not be within native code when the interpreter ends.
             most = None if self._cache is None else _SECONDS_AT_END
-            weakref.finalize(self, _end, self._thread, self._stopped, most)
+            weakref.finalize(self, _end, self._thread, self._stopped, self._lock, most)
 
     @property
     def version(self) -> Version:
@@ -324,10 +324,8 @@ class LiveModel:
         """Serves what has been published, if the model follows."""
         if self._following:
             self._bring()
-        if self._stopped.is_set():
-            return  # the process may end
         with self._lock:
-            if self._following:
+            if self._following and not self._stopped.is_set():
                 self._update()
 
     def _update(self, waits: bool = True) -> None:
@@ -432,10 +430,16 @@ def _follow(model: weakref.ref[LiveModel], stopped: threading.Event, poll_second
         del live
 
 
-def _end(thread: threading.Thread, stopped: threading.Event, most: float | None) -> None:
+def _end(
+    thread: threading.Thread, stopped: threading.Event, lock: threading.Lock, most: float | None
+) -> None:
     stopped.set()
-    if thread is not threading.current_thread():
-        thread.join(most)
+    if thread is threading.current_thread():
+        return
+    thread.join(most)
+    if thread.is_alive():  # it waits for a store, or updates a last time
+        with lock:
+            pass
 
 
 def _checked(version: Any) -> tuple[int, int]:

@@ -44,7 +44,7 @@ def push(path: str | os.PathLike[str], url: str) -> Version:
         ValueError: For a URL that does not lead to an object store, another export or another delta
             there of the same number, and a folder in which all exports are older than those there.
         OSError: From the store, or the file system.
-        sok_embed.kv.CorruptionError: For a delta with files that are not as they were written.
+        sok_embed.kv.CorruptionError: For rows or deltas that are not as they were written.
         ImportError: Without fsspec, or what it needs for the store.
     """
     root = root_of(path)

@@ -179,11 +179,11 @@ class StoreCache:
         if export is None:
             export = self._versions.export(number)
             # Somebody may have removed everything in the store, and have begun anew.
-            if os.path.isdir(folder) and identity_of(folder) != export.identity:
+            if os.path.isdir(folder) and not _has_identity(folder, export.identity):
                 _remove(self.root, folder)
         if not os.path.isdir(folder):
             self._remove_staged(export)
-            self._make_room(export.bytes)
+            self._make_room(export.bytes - _bytes_below(export.staged_in(self.root)))
             export.bring(self.root)
         self._known[number] = export
         lock = self.hold(number)
@@ -194,8 +194,9 @@ class StoreCache:
     def _remove_staged(self, export: StoredExport) -> None:
         """Removes the parts of other exports, which a process has copied that was killed."""
         for name in os.listdir(self.root):
-            if name.startswith(f".{PULLED}-") and not name.endswith(export.identity[:16]):
-                _remove(self.root, os.path.join(self.root, name))
+            path = os.path.join(self.root, name)
+            if name.startswith(f".{PULLED}-") and path != export.staged_in(self.root):
+                _remove(self.root, path)
 
     def _make_room(self, count: int) -> None:
         """Removes versions that nobody uses until there is room for so many bytes.
@@ -250,6 +251,13 @@ def _versions_in(cache: str) -> list[_Cached]:
                         _Cached(entry.path, _bytes_below(entry.path), entry.stat().st_mtime)
                     )
     return found
+
+
+def _has_identity(folder: str, identity: str) -> bool:
+    try:
+        return identity_of(folder) == identity
+    except FileNotFoundError:
+        return False
 
 
 def _bytes_below(folder: str) -> int:

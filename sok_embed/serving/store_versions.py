@@ -30,6 +30,7 @@ from sok_embed.files.records import (
 from sok_embed.files.scratch import ScratchFolder
 from sok_embed.files.whole_files import sync
 from sok_embed.kv import CorruptionError
+from sok_embed.serving import rows as rows_files
 from sok_embed.serving.delta_files import (
     CURRENT,
     FOLDER,
@@ -112,6 +113,7 @@ class StoreVersions:
 
         Raises:
             ValueError: If another export has the number, or another delta one of the numbers.
+            sok_embed.kv.CorruptionError: For files that are not as they were written.
         """
         identity = identity_of(folder)
         base = Base(folder, identity, (), {})
@@ -120,10 +122,15 @@ class StoreVersions:
             export = self._same(number, identity)
             export.send_deltas(base)
             return export
-        content = _Content(identity, [record_of(folder, name) for name in _names_of(folder)])
+        names = _names_of(folder)
+        for name in names:
+            if os.path.dirname(name) == "assets" and name.endswith(".safetensors"):
+                with rows_files.open(os.path.join(folder, name)) as rows:
+                    rows.verify()  # damage would stay there for good
+        content = _Content(identity, [record_of(folder, name) for name in names])
         while True:
-            names = self._store.names() if number is None else []
-            goal = max(_numbers(_MANIFEST, names) + _numbers(_FILES, names), default=0) + 1
+            there = self._store.names() if number is None else []
+            goal = max(_numbers(_MANIFEST, there) + _numbers(_FILES, there), default=0) + 1
             export = StoredExport(self.url, goal if number is None else number, content)
             export.send(base)
             try:
@@ -275,13 +282,17 @@ class StoredExport:
                 "published; publish to one export from one process."
             )
 
+    def staged_in(self, root: str) -> str:
+        """Returns the folder of the files of the export that have been copied, until all have."""
+        return os.path.join(root, f".{PULLED}-{self.number}-{self.identity[:16]}")
+
     def bring(self, root: str) -> None:
         """Copies the export into a folder of versions, without its deltas.
 
         It gets its number once all files are there, have their checksums and are on the device.
         Files that a call which failed or was killed has copied are not copied again.
         """
-        staged = os.path.join(root, f".{PULLED}-{self.number}-{self.identity[:16]}")
+        staged = self.staged_in(root)
         scratch = ScratchFolder(PULLED, root)
 
         def bring(record: FileRecord) -> None:

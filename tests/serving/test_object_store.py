@@ -22,6 +22,7 @@ import sok_embed as sok
 from sok_embed.callbacks import PublishDeltas
 from sok_embed.cli import main
 from sok_embed.files.object_store import StoreFolder
+from sok_embed.kv import CorruptionError
 from sok_embed.serving import Publisher, Version, export, load, prune, push
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -111,6 +112,21 @@ def test_what_is_there_is_not_sent_again(url, versions, monkeypatch):
 
 def test_a_reader_copies_what_was_pushed(url, versions, tmp_path):
     push(versions, url)
+    assert stored.visible(url, tmp_path / "visible") == stored.files_in(versions)
+
+
+@pytest.mark.parametrize(
+    "name", ["2/assets/first.safetensors", "2/deltas/00000002/rows-0.safetensors"]
+)
+def test_damaged_files_are_not_pushed(url, versions, name, tmp_path):
+    shutil.copytree(versions, tmp_path / "served")
+    path = tmp_path / "served" / name
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(CorruptionError, match=name):
+        push(tmp_path / "served", url)
+    path.write_bytes(content)
+    assert push(tmp_path / "served", url) == (2, 3)
     assert stored.visible(url, tmp_path / "visible") == stored.files_in(versions)
 
 
