@@ -196,6 +196,7 @@ class StoredExport:
         self._deltas = StoreFolder(f"{self._store.path}/{FOLDER}")
         # The number of the last delta that is known to be that of the export of this machine.
         self._sent: int | None = None
+        self._named = 0  # the number that `CURRENT.json` had last
 
     def current(self) -> int:
         """Returns the number of the newest delta; 0: there is none."""
@@ -237,15 +238,15 @@ class StoredExport:
             if common := min(there, last):
                 data = _start_of(self._deltas, f"{common:08d}.json", schema.MOST_BYTES)
                 self._check_same(common, base, data)
-            self._sent = there
-        before = self._sent
+            self._sent = self._named = there
         try:
-            for number in range(before + 1, last + 1):
+            for number in range(self._sent + 1, last + 1):
                 self._send_delta(base, number)
                 self._sent = number
         finally:
-            if self._sent > before:
+            if self._sent > self._named:
                 self._name_newest(self._sent)
+                self._named = self._sent
 
     def _name_newest(self, number: int) -> None:
         """Writes the number of the newest delta.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
@@ -11,7 +12,9 @@ import time
 
 import faulty_stores
 import fsspec
+import keras
 import live_models as live_tests
+import numpy as np
 import pytest
 import s3fs
 import stored
@@ -19,6 +22,8 @@ from faulty_proxy import FaultyProxy
 from faulty_stores import FAULTS
 from tiers import rounds
 
+import sok_embed as sok
+from sok_embed.callbacks import PublishDeltas
 from sok_embed.files.object_store import StoreError
 from sok_embed.kv import CorruptionError
 from sok_embed.serving import Publisher, export, load, prune, push
@@ -109,6 +114,27 @@ def test_a_delta_whose_upload_fails_is_sent_by_the_next_publish(tmp_path):
         follower.update()
         assert stored.told_by(follower) == told.number and follower.deltas_behind() == 0
     assert failures > 1
+
+
+def test_fit_raises_where_an_upload_fails_and_the_next_fit_goes_on():
+    url = "faulty-memory://fit/served"
+    ids = keras.Input((2,), dtype="int64", name="ids")
+    model = keras.Model(ids, sok.DynamicEmbedding(2, "ones", combiner="sum", name="t")(ids))
+    model.compile("sgd", "mse")
+    export(model, url)
+    fed = np.arange(64).reshape(-1, 2)
+    for after in (30, None):
+        FAULTS.plan(after)
+        expected = contextlib.nullcontext() if after is None else pytest.raises(OSError)
+        with expected:
+            model.fit(
+                fed,
+                np.zeros([32, 2]),
+                batch_size=4,
+                verbose=0,
+                callbacks=[PublishDeltas(url, every=1)],
+            )
+    live_tests.assert_serves(load(url), model, [fed])
 
 
 def test_a_publisher_that_was_killed_at_any_request_goes_on_elsewhere(tmp_path):
