@@ -14,7 +14,8 @@ import tensorflow as tf
 from prometheus_client import Gauge, Histogram
 
 from sok_embed.server.requests import Examples, InvalidRequest, Parts, Signature
-from sok_embed.serving.loaded_export import Snapshot, Version
+from sok_embed.serving import Version
+from sok_embed.serving.loaded_export import Snapshot
 
 # The seconds that a batch waits for more requests, after a batch that had several. With 8 clients
 # a third more requests are answered by it; a client alone never waits.
