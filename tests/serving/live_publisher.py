@@ -3,24 +3,38 @@
 Before the first one it prints "publishes", the number of the export and of the delta that it begins
 at, and the number that the model's answers tell there.
 
-python live_publisher.py PATH
+python live_publisher.py PATH    # or a URL of a store, which may fail now and then
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
 import live_models as live_tests  # noqa: E402
 import numpy as np  # noqa: E402
 
-from sok_embed.serving import Publisher, export, load  # noqa: E402
+from sok_embed.files.object_store import StoreError  # noqa: E402
+from sok_embed.serving import Publisher, export, load, prune  # noqa: E402
+
+_Result = TypeVar("_Result")
 
 # A publisher that starts reads all deltas of the newest export, so that there are few.
 MOST_DELTAS = 25
+
+
+def persist(call: Callable[[], _Result]) -> _Result:
+    """Returns what a function returns, as soon as the store does not fail."""
+    while True:
+        try:
+            return call()
+        except StoreError:
+            time.sleep(0.05)
 
 
 def main(path: str) -> None:
@@ -28,25 +42,27 @@ def main(path: str) -> None:
     model = live_tests.telling()
     for _ in range(200):
         try:
-            publisher = Publisher(model, path)
+            publisher = persist(lambda: Publisher(model, path))
             break
         except BlockingIOError:  # the one that was killed ends
             time.sleep(0.05)
-    served = load(path)
+    served = persist(lambda: load(path))
     told = live_tests.Told()
     for _ in range(int(served(ids=np.zeros([1, 3], np.int64))["output_0"][0, -1])):
         told.advance()
     told.put(model)
     exported, number = served.version
     if number >= MOST_DELTAS:
-        exported, number = int(Path(export(model, path)).name), 0
-        if publisher.publish() != 0:
+        exported, number = int(Path(persist(lambda: export(model, path))).name), 0
+        if persist(publisher.publish) != 0:
             raise RuntimeError(f"Expected export {exported} to have everything.")
+        if "://" in path:
+            persist(lambda: prune(path))
     print("publishes", exported, number, told.number, flush=True)
     while True:
         number += 1
         told.advance(model)
-        if publisher.publish() != number:
+        if persist(publisher.publish) != number:
             raise RuntimeError(f"Expected delta {number}. Received: {publisher.number}.")
 
 

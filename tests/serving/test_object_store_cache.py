@@ -221,6 +221,27 @@ def test_a_process_that_is_killed_leaves_whole_versions(proxied, bucket, cache, 
     print("whole once" if begun else "never whole")
 
 
+def test_a_push_that_is_killed_shows_whole_versions_and_goes_on(proxied, bucket, tmp_path):
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    stored.published(tmp_path / "served", deltas=3, exports=2)
+    whole = stored.files_in(tmp_path / "served")
+    for number in range(rounds(2, 40)):
+        url = f"s3://{bucket}/{number}"
+        for _ in range(3):
+            proxied.slow_seconds, proxied.rates = 0.05, {"slow": 1}
+            command = [sys.executable, "-m", "sok_embed", "push", tmp_path / "served", url]
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+            time.sleep(chance.uniform(0.5, 5))
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            proxied.rates = {}
+            stored.assert_part_of(stored.visible(url, tmp_path / "visible"), whole)
+        assert push(tmp_path / "served", url) == (2, 3)
+        assert stored.visible(url, tmp_path / "visible") == whole
+
+
 def test_a_version_that_is_removed_while_it_is_used_answers_on(bucket, s3):
     url = f"s3://{bucket}/served"
     model, told = live_tests.telling(), live_tests.Told()
