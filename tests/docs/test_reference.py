@@ -28,6 +28,7 @@ MODULES = [
     "sok_embed.planning",
     "sok_embed.ray",
     "sok_embed.serving",
+    "sok_embed.serving.c_interface",
     "sok_embed.serving.rows",
     "sok_embed.serving.served_table",
     "sok_embed.spark",

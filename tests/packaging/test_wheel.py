@@ -7,11 +7,13 @@ import sys
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tensorflow as tf
+from c_programs import compiled, program_of_the_guide
 
 import sok_embed.binding._core
-from sok_embed.serving import served_table
+from sok_embed.serving import rows, served_table
 from sok_embed.tf_ops import native
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,10 +58,16 @@ def test_the_wheel_is_named_for_its_platform(wheel):
 def test_the_wheel_holds_the_native_libraries_and_their_types(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    others = {"sok_embed/binding/_core.pyi", "sok_embed/binding/march.txt", "sok_embed/py.typed"}
+    others = {
+        "sok_embed/binding/_core.pyi",
+        "sok_embed/binding/march.txt",
+        "sok_embed/py.typed",
+        "sok_embed/tf_ops/include/sok_rows.h",
+    }
     assert others <= names
     assert {name for name in names if name.endswith(".so")} == {
         "sok_embed/tf_ops/libsok_core.so",
+        "sok_embed/tf_ops/libsok_rows.so",
         f"sok_embed/tf_ops/{OPS.name}",
         f"sok_embed/tf_ops/{SERVING.name}",
         f"sok_embed/binding/{CORE.name}",
@@ -69,7 +77,7 @@ def test_the_wheel_holds_the_native_libraries_and_their_types(wheel):
 @pytest.mark.long
 def test_the_libraries_of_the_wheel_are_stripped(wheel, tmp_path):
     with zipfile.ZipFile(wheel) as archive:
-        for library in (OPS.name, SERVING.name, "libsok_core.so"):
+        for library in (OPS.name, SERVING.name, "libsok_core.so", "libsok_rows.so"):
             name = f"sok_embed/tf_ops/{library}"
             sections = subprocess.run(
                 ["readelf", "--sections", "--wide", archive.extract(name, tmp_path)],
@@ -111,3 +119,16 @@ def test_the_unpacked_wheel_imports_from_itself(wheel, tmp_path):
     assert result.returncode == 0, result.stderr
     for file in result.stdout.split():
         assert Path(file).is_relative_to(tmp_path)
+
+
+@pytest.mark.long
+def test_a_program_in_c_is_compiled_against_the_unpacked_wheel(wheel, tmp_path):
+    package = tmp_path / "package"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(package)
+    program = compiled(program_of_the_guide("lookup.c"), "lookup.c", tmp_path, package)
+    rows.write(tmp_path / "items", [(np.array([7]), np.ones([1, 2], np.float32))], dim=2)
+    found = subprocess.run([program, "items", "7", "8"], cwd=tmp_path, capture_output=True)
+    assert found.stdout == b"7 known 1 1\n8 unknown 0 0\n"
+    loaded = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+    assert f"=> {package}/sok_embed/tf_ops/libsok_rows.so" in loaded

@@ -34,6 +34,7 @@ class FlatJson {
   bool has_container(const std::string& path) const {
     return GetIf<std::monostate>(path) != nullptr;
   }
+  bool has_null(const std::string& path) const { return GetIf<std::nullptr_t>(path) != nullptr; }
   // Writes the value at a path to the second argument. Returns false, and writes nothing, if the
   // value is absent, of another kind, or a number that T cannot hold.
   bool Get(const std::string& path, std::string* text) const;

@@ -46,6 +46,7 @@ class LayeredRows {
   explicit LayeredRows(std::shared_ptr<const ServedRows> base, std::vector<RowsLayer> layers = {});
 
   const std::shared_ptr<const ServedRows>& base() const { return base_; }
+  const std::vector<RowsLayer>& layers() const { return layers_; }  // the lowest first
   int dim() const { return base_->dim(); }
 
   // Like the methods of ServedRows. A key without a row in any file gets the base's result.
@@ -60,8 +61,8 @@ class LayeredRows {
   Status LayFlags(const Key* keys, size_t n, uint8_t* out, const ParallelFor& parallel_for) const;
 
   const std::shared_ptr<const ServedRows> base_;
-  const std::vector<RowsLayer> layers_;  // the lowest first
-  TouchedKeys touched_;                  // the keys of all layers
+  const std::vector<RowsLayer> layers_;
+  TouchedKeys touched_;  // the keys of all layers
 };
 
 }  // namespace sok
