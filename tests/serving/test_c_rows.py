@@ -1,13 +1,14 @@
 """The library for C reads files of rows, and follows deltas, bit for bit as Python does."""
 
+import ctypes
 import json
 import re
 import subprocess
 from pathlib import Path
 
+import live_models
 import numpy as np
 import pytest
-import rows_library
 from c_programs import compiled, program_of_the_guide
 from rows_library import (
     CORRUPT,
@@ -214,6 +215,49 @@ def test_a_damaged_delta_is_refused_and_the_version_before_stays(fault, tmp_path
         each.close()
 
 
+def test_any_bit_of_a_delta_that_is_flipped_is_found(tmp_path):
+    random = np.random.default_rng(seed_of_test())
+    exported = Exported(tmp_path / "1", "int4", 5)
+    exported.publish(of_all=True)
+    export = Export(exported.folder)
+    folder = tmp_path / "1" / "deltas" / "00000001"
+    for name in [each.name for each in folder.iterdir()] * 30:
+        whole = (folder / name).read_bytes()
+        content = bytearray(whole)
+        content[random.integers(0, len(whole))] ^= 1 << random.integers(0, 8)
+        (folder / name).write_bytes(content)
+        with pytest.raises(RowsError, match=r"Expected .* Received: "):
+            export.update()
+        (folder / name).write_bytes(whole)
+    export.update()
+    assert export.delta == 1
+    export.close()
+
+
+def test_the_rows_of_an_export_follow_its_training(tmp_path):
+    """A model and a publisher write the files, with dense weights among them."""
+    told, model = live_models.Told(), live_models.telling()
+    told.put(model)
+    publisher = live_models.publisher(model, tmp_path)
+    export = Export(tmp_path / "1")
+    keys = np.arange(live_models.KEYS)
+    for number in range(6):
+        if number:
+            told.advance(model)
+            publisher.publish()
+        export.update()
+        version = export.version()
+        assert version.info.delta == number
+        for name, dim, numbers in zip(("first", "second"), (2, 3), told.tables, strict=True):
+            table = version.table(f"{name}.safetensors")
+            expected = np.repeat(numbers[:, np.newaxis], dim, 1).astype(np.float32)
+            np.testing.assert_array_equal(table.lookup(keys), expected)
+            np.testing.assert_array_equal(table.contains(keys), numbers > 0)
+        version.close()
+    publisher.close()
+    export.close()
+
+
 def test_a_field_that_is_not_known_is_no_fault(tmp_path):
     exported = Exported(tmp_path / "1", "float32", 1)
     exported.publish()
@@ -319,9 +363,25 @@ def test_null_pointers_and_structs_without_a_size_are_refused(tmp_path):
         assert raised.value.status == INVALID_ARGUMENT
     info = Info(8)
     with pytest.raises(RowsError, match="Set it to sizeof"):
-        call("sok_rows_get_info", file.handle, rows_library.ctypes.byref(info))
+        call("sok_rows_get_info", file.handle, ctypes.byref(info))
     for close in ("sok_rows_close", "sok_rows_close_export", "sok_rows_close_version"):
         getattr(LIBRARY, close)(None)
+    file.close()
+
+
+class LaterInfo(Info):
+    """A struct of a header that is newer than the library."""
+
+    _fields_ = [("later", ctypes.c_uint64)]
+
+
+def test_a_program_of_a_later_header_gets_the_fields_that_there_are(tmp_path):
+    path = tmp_path / "items.safetensors"
+    rows.write(path, [], dim=4)
+    file = File(path)
+    info = LaterInfo(ctypes.sizeof(LaterInfo), later=7)
+    call("sok_rows_get_info", file.handle, ctypes.byref(info))
+    assert (info.size, info.dim, info.later) == (ctypes.sizeof(LaterInfo), 4, 7)
     file.close()
 
 

@@ -1,6 +1,7 @@
 #include "include/sok_rows.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <exception>
 #include <memory>
@@ -73,12 +74,12 @@ Status CheckPointer(const void* pointer, const char* name) {
   return InvalidArgument("Expected a pointer as '" + std::string(name) + "'. Received: null.");
 }
 
-// Writes as much of a struct as the caller has room for.
+// Writes as much of a struct as the caller has room for. `least` is the size that the struct had in
+// the first version of the interface, in which it ended with other fields than it may now.
 template <typename Info>
-Status WriteInfo(Info full, Info* info) {
-  constexpr size_t kFirst = sizeof(Info);  // that of the first version of the interface
-  if (info->size < kFirst) {
-    return InvalidArgument("Expected a 'size' of at least " + std::to_string(kFirst) +
+Status WriteInfo(Info full, size_t least, Info* info) {
+  if (info->size < least) {
+    return InvalidArgument("Expected a 'size' of at least " + std::to_string(least) +
                            " in the struct. Received: " + std::to_string(info->size) +
                            ". Set it to sizeof of the struct before the call.");
   }
@@ -118,7 +119,7 @@ int sok_rows_get_info(const sok_rows* rows, sok_rows_info* info) {
     full.dtype = sok::ServingTypeName(base.header().type);
     full.dim = static_cast<uint32_t>(base.dim());
     full.layers = static_cast<uint32_t>(rows->rows->layers().size());
-    return WriteInfo(full, info);
+    return WriteInfo(full, offsetof(sok_rows_info, layers) + sizeof(full.layers), info);
   });
 }
 
@@ -200,7 +201,7 @@ int sok_rows_get_version_info(const sok_rows_version* version, sok_rows_version_
     full.delta = version->version->delta;
     full.step = version->version->step;
     full.tables = version->tables.size();
-    return WriteInfo(full, info);
+    return WriteInfo(full, offsetof(sok_rows_version_info, tables) + sizeof(full.tables), info);
   });
 }
 

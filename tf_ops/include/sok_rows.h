@@ -111,7 +111,7 @@ int sok_rows_update(sok_rows_export* exported, uint64_t delta);
 /* Writes the number of the newest delta that CURRENT.json names; 0: there is none. */
 int sok_rows_newest(const sok_rows_export* exported, uint64_t* delta);
 
-/* Opens the present version, in less than a microsecond. */
+/* Opens the present version. It reads no file, and waits for no update. */
 int sok_rows_open_version(const sok_rows_export* exported, sok_rows_version** version);
 
 /* Closes a version, after which its tables are not used any more. Null does nothing. */
