@@ -25,6 +25,7 @@ FOREIGN_HEADERS = {
     "core": rf"(?:{TENSORFLOW}|{PYTHON}|cuda|cub/|nccl|thrust/)",
     "kernels": rf"(?:{PYTHON}|{OF_THE_CORE})",
     "binding": rf"(?:{TENSORFLOW}|{OF_THE_CORE})",
+    "c": rf"(?:{TENSORFLOW}|{PYTHON}|{OF_THE_CORE})",
 }
 
 
