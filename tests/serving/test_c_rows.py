@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -126,6 +127,36 @@ def test_an_update_leaves_no_files(tmp_path, monkeypatch):
         export.update()
     assert raised.value.status == NOT_FOUND and export.delta == 2
     export.close()
+
+
+def mapped(folder):
+    """Returns how many files of a folder this process has mapped or open."""
+    maps = Path("/proc/self/maps").read_text().count(f"{folder}/")
+    links = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+    return maps + sum(link.startswith(f"{folder}/") for link in links)
+
+
+def test_copies_of_deltas_go_with_the_last_version_that_has_them(tmp_path, monkeypatch):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    exported = Exported(tmp_path / "1", "float32", 0)
+    exported.publish(of_all=True)
+    export = Export(exported.folder)
+    export.update()
+    kept = export.version()
+    assert mapped(scratch) == 4
+    for _ in range(10):
+        exported.publish(of_all=True)
+        export.update()
+    (tmp_path / "1" / "deltas" / "00000012").mkdir()
+    for _ in range(10):
+        with pytest.raises(RowsError):
+            export.update(12)
+    export.close()
+    assert mapped(scratch) == 4  # those of the version that is kept
+    kept.close()
+    assert mapped(scratch) == 0
 
 
 def flipped(path, at):
