@@ -27,7 +27,9 @@ from rows_library import (
 from seeds import seed_of_test
 
 from sok_embed.files.records import checksum_of_json
+from sok_embed.kv import CorruptionError
 from sok_embed.serving import rows
+from sok_embed.serving.delta_files import read_delta
 
 DTYPES = ("float32", "float16", "int8", "int4")
 START = rows.MissingRows("uniform", -0.5, 0.5, 7)
@@ -263,6 +265,43 @@ def test_any_bit_of_a_delta_that_is_flipped_is_found(tmp_path):
     export.update()
     assert export.delta == 1
     export.close()
+
+
+def taken_by_python(exported, scratch):
+    try:
+        read_delta(exported.base, 1, "", str(scratch))
+        return True
+    except (ValueError, CorruptionError):
+        return False
+
+
+def taken_by_c(exported):
+    export = Export(exported.folder)
+    try:
+        export.update(1)
+        return True
+    except RowsError:
+        return False
+    finally:
+        export.close()
+
+
+def test_changed_manifests_are_taken_where_python_takes_them(tmp_path):
+    random = np.random.default_rng(seed_of_test())
+    exported = Exported(tmp_path / "1", "float32", 5)
+    exported.publish(of_all=True)
+    manifest = tmp_path / "1" / "deltas" / "00000001" / "delta.json"
+    whole = manifest.read_text()
+    taken = 0
+    for _ in range(300):
+        at = int(random.integers(len(whole)))
+        new = str(random.choice(["", " ", "\t", "\f", "0", "1e0", ".0", "-", ",", '"', "}", "é"]))
+        until = at + int(random.integers(2))  # inserted, or instead of a character
+        manifest.write_text(whole[:at] + new + whole[until:])
+        by_python = taken_by_python(exported, tmp_path)
+        assert taken_by_c(exported) == by_python, (at, new)
+        taken += by_python
+    assert 0 < taken < 300
 
 
 def test_the_rows_of_an_export_follow_its_training(tmp_path):
