@@ -180,9 +180,8 @@ class Job:
         with self._step("save"):
             folder = self.checkpoints.save()
         with self._step("remove"):
-            for number in self._versions()[: -self.options.keep_versions]:
-                if self.first:
-                    shutil.rmtree(self.served / str(number))
+            if self.first:
+                serving.prune(self.served, self.options.keep_versions)
         self._note(verdict="kept", version=self.newest, checkpoint=Path(folder).name)
 
     def _take_back(self) -> None:

@@ -184,7 +184,7 @@ def push(path: str, url: str, keep: int | None, as_json: bool) -> None:
     type=click.IntRange(1),
     default=1024,
     show_default=True,
-    help="The most examples of several requests that are answered together.",
+    help="The most examples of a request, and of several that are answered together.",
 )
 @click.option(
     "--max-waiting",
@@ -226,7 +226,8 @@ def serve(path: str, host: str, port: int, grpc_port: int | None, **options: Any
     from sok_embed.server import make_app
     from sok_embed.server.running import run
 
-    address = None if grpc_port is None else f"{host}:{grpc_port}"
+    shown = f"[{host}]" if ":" in host else host
+    address = None if grpc_port is None else f"{shown}:{grpc_port}"
     run(make_app(path, grpc_address=address, **options), host, port)
 
 

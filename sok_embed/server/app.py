@@ -21,14 +21,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
+from tensorflow.core.framework import types_pb2
 
 from sok_embed.server.batching import Overloaded
 from sok_embed.server.requests import InvalidRequest, short
 
 _arguments, sys.argv = sys.argv, sys.argv[:1]
 try:  # KServe reads the command line when it is imported
-    from kserve import InferRequest, ModelRepository
+    from kserve import ModelRepository
     from kserve.errors import (
+        InferenceError,
         InvalidInput,
         ModelNotFound,
         ModelNotReady,
@@ -43,6 +45,7 @@ try:  # KServe reads the command line when it is imported
     from kserve.protocol.rest.server import metrics_handler
     from kserve.protocol.rest.v2_endpoints import register_v2_endpoints
 
+    from sok_embed.server.inference_protocol import read_request
     from sok_embed.server.model import ServedModel
 finally:
     sys.argv = _arguments
@@ -54,6 +57,7 @@ _REFUSED = Counter("sok_embed_refused", "Requests that were refused, by their st
 _STATUSES: dict[type[Exception], tuple[int, grpc.StatusCode]] = {
     InvalidRequest: (400, grpc.StatusCode.INVALID_ARGUMENT),
     InvalidInput: (400, grpc.StatusCode.INVALID_ARGUMENT),
+    InferenceError: (500, grpc.StatusCode.INTERNAL),
     ModelNotFound: (404, grpc.StatusCode.NOT_FOUND),
     FloatingPointError: (500, grpc.StatusCode.INTERNAL),
     NotImplementedError: (501, grpc.StatusCode.UNIMPLEMENTED),
@@ -87,7 +91,7 @@ def make_app(
         version: The version to answer from, such as `(1, 7)`; `None`: the newest, which is
             followed.
         poll_seconds: The seconds between two looks for newer versions and deltas.
-        max_batch: The most examples of a batch, which has several requests.
+        max_batch: The most examples of a request, and of a batch of several requests.
         max_waiting: The most examples that wait for an answer; more are refused.
         max_bytes: The most bytes of a request.
         threads: The number of batches that the model works on at a time.
@@ -109,7 +113,6 @@ def make_app(
 
     @contextlib.asynccontextmanager
     async def running(_: Starlette) -> AsyncIterator[None]:
-        await model.try_to_load()
         loading = asyncio.create_task(model.run())
         server = None
         if grpc_address is not None:
@@ -117,7 +120,7 @@ def make_app(
         yield
         loading.cancel()
         if server is not None:
-            await server.stop(grace=30)
+            await server.stop(grace=10)
         model.stop()
 
     # FastAPI takes a third of a millisecond for a request: it has the routes that are seldom asked.
@@ -176,8 +179,11 @@ class _Routes:
                 Route(f"{v1}{version}/metadata", self.metadata),
             )
         ]
+        of_version = f"{v2}/versions/{{model_version:str}}"
         return [
             *of_versions,
+            Route(of_version, self.tensors),
+            Route(f"{of_version}/ready", self.is_ready),
             Route("/v1/models", self.models),
             Route("/invocations", self.predict, methods=["POST"]),
             Route("/ping", self.ping),
@@ -194,25 +200,16 @@ class _Routes:
             raise InvalidRequest(f"Expected an object. Received: {short(given)}.")
         given["model_version"] = request.path_params.get("model_version")
         name = request.path_params.get("model_name", self._model.name)
-        answer, _ = await self._plane.infer(name, given)
+        answer, _ = await self._plane.infer(name, given, {"content-length": str(len(body))})
         return _json(answer)
 
     async def infer(self, request: Request) -> Response:
         """Answers `infer` of the Open Inference Protocol."""
         body = await self._body(request)
         name = request.path_params["model_name"]
-        try:
-            length = int(request.headers.get(_JSON_LENGTH, len(body)))
-            asked = InferRequest.from_bytes(body, length, name)
-        except InvalidInput:
-            raise
-        except Exception as error:  # KServe raises whatever a part of another form raises
-            raise InvalidRequest(
-                "Expected a request of the Open Inference Protocol. Received: "
-                f"{type(error).__name__}: {short(str(error))}."
-            ) from error
+        asked = read_request(body, request.headers.get(_JSON_LENGTH), name)
         asked.model_version = request.path_params.get("model_version")
-        answer, _ = await self._plane.infer(name, asked)
+        answer, _ = await self._plane.infer(name, asked, {"content-length": str(len(body))})
         content, json_length = answer.to_rest()
         if json_length is None:
             return _json(content)
@@ -237,7 +234,7 @@ class _Routes:
         signature: dict[str, Any] = {
             kind: {
                 name: {
-                    "dtype": f"DT_{spec.dtype.name.replace('float32', 'float').upper()}",
+                    "dtype": types_pb2.DataType.Name(spec.dtype.as_datatype_enum),
                     "tensor_shape": {
                         "dim": [
                             {"size": str(-1 if size is None else size), "name": ""}
@@ -258,6 +255,16 @@ class _Routes:
                 "metadata": {"signature_def": {"signature_def": {"serving_default": signature}}},
             }
         )
+
+    async def tensors(self, request: Request) -> Response:
+        """Answers the inputs and outputs of a version, in the form of the other protocol."""
+        name, _ = self._version(request)
+        return _json(await self._plane.model_metadata(name))
+
+    async def is_ready(self, request: Request) -> Response:
+        """Answers whether a version is served."""
+        name, _ = self._version(request)
+        return _json({"name": name, "ready": True})
 
     async def ping(self, request: Request) -> Response:
         """Answers SageMaker whether the model is ready."""
@@ -290,6 +297,24 @@ class _Routes:
         return b"".join(chunks)
 
 
+class _Servicer(InferenceServicer):
+    """KServe's gRPC service, with the versions that it leaves out."""
+
+    async def ModelReady(self, request: Any, context: Any) -> Any:
+        """Answers whether a model, or a version of it, is served."""
+        self._check(request)
+        return await super().ModelReady(request, context)
+
+    async def ModelMetadata(self, request: Any, context: Any) -> Any:
+        """Answers the inputs and outputs."""
+        self._check(request)
+        return await super().ModelMetadata(request, context)
+
+    def _check(self, request: Any) -> None:
+        if request.version:
+            self._data_plane.get_model_from_registry(request.name).check_version(request.version)
+
+
 class _Errors(AsyncExceptionToStatusInterceptor):
     """Gives errors their status in gRPC."""
 
@@ -309,9 +334,12 @@ async def _serve_grpc(
     most: int,
 ) -> grpc.aio.Server:
     server = grpc.aio.server(
-        interceptors=[_Errors()], options=[("grpc.max_receive_message_length", most)]
+        interceptors=[_Errors()],
+        # Two servers would share a port, and answer in turns.
+        options=[("grpc.max_receive_message_length", most), ("grpc.so_reuseport", 0)],
+        maximum_concurrent_rpcs=1024,
     )
-    add_GRPCInferenceServiceServicer_to_server(InferenceServicer(plane, extension), server)
+    add_GRPCInferenceServiceServicer_to_server(_Servicer(plane, extension), server)
     if importlib.util.find_spec("tensorflow_serving") is not None:
         from sok_embed.server.tensorflow_serving import add_services
 
@@ -330,7 +358,8 @@ async def _refuse(request: Request, error: Exception) -> Response:
         status, headers = error.status_code, error.headers
     elif isinstance(error, Overloaded):
         headers = {"retry-after": "1"}
-    _REFUSED.labels(status).inc()
+    if not isinstance(error, ClientDisconnect):
+        _REFUSED.labels(status).inc()
     return _json({"error": text}, status, headers)
 
 
@@ -346,7 +375,8 @@ def _said(error: Exception, where: str) -> str:
     if isinstance(error, HTTPException):
         return str(error.detail)
     if isinstance(error, tuple(_STATUSES)):
-        return str(error)[:400]
+        # Those of KServe repeat what was sent.
+        return str(error)[: 200 if type(error).__module__.startswith("kserve") else 1000]
     if not isinstance(error, ClientDisconnect):
         _log.error("%s has failed", where[:100], exc_info=error)
     return "The server has failed. Its log says how."

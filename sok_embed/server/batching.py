@@ -20,6 +20,9 @@ from sok_embed.serving.loaded_export import Snapshot
 # The seconds that a batch waits for more requests, after a batch that had several. With 8 clients
 # a third more requests are answered by it; a client alone never waits.
 _TOGETHER_S = 0.001
+# The most bytes of the inputs of a batch of several requests, and of all that wait.
+_BATCH_BYTES = 4 << 20
+_MOST_BYTES = 256 << 20
 _SECONDS = Histogram(
     "sok_embed_batch_seconds",
     "Seconds of a call of the model.",
@@ -54,6 +57,7 @@ class _Waiting(NamedTuple):
 
     examples: Examples
     shapes: tuple[Any, ...]
+    size: int  # in bytes
     answer: asyncio.Future[Answer]
 
 
@@ -67,7 +71,7 @@ class Batcher:
     Args:
         signature: The inputs and outputs of the model.
         snapshot: A function that returns the version to answer from.
-        most: The most examples of a batch.
+        most: The most examples of a batch, and of a request.
         queue: The most examples that wait.
         threads: The number of batches that the model works on at a time.
     """
@@ -83,7 +87,7 @@ class Batcher:
         self._signature, self._snapshot = signature, snapshot
         self._most, self._room, self._free = most, queue, threads
         self._waiting: deque[_Waiting] = deque()
-        self._examples = 0
+        self._examples = self._bytes = 0
         self._pool = ThreadPoolExecutor(threads, "sok_embed.server")
         self._running: set[asyncio.Task[None]] = set()
 
@@ -91,15 +95,23 @@ class Batcher:
         """Returns the answer to examples.
 
         Raises:
-            InvalidRequest: If the model refuses a value of this request.
+            InvalidRequest: If the model refuses a value of this request, or it has too many
+                examples.
             Overloaded: If too many examples wait.
         """
-        if self._examples and self._examples + examples.size > self._room:
+        if examples.size > self._most:
+            raise InvalidRequest(
+                f"Expected at most {self._most} examples. Received: {examples.size}. Send several "
+                "requests."
+            )
+        size = sum(each.nbytes for each in examples.parts.values())
+        is_full = self._bytes + size > _MOST_BYTES or self._examples + examples.size > self._room
+        if self._waiting and is_full:
             raise Overloaded(f"{self._examples} examples wait for an answer. Ask again later.")
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         shapes = self._signature.shapes(examples)
-        self._waiting.append(_Waiting(examples, shapes, answer))
-        self._count(examples.size)
+        self._waiting.append(_Waiting(examples, shapes, size, answer))
+        self._count(examples.size, size)
         if self._free:
             self._free -= 1
             task = asyncio.create_task(self._run())
@@ -118,6 +130,8 @@ class Batcher:
             while self._waiting:
                 if len(batch) > 1:  # clients that were answered together ask again together
                     await asyncio.sleep(_TOGETHER_S)
+                if not self._waiting:  # another thread has taken all
+                    return
                 batch = self._take()
                 await self._answer(batch)
         finally:
@@ -126,18 +140,20 @@ class Batcher:
     def _take(self) -> list[_Waiting]:
         """Returns the first requests that wait and may be one batch."""
         batch = [self._waiting.popleft()]
-        size = batch[0].examples.size
+        examples, size = batch[0].examples.size, batch[0].size
         while self._waiting and self._waiting[0].shapes == batch[0].shapes:
-            size += self._waiting[0].examples.size
-            if size > self._most:
+            examples += self._waiting[0].examples.size
+            size += self._waiting[0].size
+            if examples > self._most or size > _BATCH_BYTES:
                 break
             batch.append(self._waiting.popleft())
-        self._count(-sum(each.examples.size for each in batch))
+        self._count(-sum(each.examples.size for each in batch), -sum(each.size for each in batch))
         # The client may have gone.
         return [each for each in batch if not each.answer.done()]
 
-    def _count(self, more: int) -> None:
-        self._examples += more
+    def _count(self, examples: int, size: int) -> None:
+        self._examples += examples
+        self._bytes += size
         _WAITING.set(self._examples)
 
     async def _answer(self, batch: list[_Waiting]) -> None:

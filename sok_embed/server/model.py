@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import gc
 import logging
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -31,7 +32,13 @@ from sok_embed.server.requests import (
 
 _log = logging.getLogger("sok_embed.server")
 
+_Found = TypeVar("_Found")
+
 _SIGNATURE = "serving_default"
+# The seconds between two looks for deltas that are published and not served.
+_BEHIND_S = 5.0
+# The bytes from which on a request is read in a thread.
+_LONG = 1 << 16
 # The names of types in the Open Inference Protocol.
 _DATATYPES = {
     tf.string: "BYTES",
@@ -98,10 +105,14 @@ class ServedModel(Model):
         return bool(self.ready)
 
     async def run(self) -> None:
-        """Loads a version as soon as one can be loaded."""
+        """Loads a version as soon as one can be loaded, and then watches that it is the newest."""
+        await self.try_to_load()
         while not self.ready:
             await asyncio.sleep(self._poll_seconds)
             await self.try_to_load()
+        while self.ready:  # an object store may take its time to say it
+            _BEHIND.set(await asyncio.to_thread(_behind, self._live))
+            await asyncio.sleep(_BEHIND_S)
 
     async def try_to_load(self) -> None:
         """Loads a version, which is then followed; logs what is in the way, once."""
@@ -134,7 +145,6 @@ class ServedModel(Model):
         self._batcher = Batcher(signature, lambda: live.snapshot, *self._limits)
         _VERSION.set_function(lambda: live.version.export)
         _DELTA.set_function(lambda: live.version.delta)
-        _BEHIND.set_function(lambda: _behind(live))
         self.ready = True
 
     def stop(self) -> None:
@@ -174,7 +184,7 @@ class ServedModel(Model):
         if verb != InferenceVerb.PREDICT:
             raise NotImplementedError("The model has predictions alone.")
         with self._seconds.time():
-            return await self.predict(body), {}
+            return await self.predict(body, headers), {}
 
     async def predict(
         self, payload: dict[str, Any] | InferRequest, headers: dict[str, str] | None = None
@@ -183,7 +193,8 @@ class ServedModel(Model):
 
         Args:
             payload: The request; in a dict `"model_version"` is the version of its address.
-            headers: The headers of the request, which are not used.
+            headers: The headers of the request; a long one is read in a thread, so that others
+                go on.
 
         Raises:
             InvalidRequest: For a request that the client has to change.
@@ -194,7 +205,10 @@ class ServedModel(Model):
         """
         signature = self.signature()
         if isinstance(payload, InferRequest):
-            examples = signature.from_tensors(_tensors(payload))
+            signature.check_names([each.name for each in payload.inputs])
+            signature.check_outputs([each.name for each in payload.request_outputs or []])
+            tensors = await _aside(_length(payload, headers), _tensors, payload)
+            examples = signature.from_tensors(tensors)
             return _response(payload, await self.answer(examples, payload.model_version))
         self.check_signature_name(payload.get("signature_name", _SIGNATURE))
         if ("instances" in payload) == ("inputs" in payload):
@@ -203,11 +217,9 @@ class ServedModel(Model):
                 f"{{...}}. Received: {short([*payload])}."
             )
         by_rows = "instances" in payload
-        examples = (
-            signature.from_rows(payload["instances"])
-            if by_rows
-            else signature.from_columns(payload["inputs"])
-        )
+        parse = signature.from_rows if by_rows else signature.from_columns
+        given = payload["instances" if by_rows else "inputs"]
+        examples = await _aside(_length(payload, headers), parse, given)
         answer = await self.answer(examples, payload.get("model_version"))
         version = _text(answer.version)
         if by_rows:
@@ -269,17 +281,15 @@ def _tensors(request: InferRequest) -> dict[str, Array]:
     """Returns the tensors of a request of the Open Inference Protocol by their names."""
     tensors: dict[str, Array] = {}
     for each in request.inputs:
-        name, values = each.name, _VALUES.get(each.datatype)
-        if values is None or type(name) is not str or name in tensors:
+        name, values, shape = each.name, _VALUES.get(each.datatype), each.shape
+        if values is None:
             raise InvalidRequest(
-                f"Expected one input '{short(name)}' of one of {', '.join(_VALUES)}. Received: "
-                f"{short(each.datatype)}."
+                f"'{name}': expected one of {', '.join(_VALUES)}. Received: {short(each.datatype)}."
             )
-        shape = each.shape
         if type(shape) is not list or any(type(n) is not int or n < 0 for n in shape):
             raise InvalidRequest(f"'{name}': expected a shape. Received: {short(shape)}.")
         try:
-            if each.data:
+            if each._raw_data is None:
                 array = values.array(_flat(each.data), name).reshape(shape)
             else:
                 array = each.as_numpy()
@@ -294,6 +304,20 @@ def _tensors(request: InferRequest) -> dict[str, Array]:
     return tensors
 
 
+def _length(payload: Any, headers: Mapping[str, str] | None) -> int:
+    """Returns about how many bytes a request has."""
+    if isinstance(payload, InferRequest) and payload.from_grpc:
+        return sum(len(each._raw_data or ()) + 8 * len(each.data or ()) for each in payload.inputs)
+    return int((headers or {}).get("content-length", 0))
+
+
+async def _aside(length: int, function: Callable[..., _Found], *arguments: Any) -> _Found:
+    """Calls a function, for a long request in a thread, so that other requests go on."""
+    if length < _LONG:
+        return function(*arguments)
+    return await asyncio.to_thread(function, *arguments)
+
+
 def _flat(data: Any) -> list[Any]:
     """Returns the values of a list, which may be nested, in their order."""
     while type(data) is list and data and set(map(type, data)) == {list}:
@@ -304,8 +328,6 @@ def _flat(data: Any) -> list[Any]:
 def _response(request: InferRequest, answer: Answer) -> InferResponse:
     wanted = request.request_outputs
     names = [each.name for each in wanted] if wanted else [*answer.outputs]
-    if not set(names) <= answer.outputs.keys():
-        raise InvalidRequest(f"Expected outputs of {[*answer.outputs]}. Received: {short(names)}.")
     outputs = []
     for name in names:
         array = answer.outputs[name]

@@ -6,7 +6,7 @@ import base64
 import contextlib
 import re
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -22,6 +22,8 @@ Parts = dict[str, Array]
 _PARTS = re.compile(r"(.*)_(values|indices|dense_shape|row_lengths(?:_\d+)?)", re.DOTALL)
 # The most places of a sparse input: a model may make it dense.
 _MOST_PLACES = 2**24
+# The most columns of a sparse input that is joined with those of other requests.
+_JOINED_COLUMNS = 2**13
 _SHOWN = reprlib.Repr()
 _SHOWN.maxlevel, _SHOWN.maxstring, _SHOWN.maxother, _SHOWN.maxlong = 3, 60, 60, 40
 
@@ -60,7 +62,7 @@ class Field:
         self.name, self.kind, self.lengths = name, kind, lengths
         self._values = Values(spec.dtype)
         self.zero = self._values.zero
-        self.shape = tuple(spec.shape.as_list()[1:])
+        self.shape = () if spec.shape.rank is None else tuple(spec.shape.as_list()[1:])
         self.parts = [name if kind == "dense" else f"{name}_values", *lengths]
         if kind == "sparse":
             self.parts += [f"{name}_indices", f"{name}_dense_shape"]
@@ -91,7 +93,8 @@ class Field:
         values = self._values.array(level, self.name).reshape(count, *sizes)
         parts = dict(zip(self.parts, [values, *lengths[: len(self.lengths)]], strict=False))
         if self.kind == "sparse":
-            columns = np.concatenate([np.arange(each) for each in lengths[0]])
+            before = np.cumsum(lengths[0]) - lengths[0]
+            columns = np.arange(count) - np.repeat(before, lengths[0])
             indices = np.stack([np.repeat(np.arange(len(rows)), lengths[0]), columns], 1)
             parts[self.parts[1]] = indices.astype(np.int64)
             parts[self.parts[2]] = np.array([len(rows), lengths[0].max()], np.int64)
@@ -133,6 +136,12 @@ class Field:
             )
             inner = len(lengths)
         return inner
+
+    def form(self, parts: Mapping[str, Array]) -> Any:
+        """Returns what parts of requests have in common that may be joined."""
+        if self.kind == "sparse" and parts[self.parts[2]][1] > _JOINED_COLUMNS:
+            return object()  # which is equal to no other: it would make the others as wide
+        return parts[self.parts[0]].shape[1:]
 
     def joined(self, parts: list[Parts]) -> Parts:
         """Returns the parts of several requests as those of one."""
@@ -224,6 +233,13 @@ class Signature:
                 f"Expected dense and ragged outputs. Received: sparse ones, {sparse}. Export a "
                 "model that makes them dense."
             )
+        for each in self.outputs:
+            shape = outputs[each.parts[0]].shape
+            if each.kind == "dense" and shape.rank is not None and shape[:1].as_list() != [None]:
+                raise ValueError(
+                    f"Expected a value of the output '{each.name}' for each example. Received: the "
+                    f"shape {shape}. Export a model with outputs that depend on the example."
+                )
 
     def from_rows(self, instances: Any) -> Examples:
         """Returns the examples of `"instances"`, the rows of TensorFlow Serving's protocol.
@@ -241,7 +257,8 @@ class Signature:
                 f"{short(instances)}."
             )
         names = [field.name for field in self.inputs]
-        if len(names) == 1 and type(instances[0]) is not dict:
+        is_row = type(instances[0]) is dict and instances[0].keys() != {"b64"}
+        if len(names) == 1 and not is_row:
             columns = {names[0]: instances}
         else:
             wanted = set(names)
@@ -267,8 +284,9 @@ class Signature:
         fields = {field.name: field for field in self.inputs}
         if type(given) is not dict and len(fields) == 1:
             given = {self.inputs[0].name: given}
-        if type(given) is dict and given.keys() == self.specs["inputs"].keys() != fields.keys():
-            specs = self.specs["inputs"]
+        specs = self.specs["inputs"]
+        has_parts = type(given) is dict and given.keys() == specs.keys() != fields.keys()
+        if has_parts:
             fields = {name: Field(name, "dense", [], spec) for name, spec in specs.items()}
         if type(given) is not dict or given.keys() != fields.keys():
             raise InvalidRequest(f"Expected the inputs {[*fields]}. Received: {short(given)}.")
@@ -280,7 +298,7 @@ class Signature:
                     f"{short(given[name])}."
                 )
             parts |= _parsed(field, given[name])
-        return self.checked(parts)
+        return self.from_tensors(parts) if has_parts else self.checked(parts)
 
     def from_tensors(self, tensors: Mapping[str, Array]) -> Examples:
         """Returns the examples of tensors, by the names of the parts in the signature.
@@ -289,11 +307,12 @@ class Signature:
             InvalidRequest: For tensors of other names, shapes or dtypes.
         """
         specs = self.specs["inputs"]
-        if tensors.keys() != specs.keys():
-            raise InvalidRequest(f"Expected the inputs {[*specs]}. Received: {short([*tensors])}.")
+        self.check_names([*tensors])
         parts = {}
         for name, (shape, dtype, is_floating) in self._wanted.items():
             array = tensors[name]
+            if dtype.kind == "O" and array.dtype.kind != "O":
+                raise InvalidRequest(f"'{name}': expected strings. Received: {array.dtype}.")
             if len(array.shape) != len(shape) or any(
                 size not in (None, found) for size, found in zip(shape, array.shape, strict=True)
             ):
@@ -311,6 +330,20 @@ class Signature:
                 raise InvalidRequest(f"'{name}': expected finite numbers. Received: NaN or more.")
             parts[name] = array
         return self.checked(parts)
+
+    def check_names(self, names: list[str]) -> None:
+        """Raises InvalidRequest unless these are the names of all parts of the inputs."""
+        specs = self.specs["inputs"]
+        if len(names) != len(specs) or set(names) != specs.keys():
+            raise InvalidRequest(f"Expected the inputs {[*specs]}. Received: {short(names)}.")
+
+    def check_outputs(self, names: Sequence[str]) -> None:
+        """Raises InvalidRequest unless these are different names of parts of the outputs."""
+        specs = self.specs["outputs"]
+        if len(set(names)) != len(names) or not specs.keys() >= set(names):
+            raise InvalidRequest(
+                f"Expected different outputs of {[*specs]}. Received: {short([*names])}."
+            )
 
     def checked(self, parts: Parts) -> Examples:
         """Returns the examples of parts that fit one another.
@@ -349,7 +382,7 @@ class Signature:
 
     def shapes(self, examples: Examples) -> tuple[Any, ...]:
         """Returns the shapes of examples; only requests of the same shapes are one batch."""
-        return tuple(examples.parts[field.parts[0]].shape[1:] for field in self.inputs)
+        return tuple(field.form(examples.parts) for field in self.inputs)
 
     def rows(self, outputs: Parts) -> list[Any]:
         """Returns the value of each example for JSON: an object, or the value of the only output.
@@ -506,12 +539,20 @@ def _parsed(field: Field, rows: list[Any]) -> Parts:
     try:
         return field.parse(rows)
     except InvalidRequest as error:
-        for number, row in enumerate(rows):
+        first, wrong = 0, rows
+        while len(wrong) > 1:
+            half = len(wrong) // 2
             try:
-                field.parse([row])
-            except InvalidRequest as first:
-                raise InvalidRequest(f"Instance {number}: {first}") from error
-        raise
+                field.parse(wrong[:half])
+            except InvalidRequest:
+                wrong = wrong[:half]
+            else:
+                first, wrong = first + half, wrong[half:]
+        try:
+            field.parse(wrong)
+        except InvalidRequest as alone:
+            raise InvalidRequest(f"Instance {first}: {alone}") from error
+        raise  # rows that do not fit one another
 
 
 def _lengths(level: list[Any], name: str) -> Array:

@@ -19,8 +19,8 @@ from tensorflow_serving.apis import (
 from sok_embed.server.model import ServedModel
 from sok_embed.server.requests import Array, InvalidRequest, Values, short
 
-# The most values of a tensor, which a message may repeat its last value to have.
-_MOST_VALUES = 2**24
+# A message may repeat its last value to fill a tensor, up to so many values.
+_REPEATED_VALUES = 2**16
 
 
 def add_services(server: grpc.aio.Server, model: ServedModel) -> None:
@@ -39,13 +39,11 @@ class _Predictions(prediction_service_pb2_grpc.PredictionServiceServicer):
         """Answers a request for predictions."""
         wanted = _version_of(request.model_spec, self._model)
         signature = self._model.signature()
+        signature.check_names([*request.inputs])
+        names = request.output_filter or sorted(signature.specs["outputs"])
+        signature.check_outputs(names)
         tensors = {name: _array(name, each) for name, each in request.inputs.items()}
         answer = await self._model.answer(signature.from_tensors(tensors), wanted)
-        names = request.output_filter or sorted(answer.outputs)
-        if not set(names) <= answer.outputs.keys():
-            raise InvalidRequest(
-                f"Expected outputs of {sorted(answer.outputs)}. Received: {short([*names])}."
-            )
         response = predict_pb2.PredictResponse()
         _describe(response.model_spec, self._model, answer.version.export)
         for name in names:
@@ -120,16 +118,16 @@ def _export(model: ServedModel) -> int:
 def _array(name: str, tensor: Any) -> Array:
     """Returns the array of a TensorProto."""
     shape = [each.size for each in tensor.tensor_shape.dim]
-    if min(shape, default=0) < 0 or math.prod(shape) > _MOST_VALUES:
+    most = max(_REPEATED_VALUES, tensor.ByteSize())
+    if min(shape, default=0) < 0 or math.prod(max(1, size) for size in shape) > most:
         raise InvalidRequest(
-            f"'{short(name)}': expected a shape of at most {_MOST_VALUES} values. Received: "
-            f"{short(shape)}."
+            f"'{name}': expected a shape of at most {most} values. Received: {short(shape)}."
         )
     try:
         array = tf.make_ndarray(tensor)
     except Exception as error:  # of NumPy and TensorFlow, by many classes
         raise InvalidRequest(
-            f"'{short(name)}': expected a tensor. Received: {short(str(error))}."
+            f"'{name}': expected a tensor. Received: {short(str(error))}."
         ) from error
     if array.dtype == object:
         array = Values(tf.string).array(array.ravel().tolist(), name).reshape(array.shape)

@@ -119,8 +119,7 @@ class LiveModel:
         self._stopped = threading.Event()
         if version is None:
             failed = self._brought_first(follow)
-            self._export = self._loaded(self._newest())
-            self._snapshot = self._export.snapshot(first_state(self._export.base))
+            self._load_first()
             self._take_deltas()
             if failed is not None and self._cache is not None:
                 self._skipped.skip(self._cache.url, failed, None, self.version)
@@ -253,6 +252,22 @@ class LiveModel:
         # A thread that does not run in a forked child may have had the lock.
         self._export.check_process()
         return self._lock
+
+    def _load_first(self) -> None:
+        """Loads the newest export; of a folder the newest that is not damaged, as `update` does."""
+        numbers = [self._newest()] if self._cache is not None else export_numbers(self._root)[::-1]
+        damaged: list[tuple[str, OSError]] = []
+        for number in numbers:
+            try:
+                self._export = self._loaded(number)
+                self._snapshot = self._export.snapshot(first_state(self._export.base))
+            except OSError as error:
+                damaged.append((os.path.join(self._root, str(number)), error))
+                continue
+            for folder, why in damaged:
+                self._skipped.skip(folder, why, signature_of(folder), self.version)
+            return
+        raise damaged[0][1]
 
     def _newest(self) -> int:
         """Returns the number of the newest export."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import socket
 import sys
+import time
+import urllib.error
 import urllib.request
 
 import ray
@@ -29,6 +31,13 @@ if __name__ == "__main__":
     replicas = deployment(path, "model", poll_seconds=0.1).options(num_replicas=2)
     serve.run(replicas.bind())
     url = f"http://127.0.0.1:{port}"
+    while True:  # replicas are ready some moments after they have started
+        try:
+            urllib.request.urlopen(url + "/ping")
+        except urllib.error.HTTPError:
+            time.sleep(0.1)
+        else:
+            break
     for name in ("/v1/models/model:predict", "/invocations"):
         with urllib.request.urlopen(urllib.request.Request(url + name, body)) as response:
             print("ANSWER", json.dumps(json.load(response)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import time
@@ -103,24 +104,158 @@ def test_the_oldest_half_request_goes_when_there_are_too_many(served):
         server.close()
 
 
-def test_a_client_that_does_not_read_its_answers_is_left_behind(server):
-    data = request(V1, with_value()) * 3000
-    client = connection(server.address, b"")
-    client.setblocking(False)
-    sent = 0
-    for _ in range(50):
+def is_closed(client, seconds):
+    """Returns whether a server closes a connection within a time."""
+    client.settimeout(1)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
         try:
-            sent += client.send(data[sent:])
-        except BlockingIOError:
-            time.sleep(0.01)
-        assert server.predict([GOOD])[0] == 200
+            if not client.recv(1 << 16):
+                return True
+        except TimeoutError:
+            continue
+        except ConnectionError:
+            return True
+    return False
+
+
+@pytest.mark.long
+def test_no_connection_stays_for_ever(served):
+    server = Server(served[1])
+    try:
+        get = b"GET /ping HTTP/1.1\r\nhost: x\r\n\r\n"
+        late = b"POST /no HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\n"
+        clients = []
+        for first, then in ((get, b"\r\n"), (late, b"x"), (get, b"")):
+            client = connection(server.address, first)
+            assert client.recv(1 << 16)
+            client.sendall(then)
+            clients.append(client)
+        for client in clients:
+            assert is_closed(client, 120)
+    finally:
+        server.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_client_that_does_not_read_its_answers_is_left_behind(served, ends):
+    server = Server(served[1])
+    try:
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        host, _, port = server.address.rpartition(":")
+        client.connect((host, int(port)))
+        # An answer of many megabytes.
+        body = json.dumps({"instances": [{**GOOD, "items": [1] * 300} for _ in range(800)]})
+        headers = b"connection: close\r\n" if ends else b""
+        data = request(V1, body.encode(), headers)
+        client.sendall(data if ends else data * 3)
+        server.wait_for(lambda: server.metric("sok_embed_batch_examples_sum") >= 800)
+        for _ in range(45):
+            assert server.predict([GOOD])[0] == 200
+            time.sleep(1)
+        # What lies in the buffers of the system is all that comes.
+        client.settimeout(HANG_S)
+        with pytest.raises(ConnectionError):
+            while client.recv(1 << 20):
+                pass
+            raise ConnectionError
+        server.process.send_signal(signal.SIGTERM)
+        begun = time.monotonic()
+        assert server.process.wait(HANG_S) == 0
+        assert time.monotonic() - begun < 15
+    finally:
+        server.close()
+
+
+@pytest.mark.long
+def test_a_client_that_reads_slowly_gets_all(served):
+    server = Server(served[1])
+    try:
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        host, _, port = server.address.rpartition(":")
+        client.connect((host, int(port)))
+        body = json.dumps({"instances": [{**GOOD, "items": [1] * 300} for _ in range(800)]})
+        client.sendall(request(V1, body.encode()))
+        got = b""
+        while b"\r\n\r\n" not in got:
+            got += client.recv(1 << 16)
+        head, _, rest = got.partition(b"\r\n\r\n")
+        (length,) = re.findall(rb"content-length: (\d+)", head)
+        assert int(length) > 1 << 22
+        part = int(length) // 100
+        read = len(rest)
+        while read < int(length):
+            got = client.recv(part)
+            assert got
+            read += len(got)
+            time.sleep(len(got) / part)
+        assert read == int(length)
+    finally:
+        server.close()
+
+
+def test_a_client_that_offers_http_2_gets_its_answer(server):
+    offer = b"connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+    for cut in (0, 300):
+        data = request(V1, with_value(), offer)
+        client = connection(server.address, data[:cut] if cut else data)
+        if cut:
+            time.sleep(0.05)
+            client.sendall(data[cut:])
+        client.settimeout(HANG_S)
+        assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        client.close()
+
+
+def test_a_head_without_end_is_refused(server):
+    client = connection(server.address, b"GET / HTTP/1.1\r\n")
+    with pytest.raises(ConnectionError):
+        for _ in range(2000):
+            client.sendall(b"x: " + b"y" * 1000 + b"\r\n")
+            time.sleep(0.001)
     client.close()
 
 
+def test_several_threads_answer_all(served):
+    model, path = served
+    server = Server(path, "--threads", "3")
+    try:
+        requests = [instances_of(seed, 1 + seed % 4) for seed in range(300)]
+        with ThreadPoolExecutor(16) as pool:
+            answers = list(pool.map(server.predict, requests))
+        for given, (status, answer) in zip(requests, answers, strict=True):
+            assert status == 200
+            assert_answers(answer["predictions"], expected_of(model, given))
+        assert not [line for line in server.log if "Traceback" in line]
+    finally:
+        server.close()
+
+
+def test_each_request_that_has_been_read_is_answered_at_the_end(served):
+    server = Server(served[1], "--max-batch", "1000", "--max-waiting", "100000")
+    try:
+        data = request(V1, json.dumps({"instances": [GOOD] * 1000}).encode())
+        clients = [connection(server.address, data) for _ in range(40)]
+        server.wait_for(lambda: server.metric("sok_embed_waiting_examples") > 5000)
+        time.sleep(0.5)  # all are read, and none waits in a buffer of the system
+        server.process.send_signal(signal.SIGTERM)
+        for client in clients:
+            client.settimeout(HANG_S)
+            assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        assert server.process.wait(HANG_S) == 0
+    finally:
+        server.close()
+
+
 def test_what_is_over_the_limits_is_refused(served):
-    server = Server(served[1], "--max-bytes", "3000", "--max-waiting", "8", "--max-batch", "4")
+    server = Server(served[1], "--max-bytes", "3000", "--max-waiting", "8", "--max-batch", "8")
     try:
         assert server.predict([GOOD] * 200)[0] == 413
+        status, answer = server.predict([GOOD] * 9)
+        assert status == 400 and "at most 8 examples" in answer["error"]
         with ThreadPoolExecutor(32) as pool:
             answers = list(pool.map(lambda _: server.predict([GOOD] * 6), range(300)))
         statuses = {status for status, _ in answers}

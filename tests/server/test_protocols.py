@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import subprocess
 import threading
@@ -148,6 +149,33 @@ def test_the_clients_of_kserve(serving):
     asyncio.run(ask())
 
 
+def test_strings_that_are_no_text_go_by_bytes(serving):
+    model, _, server = serving
+    given = instances_of(8, 2)
+    tensors = tensors_of(given)
+    tensors["tags_values"] = np.array([b"\xff\0"] * len(tensors["tags_values"]) + [None])[:-1]
+    inputs, data = [], b""
+    for name, array in tensors.items():
+        raw = array.tobytes()
+        if array.dtype == object:
+            raw = b"".join(len(each).to_bytes(4, "little") + each for each in array)
+        inputs.append(
+            {"name": name, "shape": list(array.shape), "datatype": TYPES[array.dtype.kind],
+             "parameters": {"binary_data_size": len(raw)}}
+        )  # fmt: skip
+        data += raw
+    text = json.dumps({"inputs": inputs}).encode()
+    headers = {"inference-header-content-length": str(len(text))}
+    status, answer = server.post("/v2/models/model/infer", text + data, **headers)
+    assert status == 200, answer
+    b64 = base64.b64encode(b"\xff\0").decode()
+    for each in given:
+        each["tags"] = [{"b64": b64} for _ in each["tags"]]
+    rows = server.predict(given)[1]["predictions"]
+    scores = [each["data"] for each in answer["outputs"] if each["name"] == "score"]
+    np.testing.assert_allclose(scores[0], np.ravel([row["score"] for row in rows]), rtol=1e-5)
+
+
 def test_sagemaker_and_the_other_routes(serving):
     model, _, server = serving
     given = instances_of(5, 2)
@@ -179,10 +207,14 @@ def test_sagemaker_and_the_other_routes(serving):
         (server.get, "/no", 404),
         (server.get, "/v2/models/other", 404),
         (server.get, "/v2/models/other/ready", 404),
-        (server.get, "/v2/models/model/versions/1/ready", 501),
+        (server.get, "/v2/models/model/versions/2", 404),
+        (server.get, "/v2/models/model/versions/2/ready", 404),
     ]:
         found, answer = method(path)
         assert found == status and answer["error"], (path, found, answer)
+    assert server.get("/v2/models/model/versions/1/ready")[1] == {"name": "model", "ready": True}
+    told = server.get("/v2/models/model/versions/1.0")[1]
+    assert told["inputs"] == server.get("/v2/models/model")[1]["inputs"]
     for path in ("load", "unload"):
         assert server.post(f"/v2/repository/models/model/{path}", {})[0] in (501, 503)
     assert server.get("/v2/models/model/ready")[0] == 200
@@ -302,6 +334,12 @@ def test_wrong_messages_over_grpc_are_refused(serving):
             status = error.value.code()
             expected = "INVALID_ARGUMENT" if request.model_name else "NOT_FOUND"
             assert status.name == expected, (request, error.value)
+        for version, expected in (("1", True), ("1.0", True), ("2", False)):
+            try:
+                ready = stub.ModelReady(pb.ModelReadyRequest(name="model", version=version)).ready
+            except grpc.RpcError as error:
+                ready = error.code() is not grpc.StatusCode.NOT_FOUND
+            assert ready is expected, version
         huge = pb.ModelInferRequest(model_name="model", raw_input_contents=[b"x" * 2**21])
         with pytest.raises(grpc.RpcError) as error:
             stub.ModelInfer(huge)
@@ -373,7 +411,16 @@ def test_the_client_of_tensorflow_serving(serving):
         wrong(lambda changed: changed.output_filter.append("x"), invalid)
         wrong(lambda changed: changed.inputs.pop("dense"), invalid)
         wrong(set_dense(2**40, 2**20, float_val=[0]), invalid)
-        wrong(set_dense(2**24, 3, float_val=[0]), invalid)
+        wrong(set_dense(2**16, 3, float_val=[0]), invalid)
+        wrong(lambda changed: changed.output_filter.extend(["score"] * 2), invalid)
+
+        def add_inputs(changed):
+            tensor = tf.make_tensor_proto(np.zeros([1], np.float32))
+            tensor.tensor_shape.dim[0].size = 2**16
+            for number in range(1000):
+                changed.inputs[f"x{number}"].CopyFrom(tensor)
+
+        wrong(add_inputs, invalid)
         wrong(set_dense(-1, 3, float_val=[0]), invalid)
         wrong(set_dense(3, 3, float_val=[float("nan")]), invalid)
         wrong(set_dense(3, 3, tensor_content=b"abc"), invalid)

@@ -231,6 +231,36 @@ def test_no_error_repeats_more_than_a_part_of_a_request():
         assert len(str(error.value)) < 400
 
 
+def test_a_wide_sparse_request_is_not_joined_with_others():
+    signature = signature_of(**PLACES)
+    narrow, wide = (
+        signature.from_tensors(
+            {"a_values": np.array([1]), "a_indices": np.array([[0, 0]]),
+             "a_dense_shape": np.array([1, columns])}
+        )
+        for columns in (5, 2**20)
+    )  # fmt: skip
+    assert signature.shapes(narrow) == signature.shapes(narrow)
+    assert signature.shapes(wide) != signature.shapes(narrow)
+    assert signature.shapes(wide) != signature.shapes(wide)
+
+
+def test_outputs_that_are_not_of_examples_are_refused():
+    inputs = {"a": tf.TensorSpec([None, 2], tf.float32)}
+    for shape in ([], [3], [1, 4]):
+        with pytest.raises(ValueError, match="'b' for each example"):
+            Signature(inputs, {"b": tf.TensorSpec(shape, tf.float32)})
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 4998, 4999])
+def test_the_first_wrong_instance_of_many_is_named_at_once(wrong):
+    signature = signature_of(**BAG)
+    rows = [[1]] * 5000
+    rows[wrong] = ["x"]
+    with pytest.raises(InvalidRequest, match=f"Instance {wrong}: 'a': expected values of int64"):
+        signature.from_rows(rows)
+
+
 def test_an_example_of_zeros_fits_every_signature():
     for specs in (BAG, NEST, PLACES, {"a": ([None, None, 3], tf.string)}):
         assert signature_of(**specs).checked(signature_of(**specs).zeros()).size == 1

@@ -325,6 +325,25 @@ def test_temporary_files_that_are_cleaned_away_are_made_again(gone, published, m
         assert version_served(live, versions) == number
 
 
+def test_a_start_leaves_a_damaged_export_alone(tmp_path, caplog):
+    model = live_tests.telling()
+    for number in (1, 2):
+        live_tests.tell(model, number)
+        export(model, tmp_path)
+    live_tests.tell(model, 3)
+    export(model, tmp_path)
+    (tmp_path / "3/saved_model.pb").write_bytes(b"torn")
+    ids = np.zeros((1, 3), np.int64)
+    with load(tmp_path) as live:
+        assert live.version == (2, 0)
+        assert set(np.ravel(live(ids=ids)["output_0"])) == {2}
+    assert "3 is left alone, version (2, 0) goes on" in caplog.text
+    for number in (1, 2):
+        (tmp_path / f"{number}/saved_model.pb").write_bytes(b"torn")
+    with pytest.raises(OSError):
+        load(tmp_path)
+
+
 def test_a_publisher_says_what_to_do_after_a_damaged_delta(published):
     path, _ = published
     (folder_of(path, 2) / "weights.safetensors").write_bytes(b"")
