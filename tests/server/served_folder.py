@@ -102,14 +102,14 @@ class Server:
     """A server in a process of its own, on free ports.
 
     Args:
-        path: The folder that it serves.
+        path: The folder that it serves, or its URL.
         options: Options of the command.
         wait: True to wait until it is ready.
         descriptors: The most open files that it may have; `None`: as many as this process.
     """
 
     def __init__(
-        self, path: Path, *options: str, wait: bool = True, descriptors: int | None = None
+        self, path: Path | str, *options: str, wait: bool = True, descriptors: int | None = None
     ) -> None:
         code = "import sys; from sok_embed.cli import main; main(sys.argv[1:])"
         if descriptors is not None:
