@@ -102,7 +102,7 @@ def train(
     workers: Workers,
     show: bool = True,
     save_to: Path | None = None,
-    publish_to: Path | None = None,
+    publish_to: str | None = None,
 ) -> Outcome:
     """Trains on the source's training rows, and tests on its test rows.
 
@@ -112,8 +112,8 @@ def train(
         workers: The workers of the run.
         show: True for a progress bar.
         save_to: The file to which the trained model is written; `None`: it is not written.
-        publish_to: The folder that the model is exported to before it is trained, and that deltas
-            are published to meanwhile; `None`: nothing is published.
+        publish_to: The folder or URL that the model is exported to before it is trained, and that
+            deltas are published to meanwhile; `None`: nothing is published.
     """
     keras.utils.set_random_seed(plan.seed)
     embedding = make_embedding(plan.embedding, plan.dim, source, plan.seed)
@@ -143,7 +143,7 @@ def train(
     )
 
 
-def published(model: keras.Model, path: Path | None) -> list[keras.callbacks.Callback]:
+def published(model: keras.Model, path: str | None) -> list[keras.callbacks.Callback]:
     """Exports a model, and returns the callback that publishes its changes during training."""
     if path is None:
         return []

@@ -139,7 +139,7 @@ def push(path: str, url: str, keep: int | None, as_json: bool) -> None:
 
     export, delta = pushing.push(path, url)
     removed = [] if keep is None else pushing.prune(url, keep)
-    text = f"{url} has export {export} with {delta} deltas"
+    text = f"export {export} of {path} is at {url}, with {delta} deltas"
     if removed:
         text += f"; removed: {', '.join(map(str, removed))}"
     print_result(as_json, text, url=url, export=export, delta=delta, removed=removed)

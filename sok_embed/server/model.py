@@ -110,7 +110,10 @@ class ServedModel(Model):
         while not self.ready:
             await asyncio.sleep(self._poll_seconds)
             await self.try_to_load()
+        export = self._live.version.export
         while self.ready:  # an object store may take its time to say it
+            if export != (export := self._live.version.export):
+                _log.info("version %s of %s is served", tuple(self._live.version), self._path)
             _BEHIND.set(await asyncio.to_thread(_behind, self._live))
             await asyncio.sleep(_BEHIND_S)
 

@@ -262,6 +262,7 @@ def test_deltas_and_versions_are_taken_up_without_a_pause(tmp_path):
             assert status == 200
             assert_answers(answer["predictions"], expected[answer["model_version"]])
         assert server.metric("sok_embed_model_version") == 10
+        server.wait_for(lambda: any("version (10, 0)" in line for line in server.log))
         # A delta that is stuck.
         (tmp_path / "10/deltas").mkdir(exist_ok=True)
         (tmp_path / "10/deltas/CURRENT.json").write_text(json.dumps({"delta": 7}))
