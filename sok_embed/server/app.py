@@ -191,7 +191,7 @@ class _Routes:
 
     async def predict(self, request: Request) -> Response:
         """Answers `:predict` of TensorFlow Serving's protocol, and SageMaker's `/invocations`."""
-        body = await self._body(request)
+        body = await self._content(request)
         try:
             given = orjson.loads(body)
         except ValueError as error:
@@ -205,7 +205,7 @@ class _Routes:
 
     async def infer(self, request: Request) -> Response:
         """Answers `infer` of the Open Inference Protocol."""
-        body = await self._body(request)
+        body = await self._content(request)
         name = request.path_params["model_name"]
         asked = read_request(body, request.headers.get(_JSON_LENGTH), name)
         asked.model_version = request.path_params.get("model_version")
@@ -277,7 +277,7 @@ class _Routes:
         model.check_version(request.path_params.get("model_version"))
         return name, model.version.partition(".")[0]
 
-    async def _body(self, request: Request) -> bytes:
+    async def _content(self, request: Request) -> bytes:
         """Returns the body of a request, if it is not too long."""
         length = request.headers.get("content-length", "0")
         chunks, size = [], int(length) if length.isdigit() and len(length) < 20 else self._most + 1
@@ -300,6 +300,10 @@ class _Routes:
 class _Servicer(InferenceServicer):
     """KServe's gRPC service, with the versions that it leaves out."""
 
+    def __init__(self, plane: DataPlane, extension: ModelRepositoryExtension) -> None:
+        super().__init__(plane, extension)
+        self._plane = plane
+
     async def ModelReady(self, request: Any, context: Any) -> Any:
         """Answers whether a model, or a version of it, is served."""
         self._check(request)
@@ -312,7 +316,7 @@ class _Servicer(InferenceServicer):
 
     def _check(self, request: Any) -> None:
         if request.version:
-            self._data_plane.get_model_from_registry(request.name).check_version(request.version)
+            self._plane.get_model_from_registry(request.name).check_version(request.version)
 
 
 class _Errors(AsyncExceptionToStatusInterceptor):
