@@ -71,7 +71,7 @@ class Batcher:
     Args:
         signature: The inputs and outputs of the model.
         snapshot: A function that returns the version to answer from.
-        most: The most examples of a batch, and of a request.
+        most: The most examples of a batch.
         queue: The most examples that wait.
         threads: The number of batches that the model works on at a time.
     """
@@ -95,15 +95,9 @@ class Batcher:
         """Returns the answer to examples.
 
         Raises:
-            InvalidRequest: If the model refuses a value of this request, or it has too many
-                examples.
+            InvalidRequest: If the model refuses a value of this request.
             Overloaded: If too many examples wait.
         """
-        if examples.size > self._most:
-            raise InvalidRequest(
-                f"Expected at most {self._most} examples. Received: {examples.size}. Send several "
-                "requests."
-            )
         size = sum(each.nbytes for each in examples.parts.values())
         is_full = self._bytes + size > _MOST_BYTES or self._examples + examples.size > self._room
         if self._waiting and is_full:

@@ -138,7 +138,7 @@ class ServedModel(Model):
             self._path, version=self._version, follow=follow, poll_seconds=self._poll_seconds
         )
         try:
-            signature = Signature(live.snapshot.inputs, live.snapshot.outputs)
+            signature = Signature(live.snapshot.inputs, live.snapshot.outputs, self._limits[0])
             with contextlib.suppress(tf.errors.InvalidArgumentError):  # a model may refuse zeros
                 live(**signature.zeros())
         except BaseException:

@@ -206,14 +206,19 @@ class Signature:
         inputs: The `tf.TensorSpec` of each part of the inputs, by its name, as
             `sok_embed.serving.export` names them.
         outputs: The same of the outputs.
+        most: The most examples of a request.
 
     Raises:
         ValueError: For outputs that are sparse, and inputs that requests cannot have.
     """
 
     def __init__(
-        self, inputs: Mapping[str, tf.TensorSpec], outputs: Mapping[str, tf.TensorSpec]
+        self,
+        inputs: Mapping[str, tf.TensorSpec],
+        outputs: Mapping[str, tf.TensorSpec],
+        most: int = 1024,
     ) -> None:
+        self._most = most
         self.specs = {
             "inputs": dict(sorted(inputs.items())),
             "outputs": dict(sorted(outputs.items())),
@@ -256,6 +261,7 @@ class Signature:
                 'Expected "instances": [...], with an entry for each example. Received: '
                 f"{short(instances)}."
             )
+        self._check_size(len(instances))
         names = [field.name for field in self.inputs]
         is_row = type(instances[0]) is dict and instances[0].keys() != {"b64"}
         if len(names) == 1 and not is_row:
@@ -297,6 +303,8 @@ class Signature:
                     f"'{name}': expected a list with an entry for each example. Received: "
                     f"{short(given[name])}."
                 )
+            if not has_parts:
+                self._check_size(len(given[name]))
             parts |= _parsed(field, given[name])
         return self.from_tensors(parts) if has_parts else self.checked(parts)
 
@@ -357,7 +365,14 @@ class Signature:
                 f"Expected the same number of examples of each input, and at least 1. Received: "
                 f"{short(counts)}."
             )
+        self._check_size(counts[0])
         return Examples(parts, counts[0])
+
+    def _check_size(self, size: int) -> None:
+        if size > self._most:
+            raise InvalidRequest(
+                f"Expected at most {self._most} examples. Received: {size}. Send several requests."
+            )
 
     def joined(self, requests: list[Examples]) -> Parts:
         """Returns the parts of all requests of a batch."""

@@ -20,7 +20,8 @@ LENGTHS = tf.TensorSpec([None], tf.int64)
 
 
 def signature_of(**specs: tuple[list[int | None], tf.DType]) -> Signature:
-    return Signature({name: tf.TensorSpec(*spec) for name, spec in specs.items()}, OUTPUT)
+    inputs = {name: tf.TensorSpec(*spec) for name, spec in specs.items()}
+    return Signature(inputs, OUTPUT, 5000)
 
 
 def random_nest(random: np.random.Generator, depth: int, shape: list[int]) -> list:
