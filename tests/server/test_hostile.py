@@ -241,8 +241,9 @@ def test_each_request_that_has_been_read_is_answered_at_the_end(served):
         clients = [connection(server.address, data) for _ in range(40)]
 
         def are_read():
-            waiting = server.metric("sok_embed_waiting_examples")
-            return waiting + server.metric("sok_embed_batch_examples_sum") >= 39_000
+            # In this order no example is counted twice.
+            answered = server.metric("sok_embed_batch_examples_sum")
+            return answered + server.metric("sok_embed_waiting_examples") >= 39_000
 
         server.wait_for(are_read)  # the others of the 40,000 are in a batch
         time.sleep(0.5)
