@@ -24,7 +24,7 @@ from starlette.routing import Mount, Route
 from tensorflow.core.framework import types_pb2
 
 from sok_embed.server.batching import Overloaded
-from sok_embed.server.requests import InvalidRequest, short
+from sok_embed.server.values import InvalidRequest, short
 
 _arguments, sys.argv = sys.argv, sys.argv[:1]
 try:  # KServe reads the command line when it is imported

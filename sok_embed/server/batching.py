@@ -13,7 +13,8 @@ import numpy as np
 import tensorflow as tf
 from prometheus_client import Gauge, Histogram
 
-from sok_embed.server.requests import Examples, InvalidRequest, Parts, Signature
+from sok_embed.server.requests import Examples, Parts, Signature
+from sok_embed.server.values import InvalidRequest
 from sok_embed.serving import Version
 from sok_embed.serving.loaded_export import Snapshot
 

@@ -11,7 +11,7 @@ import orjson
 from kserve import InferInput, InferRequest
 from kserve.protocol.infer_type import RequestedOutput
 
-from sok_embed.server.requests import InvalidRequest, short
+from sok_embed.server.values import InvalidRequest, short
 
 
 def read_request(body: bytes, json_length: str | None, model_name: str) -> InferRequest:

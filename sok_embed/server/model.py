@@ -19,11 +19,10 @@ from prometheus_client import Gauge
 
 from sok_embed import serving
 from sok_embed.server.batching import Answer, Batcher
-from sok_embed.server.requests import (
+from sok_embed.server.requests import Examples, Signature
+from sok_embed.server.values import (
     Array,
-    Examples,
     InvalidRequest,
-    Signature,
     Values,
     check_finite,
     listed,

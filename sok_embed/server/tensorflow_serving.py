@@ -17,7 +17,7 @@ from tensorflow_serving.apis import (
 )
 
 from sok_embed.server.model import ServedModel
-from sok_embed.server.requests import Array, InvalidRequest, Values, short
+from sok_embed.server.values import Array, InvalidRequest, Values, short
 
 # A message may repeat its last value to fill a tensor, up to so many values.
 _REPEATED_VALUES = 2**16

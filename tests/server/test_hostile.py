@@ -1,4 +1,4 @@
-"""Hostile requests, and clients that hang up or wait for ever, do no harm to those of others."""
+"""Hostile requests, and clients that hang up or never end a request, harm no others."""
 
 from __future__ import annotations
 

@@ -7,13 +7,8 @@ import orjson
 import pytest
 import tensorflow as tf
 
-from sok_embed.server.requests import (
-    InvalidRequest,
-    Signature,
-    Values,
-    listed,
-    short,
-)
+from sok_embed.server.requests import Signature
+from sok_embed.server.values import InvalidRequest, Values, listed, short
 
 OUTPUT = {"output_0": tf.TensorSpec([None, 1], tf.float32)}
 LENGTHS = tf.TensorSpec([None], tf.int64)
