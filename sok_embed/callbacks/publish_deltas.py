@@ -65,19 +65,23 @@ class PublishDeltas(keras.callbacks.Callback):
         self._close()  # of a fit that was interrupted
         self._publisher = Publisher(self.model, self._path)
         self._waiting = 0  # batches
-        self._batch = -1
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Counts the batches of the epoch."""
-        self._batch = -1
+        """Notes that no batch of the epoch has run."""
+        self._batch: int | None = None
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Notes the first batch, which is not batch 0 where a fit goes on within an epoch."""
+        if self._batch is None:
+            self._batch = batch - 1
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Publishes after every `every` batches."""
         if self._every is None:
             return
+        assert self._batch is not None and self._publisher is not None
         self._waiting += batch - self._batch
         self._batch = batch
-        assert self._publisher is not None
         is_late = self._waiting >= 2 * self._every
         if self._waiting >= self._every and (is_late or not self._publisher.is_blocked()):
             self._publisher.publish()

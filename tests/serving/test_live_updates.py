@@ -225,6 +225,45 @@ def test_each_epoch_is_published_once_though_the_fit_was_stopped_after_it(tmp_pa
     assert_serves(live, model, [data])
 
 
+@pytest.mark.parametrize("steps_per_execution", [1, 3])
+def test_a_fit_that_goes_on_within_an_epoch_counts_the_batches_that_it_trains(
+    tmp_path, steps_per_execution
+):
+    class Watch(keras.callbacks.Callback):
+        def __init__(self, stop=None):
+            super().__init__()
+            self.stop, self.published = stop, []
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.published.append((batch, load(tmp_path / "served").version.delta))
+            if batch == self.stop:
+                raise KeyboardInterrupt
+
+    def fit(watch):
+        keras.utils.clear_session()
+        model = made(dynamic, tmp_path)[0]
+        model.compile("sgd", "mse", steps_per_execution=steps_per_execution)
+        if watch.stop:
+            export(model, tmp_path / "served")
+        sok.checkpoint.fit(
+            model, dataset, directory=tmp_path / "run", epochs=1, position="count", verbose=0,
+            callbacks=[PublishDeltas(tmp_path / "served", every=12), watch],
+            save_freq=9, save_on_background=False,
+        )  # fmt: skip
+        return watch.published
+
+    data = np.random.default_rng(5).choice(SIGNED, [36, 3])
+    targets = (np.ones([36, DIM]), np.ones([36, 1]))
+    dataset = tf.data.Dataset.from_tensor_slices((data, targets)).batch(1)
+    with pytest.raises(KeyboardInterrupt):
+        fit(Watch(11))
+    (batch, first), *others = fit(Watch())
+    assert batch in (9, 11)  # where the checkpoint is, by steps or by executions
+    assert first == others[0][1] == load(tmp_path / "served").version.delta - 3
+    later = [batch for batch, delta in others if delta > first]
+    assert later[0] == 9 + 12 - 1
+
+
 @pytest.mark.parametrize("every", [0, "batch"])
 def test_another_distance_of_deltas_is_refused(every):
     with pytest.raises(ValueError, match="every"):
