@@ -44,7 +44,7 @@ PACKAGE_DIR = {
 }
 
 # The package requires these besides TensorFlow.
-REQUIREMENTS = ["keras>=3.12", "numpy", "click>=8.1", "tqdm>=4.66"]
+REQUIREMENTS = ["keras>=3.12", "numpy", "click>=8.1", "rich>=13"]
 
 # Maps a folder that CMake installs libraries into to their folder in the package.
 INSTALLED = {"tf_ops": "sok_embed/tf_ops", "sok_embed/binding": "sok_embed/binding"}

@@ -58,7 +58,7 @@ def environment_of(version: str, wheel: Path) -> Path:
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
         # The build for processors alone has the same ops and is half as large.
         name = "tensorflow-cpu" if os.uname().machine == "x86_64" else "tensorflow"
-        packages = [f"{name}=={version}", f"keras=={VERSIONS[version]}", "click", "tqdm"]
+        packages = [f"{name}=={version}", f"keras=={VERSIONS[version]}", "click", "rich"]
         # TensorFlow 2.21 does not bring it, as older versions do.
         packages += [f"tensorboard=={version.rpartition('.')[0]}.*"]
         pip(programs, log, f"TensorFlow {version}", *packages, *test_requirements())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import keras
 
@@ -53,6 +53,12 @@ _SHARES = {
 NAMES = (*STATES, *_EVENTS, *_SHARES)
 # An evaluation counts these.
 EVALUATED = ("hit_rate", "cache_hit_rate")
+
+# Figures that make no sum over tables: those of one storage share its files.
+_NOT_SUMMED = ("disk_bytes", "sketch_saturation")
+# The usual figures of all tables together, which the progress line has, and the most of them.
+_OF_ALL_TABLES = ("rows", "new_rows", "hit_rate", "memory_bytes")
+_MOST_OF_ALL_TABLES = 4
 
 # Counters of the lookups of each worker, even in a table that every worker holds.
 _LOOKUPS = ("looked_up", "found", "cache_hits")
@@ -130,6 +136,38 @@ def sums_over_workers(numbers: Figures, communicator: Communicator) -> Figures:
         name: total / communicator.size if name.endswith(_AVERAGED) else total
         for name, total in sums.items()
     }
+
+
+def totals(
+    names: Sequence[str] | None,
+    states: Iterable[Figures],
+    rises: Iterable[Figures],
+    in_training: bool,
+) -> Figures:
+    """Returns at most four figures of all tables together.
+
+    Args:
+        names: The names of the figures; `None`: rows, new rows, hit rate, bytes of memory.
+        states: The counts of each table at the end of the window.
+        rises: The rises of the counters of each table in the window.
+        in_training: False if the window is an evaluation, which counts few things.
+    """
+    wanted = [
+        name
+        for name in (names or _OF_ALL_TABLES)
+        if name not in _NOT_SUMMED and (in_training or name in (*STATES, *EVALUATED))
+    ]
+    counts, risen = _sums(states), _sums(rises)
+    return {name: figure(name, counts, risen) for name in wanted[:_MOST_OF_ALL_TABLES]}
+
+
+def _sums(tables: Iterable[Figures]) -> Figures:
+    """Returns the sum of each count over tables."""
+    sums: Figures = {}
+    for table in tables:
+        for name, count in table.items():
+            sums[name] = sums.get(name, 0) + count
+    return sums
 
 
 def figure(name: str, states: Mapping[str, float], rises: Mapping[str, float]) -> float:

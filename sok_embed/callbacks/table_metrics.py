@@ -11,7 +11,7 @@ import keras
 
 from sok_embed import communicators
 from sok_embed.arguments import refuse_url
-from sok_embed.callbacks import table_figures
+from sok_embed.callbacks import progress_line, table_figures
 from sok_embed.callbacks.metric_states import is_number
 from sok_embed.callbacks.table_figures import (
     AnyTable,
@@ -59,8 +59,10 @@ class TableMetrics(keras.callbacks.Callback):
     tables: with one worker each id of the batch; with several workers, and in a
     `DistributedEmbedding`, the distinct ids of each worker's batch.
 
-    `History` and the progress bar have the figures. `keras.callbacks.TensorBoard`, `CSVLogger` and
-    other callbacks must come after this one in the list.
+    `History` has the figures. `keras.callbacks.TensorBoard`, `CSVLogger` and other callbacks must
+    come after this one in the list. The progress bar has the first four figures alone, each for all
+    tables together: rows, keys and bytes are sums, and a rate is the share of the keys of all
+    tables.
 
     Example:
     >>> callbacks = [TableMetrics(), keras.callbacks.CSVLogger("epochs.csv")]
@@ -117,16 +119,19 @@ class TableMetrics(keras.callbacks.Callback):
         self._test_began: _Counters = {}
         self._tested: _Counters = {}
         self._last: Figures = {}
+        self._totals: Figures = {}
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Refuses a model without tables."""
         self._fitting = True
         self._tables(may_lack=not self.model.built)
+        progress_line.shorten_line(self._shortened)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Remembers the present counters."""
         self._epoch, self._batches = epoch, 0
-        self._began, self._tested, self._last = self._counters(may_lack=True), {}, {}
+        self._began, self._tested = self._counters(may_lack=True), {}
+        self._last, self._totals = {}, {}
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Adds the figures of the epoch so far, if they are due."""
@@ -153,6 +158,9 @@ class TableMetrics(keras.callbacks.Callback):
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Remembers the present counters."""
+        if not self._fitting:
+            self._last, self._totals = {}, {}
+            progress_line.shorten_line(self._shortened)
         self._test_began = self._counters(may_lack=self._fitting or not self.model.built)
 
     def on_test_end(self, logs: Any = None) -> None:
@@ -164,8 +172,10 @@ class TableMetrics(keras.callbacks.Callback):
         risen = _risen(now, self._test_began)
         if self._fitting:
             self._tested = risen
-        elif logs is not None:
-            logs.update(self._computed(now, None, risen))
+        else:
+            self._last = self._computed(now, None, risen)
+            if logs is not None:
+                logs.update(self._last)
 
     def _figures_of_epoch(self) -> Figures:
         now = self._counters()
@@ -194,7 +204,14 @@ class TableMetrics(keras.callbacks.Callback):
             return {counter: sums[f"{window}/{table}/{counter}"] for counter in own}
 
         figures: Figures = {}
-        for name, table in self._tables().items():
+        tables = self._tables()
+        self._totals = table_figures.totals(
+            self._figures,
+            [of("now", name) for name in tables],
+            [of("tested" if trained is None else "trained", name) for name in tables],
+            in_training=trained is not None,
+        )
+        for name, table in tables.items():
             states, in_training, in_test = (of(window, name) for window in windows)
             for each in self._figures or table_figures.usual_figures(table):
                 if trained is not None:
@@ -208,6 +225,10 @@ class TableMetrics(keras.callbacks.Callback):
             figures["exchange/bytes"] = int(exchanged["bytes"])
             figures["exchange/seconds"] = exchanged["seconds"]
         return figures
+
+    def _shortened(self, logs: dict[str, Any]) -> dict[str, Any]:
+        """Returns the logs with figures of all tables together, for the progress line."""
+        return progress_line.with_totals(logs, self._last, self._totals)
 
     def _counters(self, may_lack: bool = False) -> _Counters:
         """Returns the counters of this worker by table, and those of its exchanges."""

@@ -81,15 +81,13 @@ def given_keys(texts: Iterable[str], strings: bool) -> dict[int, int | str]:
 @contextmanager
 def bar(what: str) -> Iterator[Callable[[int, int], None]]:
     """Makes a progress bar on stderr, if that is a terminal."""
-    from tqdm import tqdm
+    from rich.console import Console
+    from rich.progress import Progress
 
-    with tqdm(desc=what, unit_scale=True, disable=None, leave=False) as bar:
-
-        def show(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        yield show
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+        task = bars.add_task(what, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)
 
 
 def numbers(value: Any) -> str:

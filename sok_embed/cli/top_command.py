@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from sok_embed.cli.terminal import as_json_option, print_json, printable, table
-from sok_embed.files.table_status import read_status
+from sok_embed.files.table_status import read_status, text_of_figure
 
 # The columns, in their order; other figures come after them by name.
 _ORDER = (
@@ -44,24 +44,32 @@ def top(folder: str, once: bool, interval: float, as_json: bool) -> None:
     """Show the tables of a training while it runs.
 
     FOLDER is the path of TableMetrics(path=FOLDER). The screen is refreshed until the training
-    ends; where stdout is not a terminal, and with --once or --json, the figures are printed once.
+    ends, and waits for one that has not begun; where stdout is not a terminal, and with --once or
+    --json, the figures are printed once.
     """
+    from rich.live import Live
+    from rich.text import Text
+
     if as_json:
         print_json(read_status(folder))
         return
-    repeats = not once and sys.stdout.isatty()
-    try:
-        while True:
-            status = read_status(folder)
-            text = printable(_shown(status, time.time()))
-            if repeats:
-                click.clear()
-            click.echo(text)
-            if not repeats or status.get("ended"):
-                return
-            time.sleep(interval)
-    except KeyboardInterrupt:
+    if once or not sys.stdout.isatty():
+        click.echo(_shown(read_status(folder), time.time()))
         return
+    text, ended = "", False
+    try:
+        with Live(screen=True, auto_refresh=False) as live:
+            while not ended:
+                try:
+                    status = read_status(folder)
+                    text, ended = _shown(status, time.time()), bool(status.get("ended"))
+                except FileNotFoundError as error:
+                    text = f"{error}\n\nThis waits for it. Ctrl-C ends the wait."
+                live.update(Text(printable(text), no_wrap=True, overflow="ellipsis"), refresh=True)
+                time.sleep(0 if ended else interval)
+    except KeyboardInterrupt:
+        pass
+    click.echo(printable(text))  # what stays after the screen of the live view has gone
 
 
 def _shown(status: dict[str, Any], now: float) -> str:
@@ -84,22 +92,17 @@ def _shown(status: dict[str, Any], now: float) -> str:
         f"{state}"
     ]
     named = [*metrics.items(), *((f"{_EXCHANGE}/{name}", n) for name, n in exchanged.items())]
-    lines.append("  ".join(f"{name} {_cell(name, value)}" for name, value in named))
+    lines.append("  ".join(f"{name} {text_of_figure(name, value)}" for name, value in named))
     columns = sorted(
         {figure for figures in tables.values() for figure in figures},
         key=lambda figure: (_ORDER.index(figure) if figure in _ORDER else len(_ORDER), figure),
     )
     rows = [
-        (name, *(_cell(figure, figures.get(figure)) for figure in columns))
+        (
+            name,
+            *(text_of_figure(each, figures[each]) if each in figures else "-" for each in columns),
+        )
         for name, figures in tables.items()
     ]
-    return "\n".join([*lines, "", table([("table", *columns), *rows])])
-
-
-def _cell(figure: str, value: float | None) -> str:
-    """Returns a figure as text: shares as percentages, counts with commas, "-" for none."""
-    if value is None:
-        return "-"
-    if figure.endswith(("_rate", "_saturation", "_share")):
-        return f"{value:.1%}"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    heads = (each.removesuffix("_bytes") for each in columns)
+    return "\n".join([*lines, "", table([("table", *heads), *rows])])

@@ -1,4 +1,4 @@
-"""The file in which a training writes the figures of its tables, for `sok-embed top`."""
+"""The figures of tables in a file, for `sok-embed top`, and as texts for people."""
 
 from __future__ import annotations
 
@@ -41,3 +41,14 @@ def read_status(folder: str | os.PathLike[str]) -> dict[str, Any]:
             f"Expected the figures of a training in '{path}'. Received: {str(status)[:80]}."
         )
     return status
+
+
+def text_of_figure(name: str, value: float) -> str:
+    """Returns a figure as people write it: `93.1%`, `412.3 MB`, `1,234,567`, `0.5312`."""
+    if name.endswith(("_rate", "_saturation", "_share")):
+        return f"{value:.1%}"
+    if name.endswith("bytes"):
+        from rich.filesize import decimal  # not needed for the help of the command
+
+        return decimal(int(value))
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

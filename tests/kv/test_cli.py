@@ -314,7 +314,7 @@ def test_the_greatest_group_is_the_last_of_a_storage(path):
 
 # Help and completion in the shell shall answer at once.
 def test_help_imports_nothing_heavy():
-    heavy = "numpy", "tensorflow", "tqdm", "sok_embed.kv"
+    heavy = "numpy", "tensorflow", "rich", "sok_embed.kv"
     done = run_python(
         "import sys; from click.testing import CliRunner; from sok_embed.cli import main; "
         "print(CliRunner().invoke(main, ['--help']).output); "

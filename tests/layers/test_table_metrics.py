@@ -1,6 +1,7 @@
 """Figures of tables in the logs of `fit`, against key sets that are compared in NumPy."""
 
 import json
+import re
 from pathlib import Path
 
 import keras
@@ -195,9 +196,8 @@ def test_the_command_shows_the_file(run, tmp_path):
     first, metrics, _, head, *lines = result.output.splitlines()
     assert first == f"epoch 2  batch {BATCHES}  workers 1  ended"
     assert f"loss {history['loss'][1]:.4g}" in metrics and "val_loss" in metrics
-    shown = {
-        cells[0]: dict(zip(head.split(), cells, strict=True)) for cells in map(str.split, lines)
-    }
+    cells = [re.split("  +", line) for line in (head, *lines)]
+    shown = {each[0]: dict(zip(cells[0], each, strict=True)) for each in cells[1:]}
     assert list(shown) == ["plain", "evicting", "admitting", "stored", "adaptive", "fields/a"]
     assert shown["plain"]["rows"] == f"{history['plain/rows'][1]:,}"
     assert shown["plain"]["val_hit_rate"] == f"{history['val_plain/hit_rate'][1]:.1%}"
