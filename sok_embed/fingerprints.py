@@ -61,6 +61,26 @@ def fingerprint(values: Any) -> Any:
     return _of_tensor(tf.constant(_strings(values))).numpy()
 
 
+def flat_strings(values: Any) -> tf.Tensor:
+    """Returns the strings that `fingerprint` hashes, `[n]`: integers as their decimal digits.
+
+    Args:
+        values: The strings or integers, in the forms that `fingerprint` takes, but no symbolic
+            tensors.
+
+    Raises:
+        ValueError: As `fingerprint`.
+    """
+    if isinstance(values, tf.RaggedTensor):
+        values = values.flat_values
+    elif isinstance(values, tf.SparseTensor):
+        values = values.values
+    elif not tf.is_tensor(values):
+        values = tf.constant(_strings(values), tf.string)
+    _check_type(values.dtype)
+    return tf.reshape(values if values.dtype == tf.string else tf.strings.as_string(values), [-1])
+
+
 def keys_of_strings(ids: Any) -> Any:
     """Returns the keys of ids that are strings, int64 in the same form; all other ids unchanged.
 
@@ -107,13 +127,9 @@ def _of_tensor(values: Any) -> Any:
         return values.with_flat_values(_of_tensor(values.flat_values))
     if isinstance(values, tf.SparseTensor):
         return values.with_values(_of_tensor(values.values))
-    _check_type(values.dtype)
-    if values.dtype != tf.string:
-        values = tf.strings.as_string(values)
     # The op makes eight bytes from each string, the lowest first.
-    keys = tf.reshape(
-        tf.bitcast(tf.fingerprint(tf.reshape(values, [-1])), tf.int64), tf.shape(values)
-    )
+    keys = tf.bitcast(tf.fingerprint(flat_strings(values)), tf.int64)
+    keys = tf.reshape(keys, tf.shape(values))
     keys.set_shape(values.shape)
     return keys
 

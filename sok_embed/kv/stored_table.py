@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sok_embed.arguments import UINT32, check_flag, check_integer, check_keys, keys_of
+from sok_embed.files.row_views import RowViews
 from sok_embed.kv.group import GROUPS, Group, group_of
 from sok_embed.kv.metadata import Metadata, read_metadata
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from sok_embed.kv.storage import Storage
 
 
-class StoredTable:
+class StoredTable(RowViews):
     """A group of a storage as it is. `Storage.table` makes one.
 
     It has the dimension, the initializer and the optimizer that the group has on disk, and changes

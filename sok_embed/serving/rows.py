@@ -25,6 +25,7 @@ from sok_embed.arguments import (
     shown,
 )
 from sok_embed.binding import _core
+from sok_embed.files.row_views import RowViews
 
 __all__ = ["MissingRows", "RowsFile", "RowsInfo", "open", "write"]
 
@@ -155,7 +156,7 @@ def write(
     return RowsInfo(path, name, count, dim, dtype, file_bytes)
 
 
-class RowsFile:
+class RowsFile(RowViews):
     """A file of rows that is open for lookups, from any number of threads at once.
 
     The file is mapped, not read: processes that have it open share its pages. It goes on reading

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from sok_embed import kv, tf_ops
 from sok_embed.arguments import takes_options
+from sok_embed.files.row_views import RowViews
 from sok_embed.initializers import RowInitializer
 from sok_embed.kv import RemovedKeys
 from sok_embed.kv.open_storages import warn_of_another
@@ -27,7 +28,7 @@ from sok_embed.tables.stored_owners import check_stored_owners
 from sok_embed.tables.tensors import as_errors, as_keys, eager
 
 
-class Table(BaseTable):
+class Table(BaseTable, RowViews):
     """Rows of floats by 64-bit key, on this worker.
 
     Layers make their own tables. Use this class to look at what a layer has learned, or to set
