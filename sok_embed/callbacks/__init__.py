@@ -7,6 +7,7 @@ from sok_embed.callbacks.best_epoch import EarlyStopping
 from sok_embed.callbacks.broadcast_variables import BroadcastVariables
 from sok_embed.callbacks.eviction_metrics import EvictionMetrics
 from sok_embed.callbacks.model_checkpoint import ModelCheckpoint
+from sok_embed.callbacks.projector import Projector
 from sok_embed.callbacks.publish_deltas import PublishDeltas
 from sok_embed.callbacks.table_metrics import TableMetrics
 
@@ -18,6 +19,7 @@ __all__ = [
     "EarlyStopping",
     "EvictionMetrics",
     "ModelCheckpoint",
+    "Projector",
     "PublishDeltas",
     "TableMetrics",
 ]

@@ -8,6 +8,7 @@ import click
 
 from sok_embed.cli.checkpoint_command import checkpoint
 from sok_embed.cli.convert_command import convert
+from sok_embed.cli.plot_command import plot
 from sok_embed.cli.serving_command import export, push, rows, serve
 from sok_embed.cli.storage_commands import compact, dump, get, inspect, load, remove
 from sok_embed.cli.terminal import Group, as_json_option, printable
@@ -162,6 +163,7 @@ for each in (inspect, get, dump, load, remove, compact):
 main.add_command(checkpoint)
 main.add_command(convert)
 main.add_command(export)
+main.add_command(plot)
 main.add_command(push)
 main.add_command(rows)
 main.add_command(serve)

@@ -295,6 +295,13 @@ class LayerWithRows(LayerOfIds):
             files = {"orbax_checkpoint.py"}
         elif isinstance(callback, keras.callbacks.BackupAndRestore):
             self._check_rows_stay("BackupAndRestore")
+        elif isinstance(callback, keras.callbacks.TensorBoard) and callback.embeddings_freq:
+            raise ValueError(
+                f"Layer '{self.name}': expected sok_embed.callbacks.Projector('"
+                f"{callback.log_dir}'), which writes rows for TensorBoard's projector. Received: "
+                f"TensorBoard(embeddings_freq={callback.embeddings_freq}), which writes those of "
+                "keras.layers.Embedding alone. Leave embeddings_freq at 0."
+            )
         reason = self._reason(files)
         if reason is not None:
             raise ValueError(f"Layer '{self.name}': {reason}")

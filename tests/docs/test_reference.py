@@ -26,6 +26,7 @@ MODULES = [
     "sok_embed.layers",
     "sok_embed.optimizers",
     "sok_embed.planning",
+    "sok_embed.plot",
     "sok_embed.ray",
     "sok_embed.serving",
     "sok_embed.serving.c_interface",
