@@ -11,7 +11,7 @@ tf.dynamic_stitch. `hashed_gather` and `hashed_composed` are both given the hash
 `--own` is the share of a batch's entries that read rows of their own.
 
 Targets: mask_gather and adaptive at least 0.7 x dynamic; mask_gather at least 3 x composed. Figures
-are in docs/guide/performance-of-compressed-tables.md.
+are in docs/guide/performance.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python benchmarks/chart.py
 
 Draws the chart of the README, `docs/guide/images/step-times.svg`, from the figures in
-`docs/guide/performance-of-many-tables.md`, whose command is `python benchmarks/collection.py`.
+`docs/guide/performance.md`, whose command is `python benchmarks/collection.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs/guide/performance-of-many-tables.md"
+PAGE = ROOT / "docs/guide/performance.md"
 PICTURE = ROOT / "docs/guide/images/step-times.svg"
 BATCH = "2,048"
 WIDTH, LABELS, BAR, GAP, TOP = 760, 330, 24, 14, 58
