@@ -14,11 +14,19 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def program_of_the_guide(name: str) -> str:
-    """Returns the source of a program of docs/guide/serving-c.md."""
+    """Returns the source of a program of docs/guide/serving-c.md.
+
+    The page has the whole program, or a part of one in examples/serve_c.
+    """
     page = (ROOT / "docs/guide/serving-c.md").read_text()
-    found = re.search(rf"<!-- program: {re.escape(name)} -->\n```\w+\n(.*?)```", page, re.DOTALL)
+    pattern = rf"<!-- (program|part of): {re.escape(name)} -->\n```\w+\n(.*?)```"
+    found = re.search(pattern, page, re.DOTALL)
     assert found is not None
-    return found[1]
+    if found[1] == "program":
+        return found[2]
+    source = (ROOT / "examples/serve_c" / name).read_text()
+    assert found[2] in source
+    return source
 
 
 def compiled(source: str, name: str, folder: Path, package: Path | None = None) -> Path:
