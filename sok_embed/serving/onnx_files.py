@@ -4,41 +4,14 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import itertools
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
 
-# Ops of TensorFlow that give the same in onnxruntime, but for the last bits of float32. Tests
-# compare those of our layers and of usual ones of Keras. tf2onnx converts further ops, some only
-# right for small numbers.
-_EXACT = frozenset(
-    """
-    AddV2 All Any ArgMax BitwiseAnd BitwiseOr BitwiseXor BroadcastTo Cast ConcatV2 Const Cumsum
-    EnsureShape Equal ExpandDims Fill GatherNd GatherV2 GreaterEqual HashTableV2
-    Identity IdentityN If StatelessIf LessEqual LogicalAnd LogicalNot LogicalOr
-    LookupTableFindV2 Maximum Minimum Mul NoOp NotEqual OnesLike Pack Pad PadV2 Placeholder
-    Range Reshape ReverseV2 RightShift SelectV2 Shape Size Slice Split SplitV Squeeze
-    StopGradient StridedSlice Sub TensorListFromTensor TensorListGetItem TensorListReserve
-    TensorListSetItem TensorListStack Tile Transpose Unpack UnsortedSegmentMax UnsortedSegmentSum
-    Where While StatelessWhile ZerosLike
-    """.split()
-)
-_FLOAT = frozenset(
-    """
-    Abs AvgPool BatchMatMulV2 BiasAdd Conv2D DivNoNan Einsum Elu Erf Exp FusedBatchNormV3 LeakyRelu
-    Log LogSoftmax MatMul MaxPool Mean Neg Pow RealDiv Reciprocal Relu Relu6 Rsqrt Selu Sigmoid
-    Softmax Softplus Softsign Sqrt Square SquaredDifference Sum Tanh
-    """.split()
-)
-
-_TYPES = ("SrcT", "T", "DstT")
-# tf2onnx divides integers towards zero, and takes products with 0 and 1 for a choice, of which inf
-# makes NaN.
-_SAME = {"SelectV2": "Where", "FloorMod": "Mod"}
+from sok_embed.serving import onnx_ops
 
 MODEL, ARRAYS = "model.onnx", "model.onnx.data"
 _OPSET = 18  # the first that has bitwise operations, which hashes of keys take
@@ -86,17 +59,26 @@ def write_onnx(served: tf.Module, folder: str) -> None:
     _check_exact(graph, served.name)
     with _silent("tf2onnx"), tf.Graph().as_default() as imported:
         tf.import_graph_def(graph, name="")
-        converted = process_tf_graph(
-            imported,
-            continue_on_error=True,
-            opset=_OPSET,
-            input_names=inputs,
-            output_names=outputs,
-            tensors_to_rename=names,
-            initialized_tables=tables,
-            custom_op_handlers={name: (_renamed, [op]) for name, op in _SAME.items()},
-        )
-        model = optimizer.optimize_graph(converted).make_model(served.name)
+        try:
+            converted = process_tf_graph(
+                imported,
+                opset=_OPSET,
+                input_names=inputs,
+                output_names=outputs,
+                tensors_to_rename=names,
+                initialized_tables=tables,
+                custom_op_handlers=onnx_ops.handlers(tables),
+            )
+        except Exception as error:  # of any class
+            raise ValueError(
+                f"Model '{served.name}': expected a graph that tf2onnx converts. Received: "
+                f"{error}. Export it with ops='stock'."
+            ) from error
+        # This one drops casts there and back, and so what they round.
+        optimizers = {**optimizer._optimizers}
+        del optimizers["remove_back_to_back"]
+        optimized = optimizer.optimize_graph(converted, optimizers=optimizers)
+        model = optimized.make_model(served.name)
     _check_ops(model, served.name)
     path = os.path.join(folder, MODEL)
     onnx.save_model(
@@ -117,54 +99,24 @@ def _check_installed() -> None:
     del onnxruntime, tf2onnx
 
 
-def _renamed(_: Any, node: Any, name: str, arguments: list[str]) -> None:
-    """Makes an op of ONNX of one of TensorFlow with the same inputs."""
-    node.type, node.domain = arguments[0], ""
+def _named(bodies: Iterable[Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Returns each node of graphs, with the nodes of its graph by their names."""
+    for nodes in bodies:
+        named = {node.name: node for node in nodes}
+        yield from ((node, named) for node in nodes)
 
 
 def _check_exact(graph: tf.compat.v1.GraphDef, name: str) -> None:
     """Raises for ops that ONNX would compute otherwise in silence."""
-    nodes = itertools.chain(graph.node, *(each.node_def for each in graph.library.function))
-    named = {node.name: node for node in graph.node}
-    for node in nodes:
-        if not _is_exact(node, named):
-            kinds = " to ".join(each.name for each in _types_of(node))
+    bodies = [graph.node, *(each.node_def for each in graph.library.function)]
+    for node, named in _named(bodies):
+        if not onnx_ops.is_exact(node, named):
+            kinds = " to ".join(each.name for each in onnx_ops.types_of(node))
             raise ValueError(
                 f"Model '{name}': expected ops that are the same in ONNX. Received: {node.op} "
                 f"({kinds}) at '{node.name}'. Move what this layer does out of the model, or "
                 "export it with ops='stock'."
             )
-
-
-def _types_of(node: Any) -> list[tf.DType]:
-    return [tf.as_dtype(node.attr[each].type) for each in _TYPES if node.attr[each].type]
-
-
-def _is_of_shapes(node: Any, named: Mapping[str, Any]) -> bool:
-    """Returns whether a node computes with nothing but shapes and constants."""
-    inputs = [named.get(each.lstrip("^").split(":")[0]) for each in node.input]
-    return all(
-        each is not None and (each.op in ("Const", "Shape", "Size") or _is_of_shapes(each, named))
-        for each in inputs
-    ) and bool(inputs)
-
-
-def _is_exact(node: Any, named: Mapping[str, Any]) -> bool:
-    types = _types_of(node)
-    if node.op == "Cast":
-        # tf2onnx drops casts there and back, and so what they round.
-        given, wanted = types
-        rounds = given.is_floating and wanted.is_integer
-        return not rounds and wanted not in (tf.float16, tf.bfloat16)
-    if node.op in _FLOAT:
-        return types[0] in (tf.float32, tf.float64)
-    if node.op == "FloorMod":
-        return types[0].is_integer
-    if node.op in ("Less", "Greater"):  # tf2onnx compares these as float32
-        return types[0] not in (tf.int64, tf.uint64)
-    if node.op in ("Prod", "Max", "Min"):
-        return types[0] != tf.int64 or _is_of_shapes(node, named)
-    return node.op in _EXACT
 
 
 @contextlib.contextmanager

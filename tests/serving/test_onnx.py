@@ -16,6 +16,7 @@ import onnxruntime
 import pytest
 import served_models as models
 import tensorflow as tf
+from onnx_answers import check, refused, runtime_answers
 
 import sok_embed as sok
 from sok_embed import feature_column as fc
@@ -24,29 +25,6 @@ from sok_embed.serving.exporting import serving_function
 
 LAYERS = {"dynamic": models.dynamic, "collection": models.collection, "adaptive": models.adaptive}
 COMBINERS = ["sum", "mean", "sqrtn", "max"]
-
-
-def runtime_answers(folder, parts):
-    """Returns what onnxruntime answers to dense parts of inputs, in the order of the outputs."""
-    session = onnxruntime.InferenceSession(f"{folder}/model.onnx")
-    fed = {each.name: parts[each.name].numpy() for each in session.get_inputs()}
-    for name, values in fed.items():
-        if values.dtype == object:
-            fed[name] = np.vectorize(bytes.decode, otypes=[object])(values)
-    names = [each.name for each in session.get_outputs()]
-    answers = dict(zip(names, session.run(None, fed), strict=True))
-    return [answers[name] for name in sorted(names, key=lambda name: (len(name), name))]
-
-
-def check(model, parts, expected, path, **arguments):
-    """Raises unless an export of a model answers what is expected; returns its folder."""
-    folder = export(model, path, ops="onnx", **arguments)
-    found = runtime_answers(folder, parts)
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        assert one.dtype == other.dtype
-        np.testing.assert_allclose(one, other, 1e-6, 1e-6)
-    return folder
 
 
 @pytest.mark.cover(1)
@@ -67,6 +45,24 @@ def test_weighted_bags_answer_as_predict(layer, form, tmp_path):
     # A mean would divide by sums of weights that are nearly 0.
     model, fed = models.trained(LAYERS[layer]("sum"), form, models.WEIGHTED[layer])
     check(model, models.parts_of(fed), models.predicted(model, fed), tmp_path)
+
+
+@pytest.mark.cover(1)
+@pytest.mark.parametrize("form", ["ragged", "sparse"])
+@pytest.mark.parametrize("combiner", [*COMBINERS, "weights"])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_batches_of_empty_bags_answer_as_predict(layer, combiner, form, tmp_path):
+    weights = models.WEIGHTED.get(layer, "") if combiner == "weights" else ""
+    if combiner == "weights" or (layer == "adaptive" and combiner == "max"):
+        combiner = "mean"  # of empty bags, whose sums of weights are 0
+    model, _ = models.trained(LAYERS[layer](combiner), form, weights)
+    folder = export(model, tmp_path, ops="onnx")
+    for count in (3, 1):
+        empty = [[]] * count
+        fed = models.fed_of(form, empty, empty if weights else None)
+        found = runtime_answers(folder, models.parts_of(fed))
+        for one, other in zip(found, models.predicted(model, fed), strict=True):
+            np.testing.assert_allclose(one, other, 1e-6, 1e-6)
 
 
 def of_ids(layer, limit, length=3):
@@ -123,7 +119,7 @@ def test_rows_of_fewer_bytes_answer_as_those_of_tensorflow(dtype, tmp_path):
     check(model, {"ids": tf.constant(asked)}, expected, tmp_path / "onnx", dtype=dtype)
 
 
-@pytest.mark.parametrize("piece", [each for each in kinds.PIECES if each != "integers"])
+@pytest.mark.parametrize("piece", kinds.PIECES)
 def test_layers_of_keras_around_them_answer_as_predict(piece, tmp_path):
     pieces = kinds.Kinds(np.random.default_rng(1))
     vectors = keras.layers.Flatten()(getattr(pieces, piece)())
@@ -161,6 +157,45 @@ def test_usual_layers_after_them_answer_as_predict(kind, tmp_path):
     check(model, {"ids": tf.constant(asked)}, expected, tmp_path)
 
 
+OF_KERAS = {
+    "positions": lambda ids: L.Embedding(9, 4, "uniform")(ids),
+    "masked": lambda ids: L.GRU(3)(L.Embedding(9, 4, "uniform", mask_zero=True)(ids)),
+    "floats": lambda ids: L.Embedding(9, 4, "uniform")(
+        L.Lambda(lambda ids: tf.cast(ids, tf.float32) + 0.5)(ids)
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OF_KERAS)
+def test_embeddings_of_keras_answer_as_predict(kind, tmp_path):
+    ids = keras.Input((4,), dtype="int64", name="ids")
+    vectors = [models.dynamic(None)(ids), OF_KERAS[kind](ids)]
+    model = keras.Model(ids, L.Concatenate()([L.Flatten()(each) for each in vectors]))
+    low = 0 if kind == "masked" else -9  # counted from the end
+    asked = np.random.default_rng(1).integers(low, 9, [40, 4])
+    expected = [model.predict(asked, batch_size=40, verbose=0)]
+    check(model, {"ids": tf.constant(asked)}, expected, tmp_path)
+    with pytest.raises(Exception, match="out of data bounds"):
+        runtime_answers(tmp_path / "1", {"ids": tf.constant(asked + 2**40)})
+
+
+KEYS = {
+    "uint64": [[2**63 + 2**53, 5], [2**63 + 2**53 + 1], [2**64 - 1, 2**63], [2**53 + 1, 2**53]],
+    "int32": [[2**31 - 1, 5], [-(2**31)], [-1, 0], [2**24 + 1, 2**24]],
+}
+
+
+@pytest.mark.parametrize("form", models.FORMS)
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("dtype", KEYS)
+def test_keys_of_other_types_answer_as_predict(dtype, layer, form, tmp_path):
+    ids = models.input_of(form, "ids", dtype)
+    model = keras.Model(ids, LAYERS[layer]("sum")(ids))
+    fed = {"ids": models.of_form(form, KEYS[dtype], np.dtype(dtype))}
+    models.fit(model, fed)
+    check(model, models.parts_of(fed), models.predicted(model, fed), tmp_path)
+
+
 def test_large_arrays_lie_beside_the_graph(tmp_path):
     model, asked = of_ids(models.dynamic(None), 10**9, length=10)  # 300 rows
     expected = [model.predict(asked, batch_size=40, verbose=0)]
@@ -177,69 +212,6 @@ def test_large_arrays_lie_beside_the_graph(tmp_path):
     assert sok.serving.load(tmp_path).version.export == 2
 
 
-def refused(model, path, message):
-    """Raises unless an export is refused and leaves nothing."""
-    with pytest.raises(ValueError, match=message):
-        export(model, path, ops="onnx", missing="zeros")
-    assert os.listdir(path) == []
-
-
-OPS = {
-    "rounded": lambda ids: tf.cast(tf.cast(ids, tf.bfloat16), tf.float32),
-    "float and back": lambda ids: tf.cast(tf.cast(ids, tf.float32), tf.int64),
-    "one hot": lambda ids: keras.ops.one_hot(ids, 9),
-    "less": lambda ids: ids < 2**24 + 1,
-    "greater": lambda ids: ids > 2**53,
-    "sum": lambda ids: tf.reduce_sum(ids, 1),
-    "product": lambda ids: tf.reduce_prod(ids[:, :2], 1),
-    "divided": lambda ids: ids // 3,
-    "sorted": lambda ids: tf.sort(ids, 1),
-    "random": lambda ids: tf.random.uniform(tf.shape(ids)),
-    "old select": lambda ids: tf.raw_ops.Select(condition=ids >= 0, x=ids, y=-ids),
-    "asserted": lambda ids: _asserted(ids),
-}
-
-
-def _asserted(ids):
-    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(ids <= 5), [ids])]):
-        return tf.identity(ids)
-
-
-@pytest.mark.parametrize("kind", OPS)
-def test_ops_that_would_answer_otherwise_are_refused(kind, tmp_path):
-    ids = keras.Input((3,), dtype="int64", name="ids")
-    model = keras.Model(ids, keras.layers.Lambda(OPS[kind], name="other")(ids))
-    refused(model, tmp_path, "the same in ONNX. Received: .*other")
-
-
-# Around the numbers that float32 and float64 do not have.
-NUMBERS = [-(2**63), -(2**53) - 1, -7, -1, 0, 6, 2**24 + 1, 2**53 + 1, 2**63 - 1]
-COMPARED = {
-    "less or equal": lambda ids: ids <= 2**24,
-    "greater or equal": lambda ids: ids >= 2**53 + 1,
-    "remainder": lambda ids: ids % 20,
-    "remainder of a negative": lambda ids: ids % -7,
-    "choice": lambda ids: tf.where(ids >= 2**24 + 1, np.inf, 1.0),
-    "multiplied": lambda ids: ids * 2654435761 + 5,
-    "largest": lambda ids: tf.maximum(ids, 2**53),
-    "cumulated": lambda ids: tf.cumsum(ids, axis=1),
-}
-
-
-@pytest.mark.parametrize("kind", COMPARED)
-def test_integers_keep_all_their_bits(kind, tmp_path):
-    ids = keras.Input((3,), dtype="int64", name="ids")
-    model = keras.Model(ids, keras.layers.Lambda(COMPARED[kind])(ids))
-    asked = np.array(NUMBERS).reshape(3, 3)
-    folder = export(model, tmp_path, ops="onnx")
-    (found,) = runtime_answers(folder, {"ids": tf.constant(asked)})
-    np.testing.assert_array_equal(found, np.asarray(model(tf.constant(asked))))
-
-
-def answer(model, path, parts):
-    return runtime_answers(export(model, path, ops="onnx"), parts)
-
-
 @pytest.mark.parametrize("lengths", [[1, 1], [5, 5], [4, -1], []])
 @pytest.mark.parametrize("combiner", [None, "mean"])
 def test_lengths_that_do_not_fit_are_refused(combiner, lengths, tmp_path):
@@ -248,7 +220,7 @@ def test_lengths_that_do_not_fit_are_refused(combiner, lengths, tmp_path):
     parts = {"ids_values": tf.constant([5, 7, 9], tf.int64),
              "ids_row_lengths": tf.constant(lengths, tf.int64)}  # fmt: skip
     with pytest.raises(Exception, match=r"(?i)expected_lengths_that_fit"):
-        answer(model, tmp_path, parts)
+        runtime_answers(export(model, tmp_path, ops="onnx"), parts)
 
 
 def test_weights_in_other_places_are_refused(tmp_path):
@@ -256,7 +228,7 @@ def test_weights_in_other_places_are_refused(tmp_path):
     parts = models.parts_of(fed)
     parts["weights_row_lengths"] = tf.reverse(parts["weights_row_lengths"], [0])
     with pytest.raises(Exception, match=r"(?i)expected_weights_with_the_row_splits"):
-        answer(model, tmp_path, parts)
+        runtime_answers(export(model, tmp_path, ops="onnx"), parts)
 
 
 def test_ops_that_onnx_does_not_have_are_refused_by_name(tmp_path):
@@ -274,12 +246,6 @@ def test_columns_are_refused_by_name(tmp_path):
     features = {"ids": keras.Input((3,), dtype="int64", name="ids")}
     vectors = fc.DenseFeatures([fc.embedding_column(column, 4)], name="features")(features)
     refused(keras.Model(features, vectors), tmp_path, "Received: Sparse.*'.*features")
-
-
-def test_lookups_of_integers_are_refused_by_name(tmp_path):
-    pieces = kinds.Kinds(np.random.default_rng(1))
-    vectors = pieces.integers()
-    refused(keras.Model(pieces.inputs, vectors), tmp_path, "HashTableV2 at '.*integer_lookup")
 
 
 def test_rows_that_are_looked_up_before_the_graph_give_the_same(tmp_path):

@@ -1,0 +1,108 @@
+"""Ops of TensorFlow around our layers give the same bits as ONNX, or are refused."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from onnx_answers import check, refused, runtime_answers
+
+from sok_embed.serving import onnx_files
+
+OPS = {
+    "rounded": lambda ids: tf.cast(tf.cast(ids, tf.bfloat16), tf.float32),
+    "sum": lambda ids: tf.reduce_sum(ids, 1),
+    "product": lambda ids: tf.reduce_prod(ids[:, :2], 1),
+    "sum of int32": lambda ids: tf.reduce_sum(tf.cast(ids, tf.int32), 1),
+    "divided by others": lambda ids: ids // ids[:, ::-1],
+    "divided by -1": lambda ids: ids // -1,
+    "one hot in front": lambda ids: keras.ops.one_hot(ids, 9, axis=1),
+    "sorted": lambda ids: tf.sort(ids, 1),
+    "random": lambda ids: tf.random.uniform(tf.shape(ids)),
+    "old select": lambda ids: tf.raw_ops.Select(condition=ids >= 0, x=ids, y=-ids),
+    "asserted": lambda ids: _asserted(ids),
+}
+
+
+def _asserted(ids):
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(ids <= 5), [ids])]):
+        return tf.identity(ids)
+
+
+@pytest.mark.parametrize("kind", OPS)
+def test_ops_that_would_answer_otherwise_are_refused(kind, tmp_path):
+    ids = keras.Input((3,), dtype="int64", name="ids")
+    model = keras.Model(ids, keras.layers.Lambda(OPS[kind], name="other")(ids))
+    refused(model, tmp_path, "the same in ONNX. Received: .*other")
+
+
+# Around the numbers that float32 and float64 do not have.
+NUMBERS = [-(2**63), -(2**53) - 1, -7, -1, 0, 6, 2**24 + 1, 2**53 + 1, 2**63 - 1]
+LIMITS = [-(2**63), -(2**53) - 1, 0, 2**24, 2**24 + 1, 2**53, 2**53 + 1, 2**63 - 1]
+SEGMENTS = [-5, 0, 1, -1, 1, 3, 3, -(2**40), 0]  # those of negative numbers are left out
+
+
+def of_segments(reduce, dtype):
+    return lambda ids: reduce(tf.cast(tf.reshape(ids, [-1]), dtype), tf.constant(SEGMENTS), 5)
+
+
+COMPARED = {
+    "less": lambda ids: tf.stack([ids < limit for limit in LIMITS]),
+    "greater": lambda ids: tf.stack([ids > limit for limit in LIMITS]),
+    "less or equal": lambda ids: tf.stack([ids <= limit for limit in LIMITS]),
+    "greater or equal": lambda ids: tf.stack([ids >= limit for limit in LIMITS]),
+    "less of unsigned": lambda ids: tf.bitcast(ids, "uint64") < tf.constant(2**63, "uint64"),
+    "divided": lambda ids: tf.stack([ids // by for by in (3, -7, 1, 2**53 + 1, -(2**63))]),
+    "divided unsigned": lambda ids: tf.bitcast(tf.bitcast(ids, "uint64") // 3, "int64"),
+    "divided int32": lambda ids: tf.cast(ids, tf.int32) // -7,
+    "remainder": lambda ids: ids % 20,
+    "remainder of a negative": lambda ids: ids % -7,
+    "choice": lambda ids: tf.where(ids >= 2**24 + 1, np.inf, 1.0),
+    "multiplied": lambda ids: ids * 2654435761 + 5,
+    "larger": lambda ids: tf.maximum(ids, 2**53),
+    "largest": lambda ids: tf.reduce_max(ids, 1),
+    "smallest": lambda ids: tf.reduce_min(ids, 1),
+    "cumulated": lambda ids: tf.cumsum(ids, axis=1),
+    "one hot": lambda ids: tf.one_hot(ids, 7, 5.0, -1.0),
+    "one hot of integers": lambda ids: keras.ops.one_hot(ids, 7, dtype="int32"),
+    "float32 and back": lambda ids: tf.cast(tf.cast(ids, tf.float32), tf.int64),
+    "float64 and back": lambda ids: tf.cast(tf.cast(ids, tf.float64) / 3, tf.int64),
+    "int32 and bool": lambda ids: tf.cast(tf.cast(ids + 2**32 - 6, tf.int32), tf.bool),
+    "sum of segments": of_segments(tf.math.unsorted_segment_sum, tf.int64),
+    "sum of segments of floats": of_segments(tf.math.unsorted_segment_sum, tf.float32),
+    "largest of segments": of_segments(tf.math.unsorted_segment_max, tf.int64),
+    "largest of segments of floats": of_segments(tf.math.unsorted_segment_max, tf.float32),
+}
+
+
+@pytest.mark.parametrize("kind", COMPARED)
+def test_integers_keep_all_their_bits(kind, tmp_path):
+    class Model(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec([3, 3], tf.int64, "ids")])
+        def serve(self, ids):
+            return COMPARED[kind](ids)
+
+    model = Model(name="compared")
+    asked = tf.reshape(tf.constant(NUMBERS, tf.int64), [3, 3])
+    onnx_files.write_onnx(model, str(tmp_path))
+    (found,) = runtime_answers(tmp_path, {"ids": asked})
+    expected = model.serve(asked).numpy()
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found, expected)
+
+
+LOOKUPS = {
+    "unknown to one": {},
+    "unknown to several": {"num_oov_indices": 3},
+    "inverted": {"invert": True},
+}
+
+
+@pytest.mark.parametrize("kind", LOOKUPS)
+def test_lookups_of_integers_answer_as_predict(kind, tmp_path):
+    ids = keras.Input((3,), dtype="int64", name="ids")
+    known = keras.layers.IntegerLookup(vocabulary=[5, 2**53 + 1, 6, -7], **LOOKUPS[kind])
+    asked = np.reshape(NUMBERS if kind != "inverted" else [0, 1, 2, 3, 4, 2], [-1, 3])
+    model = keras.Model(ids, known(ids))
+    check(model, {"ids": tf.constant(asked)}, [model.predict(asked, verbose=0)], tmp_path)
