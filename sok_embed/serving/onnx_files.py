@@ -6,20 +6,28 @@ import collections
 import contextlib
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from sok_embed.serving import onnx_ops
+from sok_embed.serving.versions import ONNX_MODEL
 
-MODEL, ARRAYS = "model.onnx", "model.onnx.data"
+_ARRAYS = f"{ONNX_MODEL}.data"
 _OPSET = 18  # the first that has bitwise operations, which hashes of keys take
+# Bytes of all arrays: a graph of TensorFlow, which tf2onnx reads, has less than 2 GiB with its ops.
+_MOST = 2**31 - 2**24
 _OWN_FILE = 1024  # bytes from which on an array lies beside the graph, where it can be mapped
 
 
-def write_onnx(served: tf.Module, folder: str) -> None:
+def write_onnx(served: tf.Module, tables: Sequence[tuple[str, Any]], folder: str) -> None:
     """Writes the function `serve` of a module as `model.onnx`, and large arrays beside it.
+
+    Args:
+        served: The module.
+        tables: The names of the tables that it reads, and the modules with their rows.
+        folder: The folder in which the files are made.
 
     Raises:
         ImportError: Without tf2onnx and onnxruntime.
@@ -45,20 +53,15 @@ def write_onnx(served: tf.Module, folder: str) -> None:
     names = convert.tensor_names_from_structed(function, inputs, outputs)
     if not isinstance(function.structured_outputs, dict):
         names.update((each, f"output_{number}") for number, each in enumerate(outputs))
-    try:
-        graph, tables = tf_loader.from_trackable(served, function, inputs, outputs, False)
-    except ValueError as error:
-        if "2GB" not in str(error) and "Invalid GraphDef" not in str(error):
-            raise
-        raise ValueError(
-            f"Model '{served.name}': expected rows and weights of less than 2 GiB, which a graph "
-            "of ONNX takes. Received: more. Export it with ops='native', and look rows up "
-            "before the graph by sok_embed.serving.rows, or pass dtype='int8' or a min_count."
-        ) from error
+    _check_size(served.name, function.graph.variables, captured.values(), tables)
+    graph, tables_of_ids = tf_loader.from_trackable(served, function, inputs, outputs, False)
     _set_constants(graph, captured)
     _check_exact(graph, served.name)
     with _silent("tf2onnx"), tf.Graph().as_default() as imported:
         tf.import_graph_def(graph, name="")
+        # This one drops casts there and back, and so what they round.
+        optimizers = {**optimizer._optimizers}
+        del optimizers["remove_back_to_back"]
         try:
             converted = process_tf_graph(
                 imported,
@@ -66,23 +69,21 @@ def write_onnx(served: tf.Module, folder: str) -> None:
                 input_names=inputs,
                 output_names=outputs,
                 tensors_to_rename=names,
-                initialized_tables=tables,
-                custom_op_handlers=onnx_ops.handlers(tables),
+                initialized_tables=tables_of_ids,
+                custom_op_handlers=onnx_ops.handlers(tables_of_ids),
             )
+            # Without catching errors it makes no copies of all arrays.
+            optimized = optimizer.optimize_graph(converted, False, optimizers)
+            model = optimized.make_model(served.name)
         except Exception as error:  # of any class
             raise ValueError(
                 f"Model '{served.name}': expected a graph that tf2onnx converts. Received: "
                 f"{error}. Export it with ops='stock'."
             ) from error
-        # This one drops casts there and back, and so what they round.
-        optimizers = {**optimizer._optimizers}
-        del optimizers["remove_back_to_back"]
-        optimized = optimizer.optimize_graph(converted, optimizers=optimizers)
-        model = optimized.make_model(served.name)
     _check_ops(model, served.name)
-    path = os.path.join(folder, MODEL)
+    path = os.path.join(folder, ONNX_MODEL)
     onnx.save_model(
-        model, path, save_as_external_data=True, location=ARRAYS, size_threshold=_OWN_FILE
+        model, path, save_as_external_data=True, location=_ARRAYS, size_threshold=_OWN_FILE
     )
     _check_runs(path, served.name)
 
@@ -97,6 +98,35 @@ def _check_installed() -> None:
             f"{error}. Run pip install 'sok-embed[onnx]'."
         ) from error
     del onnxruntime, tf2onnx
+
+
+def _check_size(
+    name: str,
+    variables: Sequence[tf.Variable],
+    captured: Iterable[tf.Tensor],
+    tables: Sequence[tuple[str, Any]],
+) -> None:
+    """Raises for more bytes than a graph of TensorFlow takes."""
+    everything = _bytes_of([*variables, *captured])
+    if everything <= _MOST:
+        return
+    read = {id(each) for each in variables}
+    sizes = [
+        (_bytes_of(each for each in rows.variables if id(each) in read), f"table '{table}'")
+        for table, rows in tables
+    ]
+    sizes.append((everything - sum(size for size, _ in sizes), "weights"))
+    shown = ", ".join(f"{what} {size / 2**20:.1f} MiB" for size, what in sorted(sizes)[::-1])
+    raise ValueError(
+        f"Model '{name}': expected rows and weights of less than {_MOST >> 20} MiB, which a "
+        f"graph of TensorFlow takes, from which ONNX is made. Received: {shown}. Export it with "
+        "ops='native', and look rows up before the graph by sok_embed.serving.rows, or pass "
+        "dtype='int8' or a min_count."
+    )
+
+
+def _bytes_of(arrays: Iterable[Any]) -> int:
+    return sum(each.shape.num_elements() * each.dtype.size for each in arrays)
 
 
 def _named(bodies: Iterable[Any]) -> Iterator[tuple[Any, dict[str, Any]]]:

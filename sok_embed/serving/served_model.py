@@ -143,6 +143,12 @@ def export(
     options = _Options(dtype, check_integer("min_count", min_count, 0), missing, ops, progress)
     agreement = Agreement(communicators.current())
     store = stored_at(path)
+    if store is not None and ops == "onnx":
+        raise ValueError(
+            f"Expected a folder for an export with ops='onnx'. Received: '{os.fsdecode(path)}', a "
+            "URL, where versions are those that sok_embed.serving.load follows. Export to a "
+            "folder, and copy its files."
+        )
     # A checkpoint has the optimizer too, which is compared.
     compiled = source is not None
     built = agreement.together("load the model", lambda: _model(model, compiled))
@@ -158,7 +164,7 @@ def export(
                     # This imports tf2onnx, which no other export needs.
                     from sok_embed.serving.onnx_files import write_onnx
 
-                    write_onnx(served, folder)
+                    write_onnx(served, tables.made, folder)
                 else:
                     with tables.files.set_aside(os.path.join(folder, "assets")):
                         tf.saved_model.save(served, folder, signatures=served.serve)
@@ -249,9 +255,9 @@ class _Tables:
         return pool
 
     @property
-    def made(self) -> list[Any]:
-        """All substitutes that have been made."""
-        return [stand_in for _, stand_in in self._made.values()]
+    def made(self) -> list[tuple[str, Any]]:
+        """The names of tables, and the substitutes that have been made."""
+        return [(table.name, stand_in) for table, stand_in in self._made.values()]
 
     def _taken(self, rows: int) -> None:
         self._done += rows
@@ -295,7 +301,7 @@ def _served(model: keras.Model, input_signature: Any, tables: _Tables) -> Any:
     read = {id(each) for each in graph.variables}
     named = names_of(model, graph.variables)
     served.weights = {name: each for name, each in named.items() if id(each) in read}
-    served.tables = tables.made
+    served.tables = [stand_in for _, stand_in in tables.made]
     adapted = json.dumps(adapted_layers(model))
     served.adapted = tf.function(lambda: tf.constant(adapted), input_signature=[])
     handles = {id(handle) for handle, _ in graph.captures}

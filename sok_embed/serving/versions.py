@@ -16,6 +16,7 @@ from sok_embed.files.whole_files import sync
 # Begins the name of the folder in which a version is made. Model servers load folders with numbers
 # as names, and ignore all others.
 _STAGED = "version"
+ONNX_MODEL = "model.onnx"
 
 
 class Version(NamedTuple):
@@ -97,6 +98,11 @@ def export_numbers(root: str) -> list[int]:
             raise FileNotFoundError(
                 f"Expected a folder of versions. Received: '{root}', which is one of them. Pass "
                 f"'{os.path.dirname(os.path.abspath(root))}'."
+            )
+        if any(os.path.isfile(os.path.join(root, each, ONNX_MODEL)) for each in ("", *names)):
+            raise FileNotFoundError(
+                f"Expected an export with ops='native' in '{root}'. Received: one with ops='onnx'. "
+                f"Open its {ONNX_MODEL} with onnxruntime, or export the model with ops='native'."
             )
         raise FileNotFoundError(
             f"Expected an export in '{root}', such as '{os.path.join(root, '1')}'. Received: none. "

@@ -263,16 +263,30 @@ def test_rows_that_are_looked_up_before_the_graph_give_the_same(tmp_path):
     check(head, parts, [model.predict(asked, verbose=0)], tmp_path / "head")
 
 
-def test_a_graph_of_two_gibibytes_is_refused(tmp_path):
-    class Large(tf.Module):
-        def __init__(self):
-            super().__init__(name="large")
-            self.rows = tf.Variable(tf.zeros([1 << 29], tf.float32))
-            spec = tf.TensorSpec([None], tf.int64, "ids")
-            self.serve = tf.function(lambda ids: tf.gather(self.rows, ids), input_signature=[spec])
+def test_more_than_a_graph_takes_is_refused_with_the_sizes_of_tables(tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx_files, "_MOST", 2**20)
+    ids = keras.Input((1,), dtype="int64", name="ids")
+    own = sok.DynamicEmbedding(64, "ones", name="own")
+    both = sok.AdaptiveEmbedding(64, static_buckets=2**13, name="both")
+    vectors = keras.layers.Concatenate()(
+        [keras.layers.Flatten()(each(ids)) for each in (own, both)]
+    )
+    model = keras.Model(ids, keras.layers.Dense(1024)(vectors))
+    model.compile("sgd", "mse")
+    model.fit(np.arange(4096)[:, np.newaxis], np.zeros([4096, 1024]), batch_size=4096, verbose=0)
+    # 8192 rows of 256 bytes beside own ones, 4096 rows with their keys, 128 rows of 4096 bytes.
+    sizes = r"table 'both' 2\.0 MiB, table 'own' 1\.0 MiB, weights 0\.5 MiB"
+    refused(model, tmp_path, f"less than 1 MiB.* Received: {sizes}")
 
-    with pytest.raises(ValueError, match=r"of less than 2 GiB.*sok_embed\.serving\.rows"):
-        onnx_files.write_onnx(Large(), str(tmp_path))
+
+@pytest.mark.parametrize("place", ["", "1"])
+def test_an_export_as_onnx_is_not_loaded_and_says_so(place, tmp_path):
+    model, _ = of_ids(models.dynamic(None), 5)
+    export(model, tmp_path, ops="onnx")
+    with pytest.raises(FileNotFoundError, match="Received: one with ops='onnx'.*onnxruntime"):
+        sok.serving.load(tmp_path / place)
+    with pytest.raises(ValueError, match="Expected a folder for an export with ops='onnx'"):
+        export(model, "memory://served", ops="onnx")
 
 
 def test_a_machine_without_the_extra_is_told(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from onnx_answers import check, refused, runtime_answers
 from sok_embed.serving import onnx_files
 
 OPS = {
+    "float16": lambda ids: tf.cast(ids, tf.float16),
     "rounded": lambda ids: tf.cast(tf.cast(ids, tf.bfloat16), tf.float32),
     "sum": lambda ids: tf.reduce_sum(ids, 1),
     "product": lambda ids: tf.reduce_prod(ids[:, :2], 1),
@@ -85,7 +86,7 @@ def test_integers_keep_all_their_bits(kind, tmp_path):
 
     model = Model(name="compared")
     asked = tf.reshape(tf.constant(NUMBERS, tf.int64), [3, 3])
-    onnx_files.write_onnx(model, str(tmp_path))
+    onnx_files.write_onnx(model, [], str(tmp_path))
     (found,) = runtime_answers(tmp_path, {"ids": asked})
     expected = model.serve(asked).numpy()
     assert found.dtype == expected.dtype
