@@ -128,11 +128,6 @@ def as_int64(keys: tf.Tensor) -> tf.Tensor:
     return tf.cast(keys, tf.int64)
 
 
-def has_assertions() -> bool:
-    """Returns whether the graph that is traced may have assertions of TensorFlow."""
-    return _asserts.get()
-
-
 def checked(tensor: tf.Tensor, condition: tf.Tensor, message: str, *shown: Any) -> tf.Tensor:
     """Returns the tensor, whose computation fails unless all of a condition holds.
 

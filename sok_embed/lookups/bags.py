@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from sok_embed import tf_ops
 from sok_embed.lookups.input_forms import Form, check_beside, flat_values, values_beside
-from sok_embed.tf_ops.served import checked, has_assertions
+from sok_embed.tf_ops.served import checked
 
 
 class Bags(NamedTuple):
@@ -161,11 +161,6 @@ def _of_shape(weights: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
     """
     if weights.shape.is_fully_defined() and ids.shape.is_fully_defined():
         return weights
-    if not has_assertions():
-        equal = tf.equal(tf.shape(weights), tf.shape(ids))
-        return checked(weights, equal, "Expected weights of the shape of the input")
-    equal = tf.debugging.assert_equal(
-        tf.shape(weights), tf.shape(ids), "Expected weights of the shape of the input."
-    )
-    with tf.control_dependencies([] if equal is None else [equal]):
-        return tf.identity(weights)
+    equal = tf.equal(tf.shape(weights), tf.shape(ids))
+    message = "Expected weights of the shape of the input. Received:"
+    return checked(weights, equal, message, tf.shape(weights))

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from sok_embed.tf_ops.served import checked, has_assertions
+from sok_embed.tf_ops.served import checked
 
 
 class Form(NamedTuple):
@@ -72,22 +72,11 @@ def values_beside(name: str, tensor: Any, ids: tf.RaggedTensor | tf.SparseTensor
     else:
         places, values = "indices", tensor.values
         pairs = zip([tensor.indices], [ids.indices], strict=True)
-    checks = []
     for own, others in pairs:
-        if own is others:
-            continue
-        if not has_assertions():
-            values = checked(values, _equal(own, others), f"Expected {name} with the {places}")
-            continue
-        equal = tf.debugging.assert_equal(
-            tf.cast(own, tf.int64),
-            tf.cast(others, tf.int64),
-            f"Expected {name} with the {places} of the input.",
-        )
-        if equal is not None:
-            checks.append(equal)
-    with tf.control_dependencies(checks):
-        return tf.identity(values) if checks else values
+        if own is not others:
+            message = f"Expected {name} with the {places} of the input. Received:"
+            values = checked(values, _equal(own, others), message, own)
+    return values
 
 
 def check_beside(what: str, name: str, values: Any, ids: Any) -> None:

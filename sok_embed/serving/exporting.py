@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras import tree
 
 from sok_embed.keras_bridge.private_state import symbolic_inputs
-from sok_embed.tf_ops.served import checked, has_assertions
+from sok_embed.tf_ops.served import checked
 
 
 def export_model(
@@ -116,17 +116,14 @@ class _Input:
         name, spec = self._name, self._spec
         if isinstance(spec, tf.RaggedTensorSpec):
             values, lengths = given[f"{name}_values"], [given[each] for each in self._lengths]
-            if has_assertions():
-                return tf.RaggedTensor.from_nested_row_lengths(values, lengths)
             inner = [*lengths[1:], values]
             for number, each in enumerate(lengths):
                 fit = tf.equal(
                     tf.reduce_sum(tf.cast(each, tf.float64)),
                     tf.cast(tf.shape(inner[number])[0], tf.float64),
                 )
-                lengths[number] = checked(
-                    each, tf.reduce_all(each >= 0) & fit, f"{name}: expected lengths that fit"
-                )
+                message = f"{name}: expected lengths that fit. Received:"
+                lengths[number] = checked(each, tf.reduce_all(each >= 0) & fit, message, each)
             return tf.RaggedTensor.from_nested_row_lengths(values, lengths, validate=False)
         if isinstance(spec, tf.SparseTensorSpec):
             names = ("indices", "values", "dense_shape")

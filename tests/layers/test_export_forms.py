@@ -225,12 +225,14 @@ def test_a_layer_that_knows_padding_takes_padded_arrays_for_ragged_inputs(name):
         np.testing.assert_array_equal(model(tf.constant(padded)), model(ragged))
 
 
-def test_lengths_that_do_not_fit_the_values_are_an_error(tmp_path):
-    model, _ = model_of("dynamic", "ragged", False)
-    sok.export_model(model, tmp_path / "m")
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        values = {"ids_values": tf.constant([5, 7], tf.int64)}
-        served(str(tmp_path / "m"), {**values, "ids_row_lengths": tf.constant([1], tf.int64)})
+@pytest.mark.parametrize("lengths", [[1, 1], [5, 5], [4, -1], []])
+def test_lengths_that_do_not_fit_the_values_are_an_error(lengths, tmp_path):
+    ids = keras.Input((None,), dtype="int64", name="ids", ragged=True)
+    sok.export_model(keras.Model(ids, dynamic()(ids)), tmp_path)
+    parts = {"ids_values": tf.constant([5, 7, 9], tf.int64)}
+    parts["ids_row_lengths"] = tf.constant(lengths, tf.int64)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="ids: expected lengths that fit"):
+        served(tmp_path, parts)
 
 
 def test_inputs_of_one_name_are_refused(tmp_path):

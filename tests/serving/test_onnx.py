@@ -136,6 +136,7 @@ DENSE = {
         for name in ("relu", "relu6", "elu", "selu", "softplus", "softsign", "softmax", "tanh",
                      "log_softmax", "sigmoid", "leaky_relu", "exponential", "silu")
     },
+    "batch norm": lambda x: L.BatchNormalization()(x),
     "layer norm": lambda x: L.LayerNormalization()(x),
     "attention": lambda x: L.MultiHeadAttention(2, 3)(x, x),
     "convolution": lambda x: L.Conv1D(3, 2, padding="same")(x),
@@ -239,6 +240,13 @@ def test_ops_that_onnx_does_not_have_are_refused_by_name(tmp_path):
         tmp_path,
         "the same in ONNX. Received: Fingerprint .*rows_of_words",
     )
+
+
+@pytest.mark.parametrize("dtype", ["mixed_float16", "mixed_bfloat16"])
+def test_layers_of_fewer_bits_are_refused_by_name(dtype, tmp_path):
+    ids = keras.Input((2,), dtype="int64", name="ids")
+    rounded = L.Dense(2, dtype=dtype)(models.dynamic("sum")(ids))
+    refused(keras.Model(ids, rounded), tmp_path, rf"Received: Cast \(.*{dtype[6:]}\)")
 
 
 def test_columns_are_refused_by_name(tmp_path):
