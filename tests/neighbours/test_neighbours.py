@@ -1,4 +1,4 @@
-"""Libraries beside Keras that people use with embedding tables, each run as its own users run it."""
+"""Libraries that people use beside Keras with embedding tables, each run as its users run it."""
 
 import keras
 import numpy as np
