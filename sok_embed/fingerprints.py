@@ -90,8 +90,14 @@ def keys_of_strings(ids: Any) -> Any:
     if not (tf.is_tensor(ids) or isinstance(ids, keras.KerasTensor)):
         array = np.asarray(ids)
         if array.dtype.kind == "O":
-            has_strings = all(isinstance(each, (str, bytes)) for each in array.ravel())
-            return fingerprint(array) if has_strings and array.size else ids
+            others = [each for each in array.ravel() if not isinstance(each, (str, bytes))]
+            if others and len(others) < array.size:
+                raise ValueError(
+                    f"Expected strings alone. Received: {described(others[0])} among them. Where "
+                    'values are missing, give sok_embed.fingerprint(ids), which takes them as "", '
+                    "or a dataset of sok_embed.data.from_pandas."
+                )
+            return ids if others or not array.size else fingerprint(array)
         return fingerprint(array) if array.dtype.kind in "US" else ids
     return fingerprint(ids) if ids.dtype == "string" else ids
 

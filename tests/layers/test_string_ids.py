@@ -98,6 +98,13 @@ def test_what_are_not_only_strings_is_refused(ids):
         sok.DynamicEmbedding(DIM)(ids)
 
 
+def test_strings_with_missing_ones_are_refused_with_the_way():
+    ids = np.array(["a", None], object)
+    with pytest.raises(ValueError, match=r"Received: None \(of type NoneType\) among them"):
+        sok.DynamicEmbedding(DIM)(ids)
+    assert sok.DynamicEmbedding(DIM)(sok.fingerprint(ids)).shape == (2, DIM)
+
+
 def test_the_mask_of_strings_leaves_the_missing_one_out():
     layer = sok.DynamicEmbedding(DIM, padding_value="")
     words = tf.constant([["a", ""], ["", "b"]])
