@@ -82,9 +82,9 @@ def run(
     check_integer("max_failures", max_failures, 0)
     if workers is not None:
         workers = check_integer("workers", workers, 1)
-    specs = None
+    schema = None
     if data is not None:
-        specs = _specs_of(data)
+        schema = _schema_of(data)
         frame = data if workers is None else _dealt(data, workers)
     elif workers is not None:
         frame = session.builder.getOrCreate().range(0, workers, 1, workers)
@@ -92,7 +92,7 @@ def run(
         raise ValueError("Expected workers, data or both. Received: neither.")
 
     def task(batches: Iterator[Any]) -> Iterator[Any]:
-        return _work(function, specs, batches)
+        return _work(function, schema, batches)
 
     failures = 0
     while True:
@@ -127,11 +127,15 @@ def _spark() -> tuple[Any, tuple[type[Exception], ...]]:
     return SparkSession, (Py4JJavaError, PySparkException)
 
 
-def _specs_of(data: DataFrame) -> dict[str, tf.TypeSpec]:
-    """Returns the specification of each column's tensors `[B, ...]`."""
-    from sok_embed.data.arrow import spec_of
+def _schema_of(data: DataFrame) -> Any:
+    """Returns the schema of Arrow, or raises for columns of which there are no tensors."""
+    import pyarrow
 
-    return {each.name: spec_of(each.name, _arrow_of(each, each.dataType)) for each in data.schema}
+    from sok_embed.data.arrow import columns_of
+
+    schema = pyarrow.schema([(each.name, _arrow_of(each, each.dataType)) for each in data.schema])
+    columns_of(schema)
+    return schema
 
 
 def _arrow_of(column: StructField, kind: DataType) -> Any:
@@ -171,9 +175,7 @@ def _unpickled(result: bytes) -> Any:
 # --- in a task ------------------------------------------------------------------------------
 
 
-def _work(
-    function: Callable[..., Any], specs: dict[str, tf.TypeSpec] | None, batches: Iterator[Any]
-) -> Iterator[Any]:
+def _work(function: Callable[..., Any], schema: Any, batches: Iterator[Any]) -> Iterator[Any]:
     """Calls the function as a worker. Yields its rank and result, as Arrow."""
     import keras
     import pyarrow
@@ -186,7 +188,8 @@ def _work(
     folder = ScratchFolder("sok-embed-rows", SparkFiles.getRootDirectory())
     try:
         rows = _stored(batches, f"{folder.path}/rows.arrow")
-        arguments = () if specs is None else (_dataset(f"{folder.path}/rows.arrow", rows, specs),)
+        given = schema is not None
+        arguments = (_dataset(f"{folder.path}/rows.arrow", rows, schema),) if given else ()
         init()
         result = cloudpickle.dumps(function(*arguments))
     finally:
@@ -209,19 +212,20 @@ def _stored(batches: Iterator[Any], path: str) -> int:
     return rows
 
 
-def _dataset(path: str, rows: int, specs: dict[str, tf.TypeSpec]) -> tf.data.Dataset:
+def _dataset(path: str, rows: int, schema: Any) -> tf.data.Dataset:
     """Returns the rows of a file as dicts."""
     import pyarrow
     import tensorflow as tf
 
-    from sok_embed.data.arrow import tensor_of
+    from sok_embed.data.arrow import columns_of
+    from sok_embed.data.batches import dataset_of
 
-    def stored() -> Iterator[dict[str, Any]]:
+    def stored() -> Iterator[Any]:
         if rows:
             with pyarrow.memory_map(path) as file, pyarrow.ipc.open_file(file) as reader:
                 for number in range(reader.num_record_batches):
-                    batch = reader.get_batch(number)
-                    yield {name: tensor_of(name, batch[name], specs[name]) for name in specs}
+                    yield reader.get_batch(number)
 
-    dataset = tf.data.Dataset.from_generator(stored, output_signature=specs).unbatch()
+    (columns,) = columns_of(schema)
+    dataset = dataset_of(columns, stored).unbatch()
     return dataset.apply(tf.data.experimental.assert_cardinality(rows))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import ray.train
@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from sok_embed import communicators
 from sok_embed.arguments import check_integer
-from sok_embed.data.arrow import spec_of, tensor_of
+from sok_embed.data.arrow import columns_of
+from sok_embed.data.batches import dataset_of
 from sok_embed.data.joining import join
 from sok_embed.ray.data_config import BATCH_SIZE
 
@@ -70,15 +71,12 @@ def dataset(
     shard = ray.train.get_dataset_shard(name)
     own = getattr(shard, BATCH_SIZE, None)
     size = _batch_size(batch_size, own)
-    parts = _parts(shard, feature_columns, label_column, weight_column)
-    spec = _mapped(parts, lambda column, of_column: of_column)
+    parts = columns_of(shard.schema(), feature_columns, label_column, weight_column)
 
-    def batches() -> Iterator[Any]:
-        for table in shard.iter_batches(batch_size=size, batch_format="pyarrow"):
-            yield _mapped(parts, lambda column, each: tensor_of(column, table[column], each))  # noqa: B023
+    def tables() -> Any:
+        return shard.iter_batches(batch_size=size, batch_format="pyarrow")
 
-    found = tf.data.Dataset.from_generator(batches, output_signature=spec)
-    found._batch_size = tf.constant(size)  # as `batch` leaves it, for whoever counts examples
+    found = dataset_of(parts, tables, size)
     options = tf.data.Options()
     options.deterministic = bool(shard.get_context().execution_options.preserve_order)
     number = _number_of_batches(shard, size, own is not None, rows)
@@ -102,43 +100,6 @@ def _batch_size(given: int | None, own: int | None) -> int:
             f"sok_embed.ray.DataConfig. Received: {given}. Leave batch_size out."
         )
     return int(given or own or 0)
-
-
-def _parts(
-    shard: Any, features: str | Sequence[str] | None, label: str | None, weight: str | None
-) -> tuple[Any, ...]:
-    """Returns the parts of a batch: names of columns with their specifications."""
-    schema = shard.schema()
-    kinds = dict(zip(schema.names, schema.types, strict=True))
-    others = [each for each in (label, weight) if each is not None]
-    if weight is not None and label is None:
-        raise ValueError(
-            f"Expected label_column with weight_column. Received: weight_column={weight!r} alone."
-        )
-    if features is None:
-        features = [each for each in kinds if each not in others]
-    named = [features] if isinstance(features, str) else list(features)
-    missing = [each for each in (*named, *others) if each not in kinds]
-    if missing or not named:
-        raise ValueError(
-            f"Expected columns among {list(kinds)}. Received: {missing or 'no feature column'}."
-        )
-
-    def spec(column: str) -> tuple[str, tf.TypeSpec]:
-        return column, spec_of(column, kinds[column])
-
-    x = spec(features) if isinstance(features, str) else {each: spec(each) for each in named}
-    return (x, *map(spec, others))
-
-
-def _mapped(parts: tuple[Any, ...], make: Any) -> tuple[Any, ...]:
-    """Returns the parts with `make(column, specification)` in place of each column."""
-    return tuple(
-        {column: make(*each) for column, each in part.items()}
-        if isinstance(part, dict)
-        else make(*part)
-        for part in parts
-    )
 
 
 def _number_of_batches(shard: Any, size: int, in_turns: bool, rows: int | None) -> int | None:

@@ -1,0 +1,398 @@
+"""Makes datasets of batches of frames, tables of Arrow, Parquet files and Hugging Face datasets."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sok_embed.arguments import check_flag, check_integer, described, takes_options
+
+_BYTES = 2**26  # about so many are read at once, but at least a batch
+_STREAMED = 4096  # so many rows of a stream, of whose bytes nothing is known
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Holds what all functions of this module take; `from_arrow` says what it means."""
+
+    features: str | Sequence[str] | None = None
+    label: str | Sequence[str] | None = None
+    weight: str | None = None
+    missing: Mapping[str | type, Any] | None = None
+    shuffle: int | None = None
+    seed: int | None = None
+    num_shards: int = 1
+    index: int = 0
+    drop_remainder: bool = False
+
+    def __post_init__(self) -> None:
+        check_integer("num_shards", self.num_shards, 1)
+        check_integer("index", self.index, 0, self.num_shards)
+        check_flag("drop_remainder", self.drop_remainder)
+        if self.shuffle is not None:
+            check_integer("shuffle", self.shuffle, 1)
+        elif self.seed is not None:
+            raise ValueError(
+                f"Expected seed with shuffle. Received: seed={self.seed} alone. Say by shuffle= "
+                "how many rows wait to be drawn from."
+            )
+
+
+@takes_options(Options)
+def from_arrow(source: Any, batch_size: int, **options: Any) -> tf.data.Dataset:
+    """Makes a dataset of the rows of a table of Arrow, a frame of Polars or a relation of DuckDB.
+
+    Numbers and truth values become tensors `[B]` of the column's dtype, text, bytes and categories
+    `tf.string` `[B]`, lists ragged `[B, None]`, lists of lists `[B, None, None]`, lists of a fixed
+    size n and tensors dense `[B, n]`. Decimals become int64 if they have no places, else float64.
+    Times, structs and maps are errors. Numbers are not copied before batches are cut.
+
+    Example:
+    >>> import pyarrow
+    >>> clicks = pyarrow.table({"user": ["ann", None], "tags": [[1, 2], []], "click": [1.0, 0.0]})
+    >>> ((features, label),) = from_arrow(clicks, 2, label="click", missing={str: ""})
+    >>> features["user"].numpy(), features["tags"].to_list(), label.numpy()
+    (array([b'ann', b''], dtype=object), [[1, 2], []], array([1., 0.]))
+
+    Args:
+        source: A `pyarrow.Table`, or an object with `__arrow_c_stream__`, which is read at once.
+        batch_size: The rows of a batch.
+        **options: The arguments that all these functions take.
+
+            - `features`: The columns of the features: one as a tensor, or several as a dictionary.
+              `None`: all but the label and the weight.
+            - `label`: The column of the labels, or several as a dictionary. `None`: there are none.
+            - `weight`: The column of the weights of examples. `None`: they weigh the same.
+            - `missing`: A dictionary of what stands for missing values: by the names of columns,
+              and for features also by the types `str`, `int`, `float`, `bool` and `list`. `[]`
+              stands for a list that is missing. What is given for floats stands for NaN, too. Not
+              given: a missing float of a feature is NaN, and other missing values are errors.
+            - `shuffle`: How many rows wait to be drawn from, as in `tf.data.Dataset.shuffle`; with
+              all rows each order is as likely. Each pass has an order of its own. `None`: the rows'
+              own order.
+            - `seed`: The seed of the shuffle. `None`: what `keras.utils.set_random_seed` has set.
+            - `num_shards`, `index`: The number of parts, such as one for each worker, and the part
+              that is read. Part i of n has the rows `[i * rows // n, (i + 1) * rows // n)`.
+            - `drop_remainder`: True if a last, shorter batch is left out. All parts then have the
+              same number of batches; else these numbers differ by one at most.
+
+    Returns:
+        Batches `(features,)`, `(features, label)` or `(features, label, weight)`, for `fit`,
+        `evaluate` and `predict`. Their number is known.
+
+    Raises:
+        ImportError: If pyarrow is not installed.
+        TypeError: For another source.
+        ValueError: For columns that are not there or of which there are no tensors; for missing
+            values, with the column and their number; for arguments that do not fit.
+        tf.errors.OpError: While it is read, for a missing value within lists.
+    """
+    pyarrow = _pyarrow()
+    if not isinstance(source, pyarrow.Table):
+        if not hasattr(source, "__arrow_c_stream__"):
+            raise TypeError(
+                "Expected a table of Arrow or an object with __arrow_c_stream__, such as a frame "
+                f"of Polars. Received: {described(source)}. For pandas there is from_pandas, for "
+                "files from_parquet."
+            )
+        source = pyarrow.table(source)
+
+    def nulls(name: str) -> tuple[int, int]:
+        return source[name].null_count, len(source)
+
+    row_bytes = source.nbytes / max(1, len(source))
+    return _sliced(source.schema, len(source), source.slice, row_bytes, batch_size, options, nulls)
+
+
+@takes_options(Options)
+def from_pandas(frame: Any, batch_size: int, **options: Any) -> tf.data.Dataset:
+    """Makes a dataset of the rows of a frame of pandas, as `from_arrow` does.
+
+    Strings need no conversion: a column of them is a feature `tf.string` `[B]`. Columns of lists
+    or arrays are ragged. The index is left out. NaN, None and NA are missing values. Numbers lie in
+    the frame's memory; do not change the frame while the dataset is in use.
+
+    Example:
+    >>> import pandas
+    >>> frame = pandas.DataFrame({"user": ["ann", "bob", "ann"], "click": [1.0, 0.0, 1.0]})
+    >>> dataset = from_pandas(frame, 2, label="click", shuffle=len(frame), seed=1)
+    >>> dataset.element_spec[0]
+    {'user': TensorSpec(shape=(None,), dtype=tf.string, name=None)}
+
+    Args:
+        frame: The `pandas.DataFrame`.
+        batch_size: The rows of a batch.
+        **options: The other arguments of `from_arrow`.
+
+    Returns:
+        Batches, as those of `from_arrow`.
+
+    Raises:
+        ImportError, TypeError, ValueError: As `from_arrow`; also for a column of several types.
+    """
+    pyarrow = _pyarrow()
+    if not hasattr(frame, "iloc") or getattr(frame, "ndim", 0) != 2:
+        raise TypeError(
+            f"Expected a DataFrame of pandas. Received: {described(frame)}. A Series becomes one "
+            "by its method to_frame."
+        )
+    named = _named(options)
+    try:
+        table = pyarrow.Table.from_pandas(
+            frame if named is None else frame[[each for each in frame if each in named]],
+            preserve_index=False,
+        )
+    except pyarrow.ArrowException as error:
+        raise ValueError(
+            f"Expected columns whose values have one type. Received: {'; '.join(error.args)}. "
+            "Convert the column, as by frame.astype({'name': str}), or leave it out by features=."
+        ) from error
+    return from_arrow(table, batch_size, **options)
+
+
+@takes_options(Options)
+def from_parquet(source: Any, batch_size: int, **options: Any) -> tf.data.Dataset:
+    """Makes a dataset of the rows of Parquet files, as `from_arrow` does, without reading all.
+
+    Only the row groups of this part are read, and of them only the columns that are asked for. A
+    shuffle also draws the order of the row groups.
+
+    Example:
+    >>> import pyarrow.parquet
+    >>> clicks = pyarrow.table({"user": ["ann", "bob"], "click": [1.0, 0.0]})
+    >>> pyarrow.parquet.write_table(clicks, "clicks.parquet")
+    >>> int(from_parquet("clicks.parquet", 1, label="click").cardinality())
+    2
+
+    Args:
+        source: A path or URL of a file or of a folder, whose files are sorted by name; or a list of
+            paths, in their order; or a `pyarrow.dataset.Dataset` of Parquet files, which may have
+            partitions and a file system of its own.
+        batch_size: The rows of a batch.
+        **options: The other arguments of `from_arrow`.
+
+    Returns:
+        Batches, as those of `from_arrow`.
+
+    Raises:
+        ImportError, TypeError, ValueError: As `from_arrow`; also for files without a column that
+            others have.
+        OSError: If there is no such file.
+        tf.errors.OpError: While it is read, for missing values that no statistics of the file told.
+    """
+    pyarrow = _pyarrow()
+    from pyarrow import dataset as arrow
+
+    if not isinstance(source, arrow.Dataset):
+        one = isinstance(source, str | os.PathLike)
+        paths = os.fspath(source) if one else [os.fspath(each) for each in source]
+        source = arrow.dataset(paths, format="parquet", partitioning="hive")
+    if not isinstance(getattr(source, "format", None), arrow.ParquetFileFormat):
+        raise TypeError(
+            f"Expected paths or a pyarrow.dataset.Dataset of Parquet files. Received: "
+            f"{described(source)}. Other files are read by pyarrow or pandas, for from_arrow or "
+            "from_pandas."
+        )
+    groups = [each for file in source.get_fragments() for each in file.split_by_row_group()]
+    sizes = [each.row_groups[0].num_rows for each in groups]
+    if source.count_rows() != sum(sizes):
+        raise ValueError(
+            f"Expected a dataset without a filter. Received: one of {source.count_rows()} of "
+            f"{sum(sizes)} rows. Filter the table for from_arrow, or write the rows to other files."
+        )
+    ends = list(itertools.accumulate(sizes, initial=0))
+    row_bytes = sum(each.row_groups[0].total_byte_size for each in groups) / max(1, ends[-1])
+
+    def read(names: list[str], first: int, last: int, step: int, random: Any) -> Iterator[Any]:
+        own = [i for i in range(len(groups)) if ends[i] < last and ends[i + 1] > first]
+        own = own if random is None else random.permutation(own).tolist()
+        files = arrow.FileSystemDataset(
+            [groups[i] for i in own], source.schema, source.format, source.filesystem
+        )
+        # By default it reads ahead so far that memory fills up.
+        batches = files.to_batches(
+            columns=names, batch_size=step, batch_readahead=2, fragment_readahead=1
+        )
+        for i in own:
+            begin = ends[i]
+            while begin < ends[i + 1]:
+                batch = next(batches)
+                low, high = max(first - begin, 0), min(last - begin, len(batch))
+                begin += len(batch)
+                if low < high:
+                    yield pyarrow.Table.from_batches([batch.slice(low, high - low)])
+
+    return _dataset(
+        source.schema,
+        ends[-1],
+        read,
+        row_bytes,
+        batch_size,
+        options,
+        lambda name: _nulls(groups, name),
+    )
+
+
+@takes_options(Options)
+def from_huggingface(source: Any, batch_size: int, **options: Any) -> tf.data.Dataset:
+    """Makes a dataset of the rows of a Hugging Face dataset, as `from_arrow` does.
+
+    The rows of a `datasets.Dataset` are read from its files as they are needed. Its format and
+    transforms are left out. Of an `IterableDataset`, which streams, the number of batches is not
+    known.
+
+    Example:
+    >>> clicks = datasets.load_dataset("owner/clicks", split="train")          # doctest: +SKIP
+    >>> from_huggingface(clicks, 512, label="click", shuffle=100_000, seed=1)  # doctest: +SKIP
+
+    Args:
+        source: The `datasets.Dataset` or `datasets.IterableDataset`, one split.
+        batch_size: The rows of a batch.
+        **options: The other arguments of `from_arrow`.
+
+    Returns:
+        Batches, as those of `from_arrow`.
+
+    Raises:
+        TypeError: For another source, such as several splits.
+        ValueError: As `from_arrow`; also for `num_shards` of an `IterableDataset`.
+        tf.errors.OpError: While it is read, for missing values.
+    """
+    kind = type(source).__name__
+    if kind not in ("Dataset", "IterableDataset") or not hasattr(source, "with_format"):
+        raise TypeError(
+            "Expected a datasets.Dataset or datasets.IterableDataset. Received: "
+            f"{described(source)}. Of a DatasetDict take one split, as by source['train']."
+        )
+    tables = source.with_format("arrow")
+    if kind == "Dataset":
+        table = source.data
+        row_bytes = table.nbytes / max(1, len(table))
+        schema = source.features.arrow_schema
+        return _sliced(
+            schema, len(source), lambda i, n: tables[i : i + n], row_bytes, batch_size, options
+        )
+    if options.get("num_shards", 1) != 1:
+        raise ValueError(
+            "Expected num_shards=1 of an IterableDataset, whose rows are not counted. Received: "
+            f"{options['num_shards']}. Give the part of this worker, by "
+            "datasets.distributed.split_dataset_by_node."
+        )
+
+    def read(names: list[str], first: int, last: int, step: int, random: Any) -> Iterator[Any]:
+        return tables.iter(batch_size=step)
+
+    schema = next(iter(tables.iter(batch_size=1))).schema
+    return _dataset(schema, None, read, _BYTES / _STREAMED, batch_size, options)
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise ImportError(
+            f"Expected pyarrow. Received: {error}. Run pip install 'sok-embed[parquet]'."
+        ) from error
+    return pyarrow
+
+
+def _named(options: Mapping[str, Any]) -> set[str] | None:
+    """Returns the columns that options name; `None`: all."""
+    if options.get("features") is None:
+        return None
+    parts = [options.get(each) for each in ("features", "label", "weight")]
+    return {name for part in parts if part for name in ([part] if isinstance(part, str) else part)}
+
+
+def _nulls(groups: Sequence[Any], name: str) -> tuple[int, int]:
+    """Returns how many values of a flat column are missing, and how many rows were looked at.
+
+    Files without such statistics count as files without missing values.
+    """
+    missing = rows = 0
+    for group in groups:
+        of_group = group.metadata.row_group(group.row_groups[0].id)
+        names = [of_group.column(i).path_in_schema for i in range(of_group.num_columns)]
+        if name in names:
+            statistics = of_group.column(names.index(name)).statistics
+            rows += of_group.num_rows
+            if statistics is not None and statistics.has_null_count:
+                missing += statistics.null_count
+    return missing, rows
+
+
+def _sliced(
+    schema: Any,
+    rows: int,
+    rows_at: Callable[[int, int], Any],
+    row_bytes: float,
+    batch_size: int,
+    options: Mapping[str, Any],
+    nulls: Callable[[str], tuple[int, int]] | None = None,
+) -> tf.data.Dataset:
+    """Makes a dataset of rows that lie in memory or in mapped files: `rows_at(first, rows)`."""
+
+    def read(names: list[str], first: int, last: int, step: int, random: Any) -> Iterator[Any]:
+        for place in range(first, last, step):
+            yield rows_at(place, min(step, last - place))
+
+    return _dataset(schema, rows, read, row_bytes, batch_size, options, nulls)
+
+
+def _dataset(
+    schema: Any,
+    rows: int | None,
+    read: Callable[..., Iterator[Any]],
+    row_bytes: float,
+    batch_size: int,
+    options: Mapping[str, Any],
+    nulls: Callable[[str], tuple[int, int]] | None = None,
+) -> tf.data.Dataset:
+    """Makes a dataset of what `read(names, first, last, step, random)` yields in a pass.
+
+    That are tables of the rows `[first, last)`, of at most about `step` rows each. `nulls` tells of
+    a column how many values are missing, and of how many rows.
+    """
+    from sok_embed.data.arrow import check_missing, columns_of
+    from sok_embed.data.batches import ROWS, dataset_of, shuffled, whole_batches
+
+    given = Options(**options)
+    check_integer("batch_size", batch_size, 1, 2**31)
+    parts = columns_of(schema, given.features, given.label, given.weight, given.missing or {})
+    columns = tf.nest.flatten(parts)
+    if nulls is not None:
+        for column in columns:
+            check_missing(column, *nulls(column.name))
+    names = list({column.name: None for column in columns})
+    step = int(min(ROWS, _BYTES / max(row_bytes, 1)))
+    if given.shuffle is None:
+        step = max(1, step // batch_size) * batch_size
+    else:
+        step = max(1, min(step, given.shuffle // 2))
+    first, last, total = 0, 0, None
+    if rows is not None:
+        first, last = (rows * i // given.num_shards for i in (given.index, given.index + 1))
+        total = last - first
+        if given.drop_remainder:  # as many in each part
+            total = rows // given.num_shards // batch_size * batch_size
+
+    def tables(*draw: int) -> Iterator[Any]:
+        random = np.random.default_rng(int(draw[0])) if draw else None
+        found = read(names, first, last, step, random)
+        if random is not None:
+            found = shuffled(found, int(given.shuffle or 0), random, names)
+        return whole_batches(found, batch_size, total, given.drop_remainder)
+
+    draws = None
+    if given.shuffle is not None:
+        draws = tf.data.Dataset.random(given.seed, rerandomize_each_iteration=True).take(1)
+    found = dataset_of(parts, tables, batch_size, draws)
+    if total is not None:
+        found = found.apply(tf.data.experimental.assert_cardinality(-(-total // batch_size)))
+    return found.prefetch(tf.data.AUTOTUNE)
