@@ -285,6 +285,8 @@ def widened(values: Any) -> Any:
     def wide(kind: Any) -> Any:
         if types.is_list(kind) or types.is_large_list(kind):
             return pyarrow.large_list(wide(kind.value_type))
+        if types.is_fixed_size_list(kind):
+            return pyarrow.list_(wide(kind.value_type), kind.list_size)
         return pyarrow.large_binary() if is_text(kind) else kind
 
     if types.is_dictionary(values.type):
@@ -301,7 +303,9 @@ def _elements(array: Any) -> Any:
     places = np.arange(len(array) * size) + array.offset * size
     # What lies under missing lists has no meaning.
     missing = np.repeat(array.is_null().to_numpy(zero_copy_only=False), size)
-    return array.values.take(pyarrow.array(places, mask=missing))
+    values = array.values
+    values = values.cast(pyarrow.large_binary()) if is_text(values.type) else values
+    return values.take(pyarrow.array(places, mask=missing))
 
 
 def _flat(column: Column, array: Any) -> list[npt.NDArray[Any]]:

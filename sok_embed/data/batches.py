@@ -91,15 +91,17 @@ def _tensor(column: Column, arrays: Sequence[tf.Tensor], first: tf.Tensor, last:
         of_rows = ends[first : last + 1]
         first, last = of_rows[0], of_rows[-1]
         splits.append(of_rows - first)
+    rows = last - first
     if column.spec.dtype == tf.string:
         texts, ends = arrays[column.depth :]
         size = math.prod(column.lengths)
-        of_values = ends[first * size : last * size + 1]
+        of_values = tf.slice(ends, [first * size], [rows * size + 1])
         flat = tf.strings.substr(texts, of_values[:-1], of_values[1:] - of_values[:-1])
-        flat = tf.reshape(flat, [last - first, *column.lengths])
+        flat = tf.reshape(flat, [rows, *column.lengths]) if column.lengths else flat
     else:
-        flat = arrays[column.depth][first:last]
-    flat = tf.ensure_shape(flat, [None, *column.lengths])
+        zeros = [0] * len(column.lengths)
+        flat = tf.slice(arrays[column.depth], [first, *zeros], [rows, *column.lengths])
+    flat.set_shape([None, *column.lengths])
     return tf.RaggedTensor.from_nested_row_splits(flat, splits, validate=False) if splits else flat
 
 

@@ -199,24 +199,23 @@ def from_parquet(source: Any, batch_size: int, **options: Any) -> tf.data.Datase
             f"{described(source)}. Other files are read by pyarrow or pandas, for from_arrow or "
             "from_pandas."
         )
-    groups = [each for file in source.get_fragments() for each in file.split_by_row_group()]
+    files = list(source.get_fragments())
+    groups = [each for file in files for each in file.split_by_row_group()]
     sizes = [each.row_groups[0].num_rows for each in groups]
-    if source.count_rows() != sum(sizes):
-        raise ValueError(
-            f"Expected a dataset without a filter. Received: one of {source.count_rows()} of "
-            f"{sum(sizes)} rows. Filter the table for from_arrow, or write the rows to other files."
-        )
     ends = list(itertools.accumulate(sizes, initial=0))
     row_bytes = sum(each.row_groups[0].total_byte_size for each in groups) / max(1, ends[-1])
+
+    def nulls(name: str) -> tuple[int, int]:
+        return _nulls(files, groups, name)
 
     def read(names: list[str], first: int, last: int, step: int, random: Any) -> Iterator[Any]:
         own = [i for i in range(len(groups)) if ends[i] < last and ends[i + 1] > first]
         own = own if random is None else random.permutation(own).tolist()
-        files = arrow.FileSystemDataset(
+        chosen = arrow.FileSystemDataset(
             [groups[i] for i in own], source.schema, source.format, source.filesystem
         )
         # By default it reads ahead so far that memory fills up.
-        batches = files.to_batches(
+        batches = chosen.to_batches(
             columns=names, batch_size=step, batch_readahead=2, fragment_readahead=1
         )
         for i in own:
@@ -228,15 +227,7 @@ def from_parquet(source: Any, batch_size: int, **options: Any) -> tf.data.Datase
                 if low < high:
                     yield pyarrow.Table.from_batches([batch.slice(low, high - low)])
 
-    return _dataset(
-        source.schema,
-        ends[-1],
-        read,
-        row_bytes,
-        batch_size,
-        options,
-        lambda name: _nulls(groups, name),
-    )
+    return _dataset(source.schema, ends[-1], read, row_bytes, batch_size, options, nulls)
 
 
 @takes_options(Options)
@@ -310,11 +301,20 @@ def _named(options: Mapping[str, Any]) -> set[str] | None:
     return {name for part in parts if part for name in ([part] if isinstance(part, str) else part)}
 
 
-def _nulls(groups: Sequence[Any], name: str) -> tuple[int, int]:
+def _nulls(files: Sequence[Any], groups: Sequence[Any], name: str) -> tuple[int, int]:
     """Returns how many values of a flat column are missing, and how many rows were looked at.
 
     Files without such statistics count as files without missing values.
     """
+    from pyarrow.dataset import get_partition_keys
+
+    for file in files:
+        columns = {*file.physical_schema.names, *get_partition_keys(file.partition_expression)}
+        if name not in columns:  # of which Arrow would make missing values
+            raise ValueError(
+                f"Expected column '{name}' in each file. Received: {file.path} without it. Leave "
+                "the column out by features=, or write it to all files."
+            )
     missing = rows = 0
     for group in groups:
         of_group = group.metadata.row_group(group.row_groups[0].id)

@@ -19,6 +19,7 @@ import tensorflow as tf
 from limits import HANG_S
 
 import sok_embed as sok
+from sok_embed import spark
 from sok_embed.checkpoint.batches import Batches
 from sok_embed.data import arrow
 
@@ -453,6 +454,7 @@ def test_what_is_read_lies_in_memory_once() -> None:
 ENDS = """
 import pandas as pd
 import sok_embed as sok
+from sok_embed import spark
 
 dataset = sok.data.from_pandas(pd.DataFrame({"x": range(100_000)}), 10)
 iterator = iter(dataset)
@@ -469,3 +471,16 @@ def test_a_program_ends_while_batches_are_left(tmp_path) -> None:
     )
     assert "a fault of the program" in done.stderr
     assert done.returncode == 1, time.monotonic() - began
+
+
+def test_rows_that_spark_has_stored_are_dicts_of_scalars(tmp_path) -> None:
+    table = pa.table({"x": ["a", "b", "c"], "n": [[1], [], [2, 3]]})
+    path = str(tmp_path / "rows.arrow")
+    assert spark._stored(iter(table.to_batches(max_chunksize=2)), path) == 3
+    for _ in range(2):
+        dataset = spark._dataset(path, 3, table.schema)
+        assert int(dataset.cardinality()) == 3
+        assert [row["x"].numpy() for row in dataset] == [b"a", b"b", b"c"]
+        (batch,) = dataset.batch(3)
+        assert batch["n"].to_list() == [[1], [], [2, 3]]
+    assert list(spark._dataset(path, 0, table.schema)) == []
