@@ -144,13 +144,12 @@ def from_pandas(frame: Any, batch_size: int, **options: Any) -> tf.data.Dataset:
         )
     named = _named(options)
     try:
-        table = pyarrow.Table.from_pandas(
-            frame if named is None else frame[[each for each in frame if each in named]],
-            preserve_index=False,
-        )
+        columns = None if named is None else [each for each in frame if each in named]
+        table = pyarrow.Table.from_pandas(frame, columns=columns, preserve_index=False)
     except pyarrow.ArrowException as error:
+        words = "; ".join(map(str, error.args))
         raise ValueError(
-            f"Expected columns whose values have one type. Received: {'; '.join(error.args)}. "
+            f"Expected columns whose values have one type. Received: {words}. "
             "Convert the column, as by frame.astype({'name': str}), or leave it out by features=."
         ) from error
     return from_arrow(table, batch_size, **options)

@@ -446,6 +446,11 @@ def test_what_is_read_lies_in_memory_once() -> None:
     columns = arrow.columns_of(table.schema)[0]
     (values,) = arrow.arrays_of(columns["x"], table["x"].chunk(0))
     assert values.ctypes.data == table["x"].chunk(0).buffers()[1].address
+    frame = pd.DataFrame({"x": np.arange(64), "s": ["abc"] * 64})
+    with_features = sok.data.from_pandas(frame, 64, features="x")
+    frame.loc[3, "x"] = 300  # which shows that the numbers are not a copy
+    ((found,),) = with_features
+    assert found[3] == 300
     doubled = sok.data.from_arrow(table, 16).map(lambda features: features["x"] * 2)
     for _ in range(2):
         assert np.concatenate(list(doubled)).tolist() == [2 * i for i in range(64)]
