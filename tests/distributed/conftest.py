@@ -40,7 +40,8 @@ OVER_TCP = frozenset(
     failing_adaptive failing_masked failing_columns failing_key communicator communicator_of_horovod
     counted_in_training evictions_in_logs columns_sgd columns_of_no_ids many_sequences
     a_layer_of_no_adaptive_columns hashed_sgd_sparse hashed_shared joined_adam_weighted
-    joined_validation joined_two_at_once joined_in_a_loop joined_normalization joined_reports
+    joined_dealt joined_validation joined_two_at_once joined_in_a_loop joined_normalization
+    joined_reports
     message_counts what_a_step_waits_for message_bytes averages many_slices normalized_by_each
     normalized_by_all normalized_uneven saving initial_rows every_input_form combined_bags mapped
     mapped_on_disk

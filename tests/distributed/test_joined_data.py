@@ -7,7 +7,13 @@ import pytest
 from sharded.joining import SIZES
 from sharded.results import Results, assert_equal_tables, assert_equal_weights
 
-FITTED = ("joined_sgd", "joined_adam_weighted", "joined_validation", "joined_of_known_lengths")
+FITTED = (
+    "joined_sgd",
+    "joined_adam_weighted",
+    "joined_dealt",
+    "joined_validation",
+    "joined_of_known_lengths",
+)
 
 
 @pytest.mark.parametrize("scenario", FITTED)

@@ -124,6 +124,29 @@ def joined_sgd(here: Here) -> dict[str, Any]:
 
 
 @scenario
+def joined_dealt(here: Here) -> dict[str, Any]:
+    """Batches of a table of Arrow are dealt out in turns: those of a step are one worker's."""
+    import pyarrow
+
+    arrays = _arrays()
+    table = pyarrow.table(
+        {
+            "user": arrays["user"],
+            "seen": arrays["seen"],
+            "word": pyarrow.FixedSizeListArray.from_arrays(arrays["word"].ravel(), 2),
+            "target": arrays["targets"].ravel(),
+            "weight": arrays["weights"],
+        }
+    )
+    data = sok_embed.data.from_arrow(table, 12 // here.size, label="target", weight="weight")
+    model = Joined()
+    model.compile(sok_embed.DistributedOptimizer(OPTIMIZERS["sgd"]()), "mse")
+    own = data.shard(here.size, here.rank)
+    model.fit(sok_embed.data.join(own), epochs=EPOCHS, verbose=0)
+    return _contents(model)
+
+
+@scenario
 def joined_adam_weighted(here: Here) -> dict[str, Any]:
     return _contents(_fit(here, "adam", weighted=True))
 
