@@ -30,9 +30,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 CPP_FILES = $(shell find tf_ops -name '*.h' -o -name '*.cc' -o -name '*.cu')
-PYTHON_FILES = $(wildcard setup.py sok_embed feature_column tf_ops tests benchmarks examples scripts)
+PYTHON_FILES = $(wildcard setup.py sok_embed feature_column tf_ops tests benchmarks examples scripts docs/site)
 
-.PHONY: setup native demo wheel matrix test test-all check format bench sanitize clean help
+.PHONY: setup native demo wheel matrix test test-all check typing docs format bench sanitize clean help
 
 # horovodrun is found, and the python that it starts is ours.
 demo test test-all bench: export PATH := $(BIN):$(PATH)
@@ -148,16 +148,30 @@ test-all: setup  ## all tests, those that take long too, with other random progr
 	$(call run_tests,-m "")
 
 # mypy (strict, by pyproject.toml) sees the package as installed: all rooms inside sok_embed.
-check: setup  ## formatting, lint, types, plain English, import direction
+check: setup typing  ## formatting, lint, types, plain English, import direction
 	clang-format --dry-run -Werror $(CPP_FILES)
 	$(BIN)/ruff format --check --quiet $(PYTHON_FILES)
 	$(BIN)/ruff check --quiet $(PYTHON_FILES)
 	$(BIN)/python scripts/lint_prose.py
+	cd build/typing && $(BIN)/mypy --config-file ../../pyproject.toml -p sok_embed
+	$(BIN)/pytest --quiet tests/packaging/test_import_direction.py
+
+# The package as it is when installed, with all rooms inside sok_embed.
+typing:
 	@rm -rf build/typing && mkdir -p build/typing/sok_embed
 	@ln -s $(CURDIR)/sok_embed/* $(wildcard $(CURDIR)/tf_ops $(CURDIR)/feature_column) \
 	  build/typing/sok_embed/
-	cd build/typing && $(BIN)/mypy --config-file ../../pyproject.toml -p sok_embed
-	$(BIN)/pytest --quiet tests/packaging/test_import_direction.py
+
+# The site has a venv of its own: its tools read the sources, and import nothing of them.
+SITE := build/docs-venv
+$(SITE)/made: docs/site/requirements.txt
+	@"$(PYTHON)" -m venv $(SITE)
+	@$(SITE)/bin/python -m pip install --quiet --requirement $<
+	@touch $@
+
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: typing $(SITE)/made  ## the site of the documentation, in build/site
+	$(SITE)/bin/mkdocs build --config-file docs/site/mkdocs.yml
 
 format: setup  ## rewrite C++ and Python in their one format
 	clang-format -i $(CPP_FILES)
