@@ -103,6 +103,7 @@ class CountingBloomAdmission:
 
 
 Admission: TypeAlias = FrequencyAdmission | CountingBloomAdmission
+"""The type of either admission."""
 
 _KINDS: dict[str, type[FrequencyAdmission] | type[CountingBloomAdmission]] = {
     cls.kind: cls for cls in (FrequencyAdmission, CountingBloomAdmission)

@@ -166,6 +166,7 @@ class MinNorm:
 
 
 Eviction: TypeAlias = LeastRecentlyUsed | LeastFrequentlyUsed | MaxAge | MinNorm
+"""The type of any eviction."""
 
 _KINDS: dict[str, type[Eviction]] = {
     cls.kind: cls for cls in (LeastRecentlyUsed, LeastFrequentlyUsed, MaxAge, MinNorm)

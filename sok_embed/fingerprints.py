@@ -32,7 +32,8 @@ def fingerprint(values: Any) -> Any:
     and `68FD1E64` is another string. Integers are hashed by their decimal digits, so that 7 and "7"
     have one key. Missing values (None, NaN, `pandas.NA` and `pandas.NaT`) are hashed as the empty
     string, since readers of `tf.data` turn them into "". Its key is a key like any other;
-    `padding_value=""` and `mask_zero=True` of a layer leave it out.
+    `padding_value=""` and `mask_zero=True` of a layer leave it out. In models it is the layer
+    `sok_embed.fingerprints.Fingerprint`.
 
     Example:
     >>> fingerprint(np.array(["cat", "dog", None], object))

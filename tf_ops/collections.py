@@ -16,15 +16,25 @@ import tensorflow as tf
 from sok_embed.tf_ops.native import on_cpu, ops
 from sok_embed.tf_ops.tables import Lookup, deposit, has_marks, number_in_graph
 
-# Kinds of bags of a feature: each key is a bag; all keys at one index of the first dimension are a
-# bag; row splits divide the keys into bags.
-BAG_A_KEY, BAG_A_ROW, BAG_BY_SPLITS = range(3)
+BAG_A_KEY = 0
+"""Each key of a feature is a bag."""
+BAG_A_ROW = 1
+"""All keys at one index of the first dimension are a bag."""
+BAG_BY_SPLITS = 2
+"""Row splits divide the keys into bags."""
 
 COMBINERS = ("sum", "mean", "sqrtn", "max")
 
-# Placements of the rows of a table: spread by a hash of the key, all on one worker, all on every
-# one, spread by the key itself, or by its `adaptive_buckets`.
-BY_KEY, ON_WORKER, ON_ALL, BY_MODULO, BY_BUCKET = range(5)
+BY_KEY = 0
+"""The rows of a table are spread over the workers by a hash of the key."""
+ON_WORKER = 1
+"""All rows are on one worker."""
+ON_ALL = 2
+"""All rows are on every worker."""
+BY_MODULO = 3
+"""Rows are spread by the key itself."""
+BY_BUCKET = 4
+"""Rows are spread by the bucket of the key, of `adaptive_buckets`."""
 
 
 @dataclass(frozen=True)

@@ -65,8 +65,8 @@ class Redemption(NamedTuple):
     clipped_to: float = 0.0
 
 
-# The step of each table; `None`: the table is not trained.
 RuleSteps = Sequence[RuleStep | None]
+"""The step of each table; `None`: the table is not trained."""
 
 _ALL_DEPOSITS = Redemption()
 

@@ -28,12 +28,12 @@ from sok_embed.tf_ops.measuring import note_deposit
 from sok_embed.tf_ops.native import on_cpu, ops
 from sok_embed.tf_ops.served import ServedRows, as_int64
 
-# The length of an anchor whose gradient identifies deposits: kAnchorSize in the core's tickets.h.
 ANCHOR_SIZE = 192
-# This many of its last elements hold the norm of the deposited gradients.
+"""The length of an anchor whose gradient identifies deposits: kAnchorSize of tickets.h."""
 ANCHOR_COORDINATES = 64
-# The ratio of two marks of deposits is a power of 2 to this number: kMarkStep in tickets.h.
+"""The number of its last elements, which hold the norm of the deposited gradients."""
 ANCHOR_MARK_STEP = 16
+"""The ratio of two marks of deposits is a power of 2 to this number: kMarkStep of tickets.h."""
 
 _numbers = itertools.count(1)
 
@@ -49,7 +49,10 @@ def table_handle(shared_name: str, dim: int, **attributes: Any) -> tf.Tensor:
         **attributes: The other fields of `TableSpec` in the core's `tables/table_spec.h`, which has
             their defaults: `initializer` (`"constant"`, `"uniform"`, `"normal"`,
             `"truncated_normal"`) with its numbers `initializer_a` and `initializer_b`, `seed`,
-            `max_rows` (0: no limit), `eviction` with its numbers, `row_dtype` and so on.
+            `max_rows` (0: no limit), `direct`, `owners`, `owner`, `shards`, `eviction` (`"lru"`,
+            `"lfu"`, `"max_age"`, `"min_norm"`; empty: none) with `eviction_max_age` in ticks of the
+            table's clock, `eviction_min_l2` and `eviction_every`, `step_clock`, `row_dtype` and so
+            on.
 
     Returns:
         A scalar resource tensor, on the CPU.

@@ -55,16 +55,28 @@ def _constructors(scope: griffe.Object) -> Iterator[griffe.Function]:
 def _add_fields(function: griffe.Function, options: griffe.Class, left_out: set[str]) -> None:
     """Puts the fields of a dataclass and of its bases before the `**` of a function."""
     *before, rest = function.parameters
-    shown = [
-        griffe.Parameter(
-            field.name,
-            annotation=field.annotation,
-            kind=griffe.ParameterKind.keyword_only,
-            default=field.value,
-        )
+    fields = {
+        field.name: field
         for each in reversed([options, *options.mro()])
         for field in each.attributes.values()
-        if field.annotation and field.name not in left_out and field.name not in function.parameters
+        if "property" not in field.labels
+    }
+    shown = [
+        griffe.Parameter(
+            name,
+            annotation=field.annotation,
+            kind=griffe.ParameterKind.keyword_only,
+            default=_value(field),
+        )
+        for name, field in fields.items()
+        if name not in {*left_out, *(each.name for each in before)}
     ]
     takes_more = [rest] if rest.name == "kwargs" else []
     function.parameters = griffe.Parameters(*before, *shown, *takes_more)
+
+
+def _value(field: griffe.Attribute) -> Any:
+    """Returns the default of a field, for a constant its value."""
+    if isinstance(field.value, griffe.ExprName):
+        return field.modules_collection[field.value.canonical_path].value
+    return field.value

@@ -28,9 +28,14 @@ _Numbers: TypeAlias = Sequence[tuple[str, float]]
 _Progress: TypeAlias = Callable[[int, int], bool]
 _Path: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
-class StorageError(OSError): ...
-class StorageLockedError(StorageError): ...
-class CorruptionError(StorageError): ...
+class StorageError(OSError):
+    """The disk is full or fails, `max_rows` is reached, or RocksDB failed."""
+
+class StorageLockedError(StorageError):
+    """The folder of a storage is open elsewhere; the message names the process."""
+
+class CorruptionError(StorageError):
+    """Files are damaged. A device that fails to read or write is a `StorageError`."""
 
 class _Survey(TypedDict):
     rows: int

@@ -33,7 +33,8 @@ class ModelCheckpoint(FiguresOfAll, keras.callbacks.ModelCheckpoint):
     rows are replaced in one step. `keras.saving.load_model` reads the rows where they lie, from a
     storage that is open read-only, so such a model predicts and does not train; to go on from
     there, make the model by its class and `model.load_weights(file)`, which puts the rows into the
-    storage of the model. Move the folder together with the file.
+    storage of the model. Move the folder together with the file: without it both raise
+    `FileNotFoundError`.
 
     With several workers, all of them need the callback, with the same path in a folder that they
     share. Metrics are those of the examples of all workers, as `AverageMetrics` makes them, before
@@ -54,8 +55,8 @@ class ModelCheckpoint(FiguresOfAll, keras.callbacks.ModelCheckpoint):
         initial_value_threshold: The value that the metric must improve on at first.
 
     Raises:
-        ValueError: For another ending, and as Keras raises; from `fit` as `sok_embed.save_model`,
-            and for feature columns whose rows lie in a storage.
+        ValueError: For another ending, and as Keras raises; from `fit`, before the first step, as
+            `sok_embed.save_model`, and for feature columns whose rows lie in a storage.
     """
 
     # Layers with rows read this attribute before `fit` begins.

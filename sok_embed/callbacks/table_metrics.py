@@ -40,17 +40,18 @@ class TableMetrics(keras.callbacks.Callback):
     |---|---|
     | `rows` | rows at the end; of an `AdaptiveEmbedding` own rows, here and below |
     | `new_rows` | rows that were made in the epoch |
-    | `hit_rate` | share, in [0, 1], of the keys looked up in the epoch that had a row before |
+    | `hit_rate` | share, in [0, 1], of the keys looked up in training that had a row before |
     | `memory_bytes` | bytes in memory, with slots and index; of a storage those of its cache |
     | `disk_bytes` | bytes of the storage's files of rows, as of the last flush, for all tables |
     | `cache_hit_rate` | share, in [0, 1], of the rows found that were in the cache of the storage |
-    | `evicted` | rows that have gone by an eviction in the epoch |
+    | `evicted` | rows that have gone by an eviction; own rows that have gone for any reason |
     | `left_out` | keys whose gradients were dropped in the epoch, as a full table had no room |
     | `refused` | keys that the admission counted in the epoch, without giving them a row |
     | `sketch_saturation` | share, in [0, 1], of the cells of an `AdaptiveEmbedding`'s sketch |
 
-    With several workers there are `exchange/bytes`, the bytes of rows and gradients that went to
-    other workers in the epoch, and `exchange/seconds`, the time that exchanges were under way.
+    With several workers there are `exchange/bytes`, the bytes of rows, keys and gradients that went
+    to other workers in the epoch, and `exchange/seconds`, the time that exchanges were under way,
+    the wait for slower workers included.
     Validations add `val_<layer>/hit_rate` and `val_<layer>/cache_hit_rate`. An `evaluate` outside
     of `fit` logs rates and states of tables, for later callbacks; its result does not have them.
 

@@ -62,7 +62,8 @@ class Checkpoint:
         **objects: Other objects for `tf.train.Checkpoint`: variables, layers, optimizers, tables.
 
     Raises:
-        ValueError: Without a model and objects, and for an object of the name `model`.
+        ValueError: Without a model and objects, and for an object whose name is `model` or begins
+            with `model_`.
     """
 
     def __init__(self, model: keras.Model | None = None, **objects: Any) -> None:

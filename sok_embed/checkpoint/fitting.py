@@ -115,7 +115,8 @@ def fit(
         ValueError: For arguments that do not fit; for a dataset whose state cannot be saved, or
             whose order is not known, as `position` needs it; for a dataset that ends within an
             epoch; for a checkpoint of other arguments, or of another number of workers with
-            iterators.
+            iterators; for callbacks that back up or keep weights themselves; for a model that is
+            not compiled, or has a strategy.
         Stopped: Once `stop_when` has returned True on a worker and the place is saved.
         Exception: As `CheckpointManager.save` and `restore_or_initialize`; the error of `on_saved`.
     """

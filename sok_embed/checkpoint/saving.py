@@ -37,13 +37,14 @@ def save_model(model: keras.Model, path: str | os.PathLike[str]) -> None:
     """Saves a model as `model.save(path)` does, with the rows of all workers.
 
     Keras writes over the old file: a process that is killed meanwhile leaves neither file. This
-    function writes the file into a hidden folder beside it, syncs it, and replaces the old file in
-    one step. The next save removes files of killed saves.
+    function writes the file into a folder `.<name>.<random>.saving` beside it, syncs it, and
+    replaces the old file, whose mode it keeps, in one step. The next save of the name removes files
+    of killed saves.
 
     With several workers this is collective: all of them call it, with the same path, in a folder
     that all of them share. Each writes its rows into the hidden folder, in pieces, and worker 0
-    makes the one file, whose rows may be loaded by any number of workers. An error of one worker is
-    an error of all.
+    makes the one file, whose rows may be loaded by any number of workers. Dense weights, optimizer
+    and seeds are those of worker 0. An error of one worker is an error of all.
 
     Example:
     >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])

@@ -17,7 +17,8 @@ class TcpCommunicator(Connections):
     """The workers that a launcher has started, connected to each other. Making it is collective.
 
     Args:
-        workers: The workers, as the launcher describes them.
+        workers: The workers, as `launchers.find_workers()` or `engines.find_engine_workers()`
+            returns them.
         timeout: The seconds that workers wait for each other.
         pin_gpu: True if each worker of a host takes one of its GPUs.
         levels: The levels of exchanges, 1 or 2, as for `sok_embed.init`.

@@ -34,11 +34,14 @@ class TableConfig(TableOptions):
     16
 
     Args:
-        name: The name of the table, which no other table of the layer has.
+        name: The name of the table, which no other table of the layer has. Owners of keys and start
+            vectors depend on it. Each layer makes a table of its own from a config, so that
+            features that share a table belong in one layer.
         vocabulary_size: Keys are in `[0, vocabulary_size)`. `None`: any 64-bit integer is a key.
         embedding_dim: The length of a vector.
         initializer: A Keras initializer, its name or config. `"uniform"` is -0.05..0.05.
-        optimizer: A name, a Keras optimizer or its config. `None`: the optimizer of the model.
+        optimizer: A name, a Keras optimizer or its config, which may clip gradients by value only.
+            `None`: the optimizer of the model.
         combiner: The way in which the vectors of several keys of an example become one: `"sum"`,
             `"mean"`, `"sqrtn"`, `"max"`; `None` keeps a vector for each key.
         placement: The places of the rows when there are several workers. `"key"`: spread over all

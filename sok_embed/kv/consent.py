@@ -17,7 +17,8 @@ def allow_storages(*roots: str | os.PathLike[str]) -> Iterator[None]:
     """Allows configs in loaded files to open the storages under these folders.
 
     Without it, a config can only open a storage that this process has open already, or one with a
-    relative path that leads into the working directory, even through symbolic links.
+    relative path that leads into the working directory, even through symbolic links; in the root
+    directory, none.
 
     Example:
     >>> import os

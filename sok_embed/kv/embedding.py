@@ -76,7 +76,9 @@ class Embedding:
         reset_initializer: True if the initializer may differ from the group's. Rows that are made
             from now on start from the new one; existing rows stay.
         **options: The options of `sok_embed.kv.table_spec.TableOptions` that a group can have:
-            `admission`, `eviction`, `max_rows`, `row_dtype` and `slot_dtype`.
+            `admission`, `eviction`, `max_rows`, `row_dtype` and `slot_dtype`. Beyond `max_rows` an
+            eviction makes room, or `StorageError` is raised; where a `load` has brought more rows,
+            the next new key has them go.
 
     Raises:
         ValueError: For arguments out of their range, or if the group was made with another
@@ -235,6 +237,8 @@ class Embedding:
 
     def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
         """Returns whether keys have a row. No row is made, and no admission counts.
+
+        A row that has expired does not count.
 
         Args:
             keys: uint64 or int64 of any shape.

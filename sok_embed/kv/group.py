@@ -18,15 +18,16 @@ class Group:
         number: The number of the group, in [0, 256).
         dimension: The length of its vectors.
         optimizer: The name of the rule that trains it, such as `"adam"`; `"keras.adam"` for the
-            form that layers use; `None` before the first update.
+            form that layers use; `None` of rows that nothing has been opened or trained with, such
+            as those of `load_damo`.
         rows: The number of rows; with a TTL, it may include some that have expired.
         steps: The number of updates, of any number of rows each.
         initializer: `kind`, `a`, `b` and `seed`; see `Initializer.bounds`. `None`: unknown,
             since the rows come from `load_damo`.
         slots: The name, and the number of float32, of each vector that the optimizer keeps for a
             row.
-        eviction: The eviction that the group was last opened with, as its `kind` and numbers;
-            `None`: it had none.
+        eviction: The eviction that the group was last opened with: its `kind`, and `max_age` in
+            seconds, or `min_l2` and `every`; `None`: it had none.
         row_dtype: The type of its vectors on disk and in the cache; see `Embedding`.
         slot_dtype: The type of the optimizer's state.
     """

@@ -25,6 +25,7 @@ from sok_embed.binding._core import RULE_PREFIX
 class Schedule:
     """A learning rate that changes with the number of updates of a row.
 
+    `schedule(initial, step)` is the learning rate of an update; the first has the step 0.
     Names, parameters and formulas are those of Keras' classes and, for
     `natural_exponential_decay` and `linear_cosine_decay`, of `tf.compat.v1.train`:
 
@@ -84,6 +85,11 @@ class Optimizer:
     | `adam`, `amsgrad` | `gamma` 1e-3, `beta1` 0.9, `beta2` 0.999, `lambda` 0, `epsilon` 1e-8 |
     | `adamw` | as `adam`, with `lambda` 1e-2 |
     | `lion` | `eta` 3e-4, `beta1` 0.9, `beta2` 0.99, `lambda` 1e-2 |
+
+    Formulas are those of PyTorch's `SGD`, `Adagrad` (`eta` is its `lr_decay`), `Adam` and `AdamW`,
+    of McMahan et al. 2013, algorithm 1 (`ftrl`), and of Chen et al. 2023, algorithm 2 (`lion`).
+    `amsgrad` takes the largest of the bias-corrected velocities, where PyTorch takes it before the
+    correction. The bias correction of Adam and the decay of Adagrad go by the updates of the row.
 
     The learning rate is `gamma`, `alpha` or `eta` (of lion). `lambda` is an L2 penalty, which is
     added to the gradient; in `adamw` and `lion` it is decoupled weight decay.

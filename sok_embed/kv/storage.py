@@ -56,7 +56,8 @@ class Storage(DumpedRows):
             update, assignment, removal, restore and load that returned, each as a whole, for which
             each of them writes to a journal. With `"sync"` they survive a crash of the machine,
             too: every call waits until the disk has its changes.
-        read_only: Nothing in the folder changes, and lookups make no rows.
+        read_only: Nothing in the folder changes, and lookups make no rows; all else that writes
+            is a `PermissionError`.
         reset_slots: True if an optimizer of another rule may take over trained rows: the slots of
             the rule before are then dropped for good. An optimizer of the same rule goes on with
             its slots in any case. It is not saved with a model.
@@ -197,7 +198,9 @@ class Storage(DumpedRows):
     def checkpoint(self, path: str | bytes | os.PathLike[Any]) -> None:
         """Flushes and makes a folder which can be opened like this one.
 
-        Files are linked where the file system can do that, so it takes no time and little space.
+        Files are linked where the file system can do that, so it takes no time and little space. An
+        error leaves nothing at `path`. The checkpoint of a read-only storage has what the storage
+        shows, the journal of a killed writer too; it grows at `<path>.tmp`.
 
         Args:
             path: The new folder, outside of the storage's own.
@@ -212,7 +215,7 @@ class Storage(DumpedRows):
         copy_owners_note(self.path, os.fsdecode(target))
 
     def compact(self) -> None:
-        """Flushes and rewrites the files, without expired and superseded rows."""
+        """Flushes and rewrites the files, without expired, removed and superseded rows."""
         self.ready().compact()
 
     def stats(self) -> dict[str, int]:

@@ -85,7 +85,8 @@ class RowOptions(RowTypes):
     Attributes:
         device: The device whose memory rows lie in: `"cpu"`; `"gpu"`, or `"gpu:1"` for the GPU of
             that number; `"auto"`, a GPU if there is one that can be used and can hold the table,
-            else the host's memory. A GPU holds float32 rows alone.
+            else the host's memory. A GPU holds float32 rows alone. The environment variable
+            `SOK_DEVICE` overrides it.
     """
 
     device: str = CPU

@@ -68,12 +68,13 @@ class AdaptiveEmbedding(KeyLayer):
         output_dim: The length of a vector.
         static_buckets: The number of static rows, on all workers together.
         promote_after: The number of times that a key is seen in training before it gets its own
-            row.
+            row; at most 255, or 65,535 with `counter_bits=16`.
         max_rows: The most own rows on each worker. A row beyond it replaces the least
             used one, once its key has been used as often; with a mask of 1, at once. Rows whose
             counters are full, at 255 or 65,535, do not give way to counts. `None`: no limit.
         decay_every: The number of steps after which counts are halved. `None`: never.
-        ttl: The seconds without an update after which an own row is removed. `None`: never.
+        ttl: The seconds without an update after which an own row is removed. The table looks for
+            such rows after steps, at most 16 times in that span. `None`: never.
         combiner: `None`: a vector for each key. `"sum"`, `"mean"` or `"sqrtn"` (the sum by the root
             of the number): one for each row of keys, over the last axis.
         embeddings_initializer: The initializer of static rows: a Keras initializer, its name or

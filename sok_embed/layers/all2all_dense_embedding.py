@@ -59,7 +59,11 @@ class All2AllDenseEmbedding(TableLayer):
             for, raises and makes no rows.
         **kwargs: The options of `sok_embed.kv.table_spec.TableOptions` but `max_rows`, such as
             `storage` and `eviction`, and the arguments of `keras.layers.Layer`. A table
-            without a hash takes no eviction, and does not lie on a GPU.
+            without a hash takes no eviction, and lies neither in a storage nor on a GPU.
+
+    Call arguments:
+        inputs: The keys, of the shape below.
+        training: True if keys without a row get one; it is, unless a call or Keras says otherwise.
 
     Input shape:
         Integers `[batch, slot_num, nnz_per_slot]`; `[None]` with `dynamic_input`. With int64 keys

@@ -76,10 +76,12 @@ class DynamicEmbedding(TableLayer):
             place. `None`: each key has its vector.
         embeddings_regularizer: A Keras regularizer, its name, its config, or a function of rows
             `[n, output_dim]`, float32. Its loss of the distinct rows of each call is added to the
-            losses of the model. `None`: no regularizer.
+            losses of the model; several workers each add the loss of their own batch. `None`: no
+            regularizer.
         embeddings_constraint: A Keras constraint that acts on each row by itself, its name, its
             config, or a function of rows `[n, output_dim]`, float32. After each step it replaces
-            the rows that the step has changed. `None`: no constraint.
+            the rows that the step has changed, on the worker that holds them; slots and counters
+            stay. `MaxNorm`, `UnitNorm` and `MinMaxNorm` need `axis=1`. `None`: no constraint.
         padding_value: The key that is padding, an int64 or a uint64, or the string that is padding,
             such as `""`, which stands for a missing string. With a combiner, bags are pooled
             without it, in every form of input: it is not looked up, counts for no admission and no
@@ -89,13 +91,14 @@ class DynamicEmbedding(TableLayer):
         weights: Vectors that rows start from, trained elsewhere: a pair `(keys, embeddings)`,
             distinct int64 `[n]` and float `[n, output_dim]`; the path of an `.npz` file with arrays
             of these names; or, as of `keras.layers.Embedding`, float `[n, output_dim]` of the keys
-            0 to n - 1. They become rows when the layer is built, in a table that must have none
-            then; with several workers each takes its own keys out of the same pair. The config does
-            not have them. `None`: no vectors. The `weights` of a call are different: factors of
-            keys.
+            0 to n - 1, also in a list. They become rows when the layer is built, in a table that
+            must have none then; with several workers each takes its own keys out of the same pair.
+            The config does not have them. `None`: no vectors. The `weights` of a call are
+            different: factors of keys.
         default_vector: The vector of keys without a row in calls that do not train, in evaluation
             and serving: `"zeros"`; or another key, whose vector stands for unknown ones, with one
             worker. `None`: the vector that training would start from, which nothing has trained.
+            Such a vector gets no gradient: pass `training=True` where gradients are taken.
         **kwargs: The options of `sok_embed.kv.table_spec.TableOptions`, such as `max_rows`,
             `storage` and `eviction`, and the arguments of `keras.layers.Layer`.
 

@@ -62,7 +62,8 @@ class HashedEmbeddingBag(HashedLayer):
         num_embeddings: Ids are in `[0, num_embeddings)`.
         embedding_dim: The length of an embedding.
         compression: Positions per element: the weight has `int(num_embeddings * embedding_dim *
-            compression)`. Without effect where `weight` or `size` says how many.
+            compression)`. Above 1 with a warning, since the weight is then larger than the table.
+            Without effect where `weight` or `size` says how many.
         mode: `"sum"`; `"mean"`, by the entries that are not padding; or `"max"`, whose gradient
             goes to the first of equal entries.
         weight: `None`: uniform in ±sqrt(1 / num_embeddings). A Keras initializer, its name or

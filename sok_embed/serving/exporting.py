@@ -55,6 +55,7 @@ def export_model(
     Raises:
         ValueError: For a subclassed model without a signature, for a signature of several
             arguments, and for two tensors of one name.
+        tf.errors.InvalidArgumentError: From the endpoint, for lengths that do not fit the values.
     """
     serve, parts = serving_function(model, input_signature)
     archive = keras.export.ExportArchive()

@@ -80,6 +80,9 @@ def load(
 class LiveModel:
     """A served model, made by `sok_embed.serving.load`. All methods are safe in several threads.
 
+    `model(**inputs)` answers as the signature of the SavedModel: a dict of tensors by name, of
+    dense parts of the inputs as `export` names them. `TypeError` for inputs of other names.
+
     Each call answers from one version: all its rows and dense weights are of the same step. With
     `follow=True` a thread reads published deltas, and then replaces the served version by one
     assignment, so that no call waits. Deltas that are damaged or missing, or do not follow the
@@ -217,7 +220,11 @@ class LiveModel:
             self._following = False
 
     def follow(self) -> None:
-        """Follows published deltas again after `roll_back`, in a model that was made to follow."""
+        """Follows published deltas again after `roll_back`, in a model that was made to follow.
+
+        Raises:
+            RuntimeError: For a model that was loaded without `follow=True`, or was closed.
+        """
         self._export.check_process()
         if not hasattr(self, "_thread"):
             raise RuntimeError(

@@ -67,8 +67,8 @@ class Publisher:
 
     Raises:
         FileNotFoundError: If there is no export.
-        ValueError: For an export of another model, or with `ops="stock"`, and for a URL with
-            several workers.
+        ValueError: For an export of another model, or with `ops="stock"`, one whose layers have
+            adapted to other data since, and for a URL with several workers.
         BlockingIOError: If another process publishes to the export, other than in a store.
         OSError: From the file system or the store.
         sok_embed.kv.CorruptionError: If an earlier delta is damaged, so that none can follow it.

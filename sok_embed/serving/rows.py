@@ -100,7 +100,7 @@ def write(
     name: str = "",
     extra: Mapping[str, str] | None = None,
 ) -> RowsInfo:
-    """Writes a file of rows, which replaces an older one once it is complete.
+    """Writes a file of rows, which replaces an older one once it is complete and on the device.
 
     Rows of more than 256 MB are sorted with the help of a temporary file in the same folder, in the
     same memory at every size.
@@ -118,7 +118,7 @@ def write(
         path: The path of the file. Its folder must exist.
         batches: Pairs of keys, uint64 or int64 `[n]`, and rows, float32 `[n, dim]`, in any order. A
             key may come once.
-        dim: The length of a row.
+        dim: The length of a row, in [1, 2**20].
         dtype: The type of the values in the file: `"float32"`, `"float16"`, `"int8"` or `"int4"`.
             float16 rounds to nearest. Integers have a scale and a bias a row, and no value is off
             by more than half a scale: about 1/510 of the row's range for int8, 1/30 for int4.
@@ -168,7 +168,7 @@ class RowsFile(RowViews):
     Raises:
         sok_embed.kv.CorruptionError: For a file that is cut or damaged, as far as its header
             shows: see `verify`.
-        FileNotFoundError: For a file that is not there.
+        FileNotFoundError, PermissionError, sok_embed.kv.StorageError: From the file system.
         ValueError: For a file of a later format, and for a path that is not that of a file.
     """
 

@@ -99,22 +99,25 @@ def export(
     Args:
         model: A Keras model that is built, or the path of a `.keras` file.
         path: The folder of all versions of the model, which is made if there is none, or a URL of
-            an object store, such as `s3://bucket/served`.
+            an object store, such as `s3://bucket/served`. The export gets the number after the
+            greatest there.
         dtype: The type of rows: `"float32"`, `"float16"`, `"int8"` or `"int4"`, as
             `sok_embed.serving.rows.write` has them.
         min_count: The least number of updates; rows with fewer are left out, and their keys are
-            unknown.
+            unknown. Of an `AdaptiveEmbedding` own rows, whose keys have their static rows then.
         missing: The vectors of unknown keys: `"initializer"`, those that training would start from,
             as `model.predict` has them; or `"zeros"`. A `default_vector=` of a layer comes before
             both.
         ops: `"native"`: rows lie in files, which the ops of `libsok_serving` map and find keys in.
             `"stock"`: rows lie in variables, and TensorFlow's own ops find them. Initializers of
-            tables have to be constant then, or `missing="zeros"`. `"onnx"`: the same, written as
-            `model.onnx`, which takes the extra `onnx`; sums of rows differ in the last bits.
+            tables have to be constant then, or `missing="zeros"`; those of an `AdaptiveEmbedding`,
+            of feature columns and of tables without a hash may be any. `"onnx"`: the same, written
+            as `model.onnx`, which takes the extra `onnx`; sums of rows differ in the last bits.
         source: The folder of a `sok_embed.checkpoint.Checkpoint(model)`, or its URL, whose rows and
             dense weights are exported instead of the model's own. The model must be made and
             compiled like the saved one, and is not changed. Any number of workers may have saved
-            the checkpoint; rows are read some at a time. `None`: the model's own are exported.
+            the checkpoint; rows are read some at a time, and with `ops="native"` no table is in
+            memory as a whole. `None`: the model's own are exported.
         input_signature: The signature of the inputs, as for `sok_embed.export_model`, which says
             what the names of ragged and sparse inputs are too.
         progress: A function that is called now and then with the number of rows so far and of all
@@ -125,10 +128,11 @@ def export(
         `serving_default`.
 
     Raises:
-        ValueError: For an argument that is none of these, an initializer that is not constant where
-            it would have to be, the checkpoint of another model, workers that have different
-            models, steps or arguments, and what `sok_embed.export_model` refuses; with
-            `ops="onnx"` also for ops that ONNX or onnxruntime does not have, and for 2 GiB or more.
+        ValueError: For an argument that is none of these, rows that are not finite, a path that is
+            a file, a URL with several workers and no `source`, an initializer that is not constant
+            where it would have to be, the checkpoint of another model, workers that have different
+            models, steps or arguments, and what `sok_embed.export_model` refuses; with `ops="onnx"`
+            also for ops that ONNX or onnxruntime does not have, and for 2 GiB or more.
         ImportError: With `ops="onnx"`, without tf2onnx and onnxruntime, and for a URL, without
             fsspec or what it needs for the store.
         FileNotFoundError: If `source` has no complete checkpoint.

@@ -250,7 +250,7 @@ class AdaptiveTable(BaseTable):
         return held
 
     def restore(self, contents: tf_ops.AdaptiveExport) -> None:
-        """Replaces everything in the table by what `snapshot()` returned.
+        """Replaces everything in the table by what `snapshot()` returned; rows keep their times.
 
         Raises:
             ValueError: If it does not fit this table, which is left as it was.

@@ -319,8 +319,9 @@ class Table(BaseTable, RowViews):
         """Yields all rows of this worker, `n` at a time; a model may train meanwhile.
 
         Each batch has its rows as they are when the batch is read. A row that exists from the first
-        batch to the last comes exactly once. A row that is made or removed meanwhile may be
-        included or not. Rows in a storage come ascending by key as uint64. Rows in memory come in
+        batch to the last comes exactly once. A row that is made or removed meanwhile, in this
+        thread or another, may be included or not. Rows in a storage come ascending by key as
+        uint64, so that negative keys come last. Rows in memory come in
         no particular order, which stays the same while no row is made or removed. Memory is taken
         for `n` rows, and for the keys of an eighth of a table in memory, or less.
 
@@ -390,10 +391,10 @@ class Table(BaseTable, RowViews):
 
     @eager
     def remove(self, keys: Any) -> int:
-        """Removes rows.
+        """Removes rows. An admission counts their keys from 0 again.
 
         Args:
-            keys: Integers of any shape. Those without a row are ignored.
+            keys: Integers of any shape. Those without a row are ignored, and keep their counts.
 
         Returns:
             The number of rows that were removed.
@@ -415,6 +416,9 @@ class Table(BaseTable, RowViews):
         A row that has expired by the TTL of a storage is noted when a call asks for its key, or
         when the database rewrites its files. All expired rows are noted when the storage is
         compacted.
+
+        A table has one list of such keys, and so has a group of a storage, shared by all callers.
+        The list is not saved. `layer.tables` of a `DistributedEmbedding` has its tables.
 
         Example:
         >>> table = Table(dim=1, initializer=RowInitializer("constant", 0.0, 0.0, None))

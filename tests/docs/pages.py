@@ -11,6 +11,8 @@ _RUNNABLE = re.compile(r"<!-- (runnable|continued) -->\n```python\n(.*?)```", re
 _FENCED = re.compile(r"```.*?```", re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+_DIRECTIVE = re.compile(r"^::: ([\w.]+)\n((?:    .*\n)*)", re.MULTILINE)
+_MEMBERS = re.compile(r"^ +members:((?:.*\n)(?: +- .*\n)*)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,20 @@ def prose(page: Path) -> str:
 def links(page: Path) -> list[str]:
     """Returns the targets of the links of a page, without those to other sites."""
     return [link for link in _LINK.findall(prose(page)) if "://" not in link]
+
+
+def directives(page: Path) -> list[tuple[str, list[str] | None]]:
+    """Returns the names whose docstrings a page shows, each with its members; `None`: all."""
+    found = []
+    for path, options in _DIRECTIVE.findall(page.read_text() + "\n"):
+        listed = _MEMBERS.search(options)
+        found.append((path, re.findall(r"\w+", listed[1].replace("false", "")) if listed else None))
+    return found
+
+
+def shows(page: Path, anchor: str) -> bool:
+    """Returns whether a page shows the docstring of a dotted name."""
+    return any(f"{anchor}.".startswith(f"{path}.") for path, _ in directives(page))
 
 
 def anchors(page: Path) -> set[str]:

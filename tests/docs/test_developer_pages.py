@@ -95,7 +95,7 @@ def rows_expected_of(rule: str) -> list[tuple[str, str]]:
         return [
             (f"{core}/torch/torch_rules_test.cc", rf'^      \{{"{rule}",'),
             ("tests/kv/test_optimizers.py", rf'^    "{name}": \('),
-            ("docs/reference/kv.md", rf'^\| (?:.*, )?`"{name}"`'),
+            ("sok_embed/kv/optimizer.py", rf"^    \| (?:`\w+`, )?`{name}`"),
         ]
     if rule.startswith(DEFERRED):
         return [("docs/reference/optimizers.md", r"^\| `deferred_0` … `deferred_8` \|")]

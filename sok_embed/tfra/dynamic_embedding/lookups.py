@@ -56,6 +56,7 @@ def embedding_lookup(
 
 # Every lookup reads equal keys once.
 embedding_lookup_unique = embedding_lookup
+"""The same as `embedding_lookup`: equal keys are read once anyway."""
 
 
 def embedding_lookup_sparse(

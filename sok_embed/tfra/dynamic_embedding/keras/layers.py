@@ -132,6 +132,7 @@ class Embedding(LayerOfIds):
 
 
 BasicEmbedding = Embedding
+"""The same class as `Embedding`."""
 
 
 @keras.saving.register_keras_serializable(package="sok_embed")
