@@ -70,6 +70,11 @@ class InitializerOption:
 class EmbeddingVariableOption(RowOptions):
     """The place of own rows, and the keys that keep one.
 
+    It takes the options of `sok_embed.kv.table_spec.RowOptions` too: the types in which own rows
+    lie, and the device whose memory they lie in, as static rows do unless there is a filter or
+    several workers. `partition_num` has no effect on a GPU. TF1 graphs and embedding variables
+    cannot use one.
+
     Example:
     >>> option = EmbeddingVariableOption(
     ...     evict_option=GlobalStepEvict(steps_to_live=1000),
@@ -83,10 +88,6 @@ class EmbeddingVariableOption(RowOptions):
             Other keys read and train their static row, even with mask 1.
         storage_option: `None` or `StorageOption`.
         init_option: `None` or `InitializerOption`.
-        **options: The options of `sok_embed.kv.table_spec.RowOptions`: the types in which own rows
-            lie, and the device whose memory they lie in, as static rows do unless there is a filter
-            or several workers. `partition_num` has no effect on a GPU. TF1 graphs and embedding
-            variables cannot use one.
 
     Raises:
         ValueError: For anything else, and for a `GlobalStepEvict` or other types than float32 of

@@ -132,6 +132,7 @@ class BaseTable(OwnedResource):
 
     kind: ClassVar[str]
     spec: TableSpec
+    device: str
     fixed: ClassVar[tuple[str, ...]] = ()
     storage: kv.Storage | None = None
     host: Callable[[], Any] = staticmethod(lambda: None)  # a weak reference, for layers

@@ -78,6 +78,8 @@ class Table(BaseTable, RowViews):
         "`table.assign`, and save there"
     )
     _copy_rows = "table.export(slots=True)"
+    lookup_device: str | None
+    exchange_device: str | None
 
     @takes_options(TableSpec, "what", "step_clock", "gpu")
     def __init__(
@@ -106,8 +108,7 @@ class Table(BaseTable, RowViews):
             spec = replace(spec, seed=_stored_seed(spec))
         self._create_from(spec)
         gpu = self.spec.gpu
-        self.lookup_device: str | None = None
-        self.exchange_device: str | None = None
+        self.lookup_device = self.exchange_device = None
         if gpu >= 0 and not self.counts_keys and not self.evicts_rows:
             name_of_gpu = logical_device(gpu)
             self.lookup_device = name_of_gpu if self.owners == 1 else None

@@ -1,6 +1,7 @@
 """Pages are short, each is in the index of its folder, and the chart shows what a page says."""
 
 import importlib.util
+import re
 from xml.etree import ElementTree
 
 import pytest
@@ -31,6 +32,14 @@ def test_the_index_of_a_folder_names_each_of_its_pages(index):
     named = {link.partition("#")[0] for link in links(index)}
     pages = {page.name for page in index.parent.glob("*.md")} - {"README.md"}
     assert sorted(pages - named) == []
+
+
+def test_the_navigation_of_the_site_has_each_page_of_docs():
+    navigation = (ROOT / "docs/site/mkdocs.yml").read_text().partition("\nnav:")[2]
+    named = set(re.findall(r"[\w/-]+\.md", navigation))
+    assert {
+        page.relative_to(ROOT / "docs").as_posix() for page in PAGES if page.parent != ROOT
+    } <= named
 
 
 def test_the_chart_of_the_readme_shows_the_figures_of_its_page():
