@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from pages import ROOT, directives
 
+from sok_embed.data.sources import Options
 from sok_embed.kv.table_spec import TableSpec
 
 REFERENCE = sorted((ROOT / "docs/reference").glob("*.md"))
@@ -47,8 +48,8 @@ MODULES = [
     "sok_embed.tfra.dynamic_embedding.keras.layers",
     "sok_embed.tf_ops",
 ]
-# Constructors take these by `**options` or `**kwargs`, and their docstrings lead to `TableSpec`.
-OPTIONS = {field.name for field in dataclasses.fields(TableSpec)}
+# These are taken by `**options` or `**kwargs`; docstrings lead to `TableSpec` or to `from_arrow`.
+OPTIONS = {field.name for each in (TableSpec, Options) for field in dataclasses.fields(each)}
 
 
 def public_names(module: ModuleType) -> list[str]:
