@@ -33,7 +33,7 @@ class Docstrings(griffe.Extension):
 
     def on_package(self, *, pkg: griffe.Module, loader: griffe.GriffeLoader, **kwargs: Any) -> None:
         """Puts the fields that `@takes_options(fields, *without)` adds into signatures."""
-        for function in _constructors(pkg):
+        for function in _functions(pkg):
             for decorator in function.decorators:
                 if decorator.callable_path.endswith("takes_options"):
                     call = ast.parse(str(decorator.value), mode="eval").body
@@ -43,12 +43,12 @@ class Docstrings(griffe.Extension):
                     _add_fields(function, fields, left_out)
 
 
-def _constructors(scope: griffe.Object) -> Iterator[griffe.Function]:
-    """Yields the constructors in a module or class."""
+def _functions(scope: griffe.Object) -> Iterator[griffe.Function]:
+    """Yields the functions and methods in a module or class."""
     for member in scope.members.values():
         if not member.is_alias and (member.is_module or member.is_class):
-            yield from _constructors(member)
-        elif not member.is_alias and member.name == "__init__" and member.is_function:
+            yield from _functions(member)
+        elif not member.is_alias and member.is_function:
             yield member
 
 

@@ -24,7 +24,7 @@ Vectors = npt.NDArray[np.float32]
 
 
 class Strings(Protocol):
-    """Tells the strings of keys: a `sok_embed.Vocabulary`."""
+    """Tells the strings of keys: a `sok_embed.data.Vocabulary`."""
 
     def strings(self, keys: Any) -> npt.NDArray[np.object_]:
         """Returns the string of each key, and `None` for a key whose string is not known."""
@@ -65,8 +65,8 @@ class RowViews:
 
         Args:
             n: The most rows of a batch.
-            vocabulary: A `sok_embed.Vocabulary` that tells the strings of keys; `None`: there are
-                keys alone.
+            vocabulary: A `sok_embed.data.Vocabulary` that tells the strings of keys; `None`: there
+                are keys alone.
 
         Yields:
             Record batches with a column `key` (int64 or uint64), with a vocabulary a column
@@ -99,7 +99,7 @@ class RowViews:
         """Returns all rows of this worker as a frame of pandas.
 
         Args:
-            vocabulary: A `sok_embed.Vocabulary`; `None`: the index has keys.
+            vocabulary: A `sok_embed.data.Vocabulary`; `None`: the index has keys.
 
         Returns:
             A frame with a column for each of the `dim` numbers of a row, float32. Its index, `key`,
@@ -142,8 +142,9 @@ class RowViews:
                 product. Both are computed in float32.
 
         Returns:
-            `Nearest(keys, scores)`, both `[n, k]`. Rows that have numbers that are not finite are
-            never near.
+            `Nearest(keys, scores)`, both `[n, k]`, the greatest first, of equal ones the smallest
+            key; fewer columns, if the table has fewer rows. Rows that have numbers that are not
+            finite are never near.
 
         Raises:
             ValueError: For keys without a row, vectors of another dim or of numbers that are not
