@@ -106,7 +106,10 @@ def from_arrow(source: Any, batch_size: int, **options: Any) -> tf.data.Dataset:
     def nulls(name: str) -> tuple[int, int]:
         return source[name].null_count, len(source)
 
-    row_bytes = source.nbytes / max(1, len(source))
+    try:
+        row_bytes = source.nbytes / max(1, len(source))
+    except pyarrow.ArrowException:  # views of text have none in earlier versions
+        row_bytes = source.get_total_buffer_size() / max(1, len(source))
     return _sliced(source.schema, len(source), source.slice, row_bytes, batch_size, options, nulls)
 
 
