@@ -6,6 +6,7 @@ import csv
 import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
@@ -46,30 +47,41 @@ def over_time(
         ax: The axes to draw on; `None`: new ones.
 
     Returns:
-        The axes. Of more than ten tables those with the greatest last values are drawn.
+        The axes, with a line for each table, and one for its `val_` figure. Of more than ten lines
+        those with the greatest last values are drawn.
 
     Raises:
-        ValueError: For logs without that figure.
+        ValueError: For logs without that figure, and a `history` whose validations left epochs out.
         ModuleNotFoundError: Without matplotlib.
     """
-    columns = _columns_of(logs) if isinstance(logs, str | os.PathLike) else logs
-    given = {name: np.array(list(values), np.float64) for name, values in columns.items()}
+    columns = _columns_of(logs, figure) if isinstance(logs, str | os.PathLike) else logs
+    epochs = np.array(list(columns.get("epoch", ())), np.float64) + 1
     lines = {
-        name.removesuffix(f"/{figure}"): values
-        for name, values in given.items()
-        if name.endswith(f"/{figure}") and values.size
+        name.removesuffix(f"/{figure}"): np.array(list(values), np.float64)
+        for name, values in columns.items()
+        if name.endswith(f"/{figure}")
     }
+    lines = {name: values for name, values in lines.items() if np.isfinite(values).any()}
     if not lines:
         raise ValueError(
             f"Expected logs with the figure '{figure}' of a table, as TableMetrics adds it. "
             f"Received: {', '.join(columns) or 'no logs'}."
         )
-    shown = sorted(lines, key=lambda name: -lines[name][-1])[:_MOST_LINES]
+    last = {name: values[np.isfinite(values)][-1] for name, values in lines.items()}
+    shown = sorted(lines, key=lambda name: -last[name])[:_MOST_LINES]
     count = f"{len(shown)} of {len(lines)}" if len(shown) < len(lines) else str(len(lines))
-    ax = _axes(ax, f"{figure} of {count} tables", "epoch", figure)
-    for name in lines:
+    ax = _axes(ax, f"{figure}: {count} lines", "epoch", figure)
+    if not len(epochs):
+        epochs = np.arange(1.0, 1 + max(map(len, lines.values())))
+    for name, values in lines.items():
+        if len(values) != len(epochs):
+            raise ValueError(
+                f"Expected {len(epochs)} values of '{name}/{figure}', one an epoch. Received: "
+                f"{len(values)}. A file of CSVLogger says to which epochs they belong."
+            )
+        there = np.isfinite(values)  # not where a validation left the epoch out
         if name in shown:
-            ax.plot(np.arange(1, len(lines[name]) + 1), lines[name], label=name, marker=".")
+            ax.plot(epochs[there], values[there], label=name, marker=".")
     ax.yaxis.set_major_formatter(lambda value, _: text_of_figure(figure, value))
     ax.locator_params("x", integer=True)
     ax.set_ylim(0, 1.05 * max(ax.dataLim.ymax, 1e-9))
@@ -211,7 +223,7 @@ def projector(
         shown = keys if vocabulary is None else vocabulary.strings(keys)
         embedding = config.embeddings.add()
         embedding.tensor_name = name
-        stem = name.replace(os.sep, ".")
+        stem = quote(name, safe=" ")  # two names have two files
         embedding.tensor_path, embedding.metadata_path = f"{stem}.tsv", f"{stem}.labels.tsv"
         np.savetxt(os.path.join(log_dir, embedding.tensor_path), rows, "%.6g", "\t")
         labels = (key if text is None else text for key, text in zip(keys, shown, strict=True))
@@ -229,13 +241,14 @@ def _axes(ax: Axes | None, title: str, x: str, y: str) -> Axes:
     return ax
 
 
-def _columns_of(path: str | os.PathLike[str]) -> dict[str, list[float]]:
-    """Returns the columns of a file of `keras.callbacks.CSVLogger`."""
+def _columns_of(path: str | os.PathLike[str], figure: str) -> dict[str, list[float]]:
+    """Returns the epochs and a figure of all tables in a file of `keras.callbacks.CSVLogger`."""
     with open(path, newline="", encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
     return {
-        name: [float(line[name]) for line in lines if line[name] not in ("", "NA")]
+        name: [float(line[name]) if line[name] not in ("", "NA") else np.nan for line in lines]
         for name in (lines[0] if lines else ())
+        if name == "epoch" or name.endswith(f"/{figure}")
     }
 
 

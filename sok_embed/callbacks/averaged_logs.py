@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 
 from sok_embed import communicators
+from sok_embed.callbacks.fit_or_evaluate import FitOrEvaluate
 from sok_embed.callbacks.metric_states import MetricStates, is_number
 from sok_embed.communicators.agreement import (
     Agreement,
@@ -20,16 +20,10 @@ from sok_embed.communicators.agreement import (
 )
 
 
-class FiguresOfAll(keras.callbacks.Callback):
+class FiguresOfAll(FitOrEvaluate):
     """Makes the figures of all workers of those in the logs of one: a base of callbacks."""
 
-    _fitting = False
     _trained: MetricStates | None = None
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Notes that validations are now parts of epochs, whose figures include theirs."""
-        super().on_train_begin(logs)
-        self._fitting = True
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Notes that nothing has been validated in this epoch."""
@@ -41,11 +35,6 @@ class FiguresOfAll(keras.callbacks.Callback):
         super().on_test_begin(logs)
         if self._fitting and communicators.size() > 1:
             self._trained = MetricStates(self.model)
-
-    def on_train_end(self, logs: Any = None) -> None:
-        """Notes that from now on an evaluation is not part of an epoch."""
-        super().on_train_end(logs)
-        self._fitting = False
 
     def figures_of_all(self, logs: Mapping[str, Any] | None) -> dict[str, Any]:
         """Returns logs whose numbers are those of all workers, as `averaged_logs`. Collective."""
@@ -74,6 +63,7 @@ class AverageMetrics(FiguresOfAll):
     worker alone.
 
     Example:
+    >>> import keras
     >>> callbacks = [AverageMetrics(), keras.callbacks.ReduceLROnPlateau("val_loss")]
 
     Raises:

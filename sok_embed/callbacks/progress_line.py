@@ -34,31 +34,37 @@ class _Printed(float):
         return self.text
 
 
-def shorten_line(shorten: Shorten) -> None:
+def shorten_line(owner: keras.callbacks.Callback, shorten: Shorten) -> None:
     """Has the progress line of the running `fit` or `evaluate` show other logs.
 
     Must be called by a callback in `on_train_begin` or `on_test_begin`. Other callbacks get the
     logs as they are.
+
+    Args:
+        owner: The callback. The line of a later `fit` or `evaluate` without it is that of Keras.
+        shorten: The function that returns what the line shows.
     """
     for callback in callbacks_of_running_list():
         if not isinstance(callback, keras.callbacks.ProgbarLogger):
             continue
-        ways = callback.__dict__.setdefault("_ways_to_shorten", [])
+        ways = callback.__dict__.setdefault("_ways_to_shorten", {})
         if not ways:
             for name in ("on_train_batch_end", "on_test_batch_end", "on_epoch_end", "on_test_end"):
                 setattr(callback, name, _shortened(getattr(callback, name), ways))
-        if shorten not in ways:
-            ways.append(shorten)
+        ways[owner] = shorten
 
 
-def _shortened(method: Callable[..., None], ways: list[Shorten]) -> Callable[..., None]:
+def _shortened(
+    method: Callable[..., None], ways: dict[keras.callbacks.Callback, Shorten]
+) -> Callable[..., None]:
     """Returns a method of a callback whose last argument, the logs, is shortened before."""
 
     def call(*arguments: Any, **named: Any) -> None:
         *others, logs = (*arguments, *named.values())
         logs = dict(logs or {})
-        for shorten in ways:
-            logs = shorten(logs)
+        for callback in callbacks_of_running_list():
+            if callback in ways:
+                logs = ways[callback](logs)
         method(*others, logs)
 
     return call

@@ -10,14 +10,17 @@ import keras
 from sok_embed import plot
 from sok_embed.arguments import check_integer
 from sok_embed.callbacks.table_figures import tables_of
+from sok_embed.callbacks.table_metrics import TableMetrics
 from sok_embed.files.row_views import RowViews, Strings
+from sok_embed.keras_bridge.callers import callbacks_of_running_list
 
 
 class Projector(keras.callbacks.Callback):
     """Writes rows of all tables for the projector of TensorBoard, as `sok_embed.plot.projector`.
 
     `keras.callbacks.TensorBoard(embeddings_freq=)` shows `keras.layers.Embedding` alone. Of several
-    workers each writes its own rows, so each needs a folder of its own.
+    workers each writes its own rows, so each needs a folder of its own. `TableMetrics` comes before
+    it in the list.
 
     Example:
     >>> callback = Projector("logs")
@@ -30,7 +33,8 @@ class Projector(keras.callbacks.Callback):
             have keys.
 
     Raises:
-        ValueError: For another `freq`; from `fit`: for a model without tables, and another `most`.
+        ValueError: For another `freq`; from `fit`: for a model without tables, another `most`, and
+            a `TableMetrics` that comes after this callback.
         ModuleNotFoundError: From `fit`: without tensorboard.
     """
 
@@ -47,6 +51,16 @@ class Projector(keras.callbacks.Callback):
         self._freq = check_integer("freq", freq, 1)
         self._most = most
         self._vocabulary = vocabulary
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Refuses a place before `TableMetrics`, which would count the rows that are written."""
+        running = callbacks_of_running_list()
+        after = running[running.index(self) + 1 :] if self in running else []
+        if any(isinstance(each, TableMetrics) for each in after):
+            raise ValueError(
+                "Expected TableMetrics before Projector in the list of callbacks. Received: "
+                "Projector first, whose reads would count as lookups of the epoch."
+            )
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Writes the rows, if they are due."""

@@ -7,11 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import keras
-
 from sok_embed import communicators
 from sok_embed.arguments import refuse_url
 from sok_embed.callbacks import progress_line, table_figures
+from sok_embed.callbacks.fit_or_evaluate import FitOrEvaluate
 from sok_embed.callbacks.metric_states import is_number
 from sok_embed.callbacks.table_figures import (
     AnyTable,
@@ -30,7 +29,7 @@ _Counters = dict[str, Figures]
 _EXCHANGE = "exchange"
 
 
-class TableMetrics(keras.callbacks.Callback):
+class TableMetrics(FitOrEvaluate):
     """Adds figures of every table of the model to the logs, for all callbacks that read logs.
 
     The name of a figure is `<layer>/<figure>`; for a layer with several tables it is
@@ -61,11 +60,13 @@ class TableMetrics(keras.callbacks.Callback):
     `DistributedEmbedding`, the distinct ids of each worker's batch.
 
     `History` has the figures. `keras.callbacks.TensorBoard`, `CSVLogger` and other callbacks must
-    come after this one in the list. The progress bar has the first four figures alone, each for all
-    tables together: rows, keys and bytes are sums, and a rate is the share of the keys of all
-    tables.
+    come after this one in the list, and so must callbacks that read rows, as by `table.lookup` or
+    `table.to_pandas`: what they read before it counts. The progress bar has the first four figures
+    alone, each for all tables together: rows, keys and bytes are sums, and a rate is the share of
+    the keys of all tables.
 
     Example:
+    >>> import keras
     >>> callbacks = [TableMetrics(), keras.callbacks.CSVLogger("epochs.csv")]
 
     Args:
@@ -114,7 +115,6 @@ class TableMetrics(keras.callbacks.Callback):
             refuse_url(os.fsdecode(path))
         # Without `every` the end of a batch is only counted, so Keras need not wait for each batch.
         self.async_safe = not every
-        self._fitting = False
         self._epoch = self._batches = 0
         self._began: _Counters = {}
         self._test_began: _Counters = {}
@@ -124,9 +124,9 @@ class TableMetrics(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Refuses a model without tables."""
-        self._fitting = True
+        super().on_train_begin(logs)
         self._tables(may_lack=not self.model.built)
-        progress_line.shorten_line(self._shortened)
+        progress_line.shorten_line(self, self._shortened)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Remembers the present counters."""
@@ -154,14 +154,15 @@ class TableMetrics(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         """Notes in the file that training has ended."""
-        self._fitting = False
+        super().on_train_end(logs)
         self._write(logs, ended=True)
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Remembers the present counters."""
+        super().on_test_begin(logs)
         if not self._fitting:
             self._last, self._totals = {}, {}
-            progress_line.shorten_line(self._shortened)
+            progress_line.shorten_line(self, self._shortened)
         self._test_began = self._counters(may_lack=self._fitting or not self.model.built)
 
     def on_test_end(self, logs: Any = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 
 import click
@@ -31,8 +32,13 @@ def plot(path: str, output: str, group: int | None) -> None:
     from sok_embed import plot as plots
 
     if os.path.isfile(path):
-        figure = Figure(figsize=(6 * len(_FIGURES), 4), layout="constrained")
-        for name, ax in zip(_FIGURES, figure.subplots(1, len(_FIGURES)), strict=True):
+        with open(path, newline="", encoding="utf-8") as file:
+            columns = next(csv.reader(file), [])
+        # Without any of them over_time says what it expects.
+        names = [each for each in _FIGURES if any(c.endswith(f"/{each}") for c in columns)]
+        names = names or ["rows"]
+        figure = Figure(figsize=(6 * len(names), 4), layout="constrained")
+        for name, ax in zip(names, figure.subplots(1, len(names), squeeze=False)[0], strict=True):
             plots.over_time(path, name, ax=ax)
     else:
         draw = (plots.updates_by_rank, plots.ages, plots.norms)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from sok_embed.arguments import check_integer, check_keys, check_path, keys_of
+from sok_embed.arguments import check_integer, check_keys, check_path, check_type, keys_of
 from sok_embed.fingerprints import fingerprint, flat_strings
 
 # The most values that a statement of SQLite takes in its oldest builds is 999.
@@ -53,6 +53,7 @@ class Vocabulary:
             and its length and about 10 bytes on disk.
 
     Raises:
+        FileNotFoundError: For a path in a folder that is not there.
         ValueError: For another file, and a `max_strings` that is not a positive integer.
     """
 
@@ -64,11 +65,16 @@ class Vocabulary:
         self._lock = threading.RLock()
         self._waiting: list[tuple[int, bytes]] = []
         self._left_out = 0
-        self._file = sqlite3.connect(self._path, timeout=60, check_same_thread=False)
+        self._closed = False
         try:
-            self._file.execute("PRAGMA journal_mode=WAL")
-            for table in _TABLES:
-                self._file.execute(f"CREATE TABLE IF NOT EXISTS {table}")
+            self._file = sqlite3.connect(self._path, timeout=60, check_same_thread=False)
+        except sqlite3.OperationalError as error:
+            raise FileNotFoundError(
+                f"Expected a folder for the file of a Vocabulary, '{self._path}'. Received: "
+                f"{error}."
+            ) from error
+        try:
+            self._make_tables()
             learned = self._file.execute("SELECT key, string FROM strings ORDER BY key").fetchall()
         except sqlite3.DatabaseError as error:
             self._file.close()
@@ -78,6 +84,15 @@ class Vocabulary:
         keys = np.array([key for key, _ in learned], np.int64)
         hashes = _second_hash(tf.constant([string for _, string in learned], tf.string)).numpy()
         self._known = [_Known(keys, hashes), _Known(keys[:0], hashes[:0])]
+
+    def _make_tables(self) -> None:
+        """Makes the tables of a new file; raises for a database that is not a vocabulary."""
+        there = {name for (name,) in self._file.execute("SELECT name FROM sqlite_master")}
+        if there and "collisions" not in there:
+            raise sqlite3.DatabaseError(f"a database with {', '.join(sorted(there))}")
+        self._file.execute("PRAGMA journal_mode=WAL")
+        for table in _TABLES:
+            self._file.execute(f"CREATE TABLE IF NOT EXISTS {table}")
 
     @property
     def path(self) -> str:
@@ -149,7 +164,8 @@ class Vocabulary:
         r"""Returns the strings of keys.
 
         Args:
-            keys: int64 or uint64 keys of any shape, or a sequence of integers.
+            keys: int64 or uint64 keys of any shape, an array or a tensor; or a sequence of
+                integers.
 
         Returns:
             Objects of the shape of the keys: `str`, and `None` for a key whose string is not known.
@@ -159,7 +175,7 @@ class Vocabulary:
             TypeError: For keys that are not integers.
             sqlite3.Error: For a vocabulary that is closed.
         """
-        keys = np.ascontiguousarray(keys_of(keys))
+        keys = np.ascontiguousarray(keys.numpy() if tf.is_tensor(keys) else keys_of(keys))
         distinct, places = np.unique(check_keys(keys).view(np.int64), return_inverse=True)
         found: dict[int, str] = {}
         with self._lock:
@@ -188,6 +204,7 @@ class Vocabulary:
         with self._lock:
             if self._waiting:
                 self.flush()
+            self._closed = True
             self._file.close()
 
     def __enter__(self) -> Vocabulary:
@@ -214,6 +231,8 @@ class Vocabulary:
         is_other[1:] |= hashes[1:] != hashes[:-1]
         keys, hashes, order, is_first = (each[is_other] for each in (keys, hashes, order, is_first))
         with self._lock:
+            if self._closed:
+                raise sqlite3.ProgrammingError(f"Vocabulary '{self._path}': it is closed.")
             is_new = is_first.copy()
             collides = ~is_first
             for known in self._known:
@@ -249,6 +268,7 @@ def _watched(batch: tuple[Any, ...], names: Collection[str] | None) -> Any:
     """Returns the features of these names, or all of a batch."""
     if names is None:
         return batch
+    check_type("names", names, list, tuple, set, frozenset)
     features = batch[0] if isinstance(batch[0], dict) else {}
     lacking = sorted(set(names) - set(features))
     if lacking:

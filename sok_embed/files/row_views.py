@@ -103,7 +103,7 @@ class RowViews:
 
         Returns:
             A frame with a column for each of the `dim` numbers of a row, float32. Its index, `key`,
-            has the keys, or the strings of the vocabulary, and keys where the string is not known.
+            has the keys; with a vocabulary strings, and the digits of keys that it does not know.
 
         Raises:
             ModuleNotFoundError: Without pandas.
@@ -114,7 +114,8 @@ class RowViews:
         index: Any = np.concatenate(keys)
         if vocabulary is not None:
             strings = vocabulary.strings(index)
-            index = np.where(strings == None, index.astype(object), strings)  # noqa: E711
+            pairs = zip(index, strings, strict=True)
+            index = [str(key) if text is None else text for key, text in pairs]
         return pandas.DataFrame(np.concatenate(vectors), pandas.Index(index, name="key"))
 
     def nearest(

@@ -33,7 +33,7 @@ _FIT_IS_NEAR = 14
 # The most calls between `fit` and what it has an iterator do as it makes it.
 _ITERATOR_IS_NEAR = 4
 # The most calls between a list of callbacks and what one of its callbacks calls.
-_LIST_IS_NEAR = 4
+_LIST_IS_NEAR = 8
 _CALLBACK_LIST = os.path.join("keras", "src", "callbacks", "callback_list.py")
 _FIT_OF_CHECKPOINTS = os.path.join("sok_embed", "checkpoint", "fitting.py")
 _LAYER = os.path.join("keras", "src", "layers", "layer.py")
@@ -283,11 +283,13 @@ def callbacks_at_start_of_fit() -> list[Any]:
 def callbacks_of_running_list() -> list[Any]:
     """Returns the callbacks of the list that calls one of them, or none.
 
-    Must be called by the callback, or by a function that it calls.
+    Must be called by the callback, or by a function that it calls. It is the same object for all
+    calls of one `fit`, with its validations, and another one for another `fit` or `evaluate`.
     """
     for frame in itertools.islice(_callers(), _LIST_IS_NEAR):
         if frame.f_code.co_filename.endswith(_CALLBACK_LIST):
-            return list(getattr(frame.f_locals.get("self"), "callbacks", ()))
+            found: list[Any] = getattr(frame.f_locals.get("self"), "callbacks", [])
+            return found
     return []
 
 

@@ -60,9 +60,25 @@ def test_figures_over_time_are_those_of_the_logs(trained, figure):
 def test_of_many_tables_the_greatest_are_drawn():
     ax = plot.over_time({f"t{i}/rows": [i, 2 * i] for i in range(30)})
     assert {line.get_label() for line in ax.lines} == {f"t{i}" for i in range(20, 30)}
-    assert "10 of 30 tables" in ax.get_title()
+    assert "10 of 30 lines" in ax.get_title()
     with pytest.raises(ValueError, match=r"figure 'rows' of a table.*Received: loss"):
         plot.over_time({"loss": [1.0]})
+
+
+def test_lines_stand_at_the_epochs_of_the_file(tmp_path):
+    path = tmp_path / "epochs.csv"
+    path.write_text(
+        "epoch,items/hit_rate,note,val_items/hit_rate\n3,0.1,a,NA\n4,0.2,b,0.5\n5,0.3,c,NA\n"
+    )
+    ax = plot.over_time(path, "hit_rate")
+    found = {line.get_label(): line.get_xydata().tolist() for line in ax.lines}
+    assert found == {"items": [[4, 0.1], [5, 0.2], [6, 0.3]], "val_items": [[5, 0.5]]}
+    history = {"items/hit_rate": [0.1, 0.2, 0.3, 0.4], "val_items/hit_rate": [0.5, 0.6]}
+    with pytest.raises(ValueError, match=r"4 values of 'val_items/hit_rate'.*Received: 2"):
+        plot.over_time(history, "hit_rate")
+    path.write_text("epoch,items/rows\n0,5\n")
+    result = CliRunner().invoke(main, ["plot", str(path), "--output", str(tmp_path / "a.png")])
+    assert result.exit_code == 0, result.output
 
 
 @pytest.mark.parametrize("name", ["stored", "evicting"])
@@ -166,6 +182,32 @@ def test_points_have_strings_and_one_line_each(tmp_path):
         "(empty)": [4, 5],
         "é": [6, 7],
     }
+
+
+def test_two_names_of_tables_have_two_files(tmp_path):
+    tables = {name: sok_embed.DynamicEmbedding(1).table for name in ("a/b", "a.b", "a%2Fb")}
+    for number, table in enumerate(tables.values()):
+        table.assign([number], np.array([[number]]))
+    plot.projector(tmp_path, tables)
+    found = read_points(tmp_path)
+    assert {name: list(points) for name, points in found.items()} == {
+        "a/b": ["0"],
+        "a.b": ["1"],
+        "a%2Fb": ["2"],
+    }
+
+
+def test_a_projector_before_the_figures_that_it_would_change_is_refused(trained, tmp_path):
+    model, *_ = trained
+    callbacks = [Projector(tmp_path), TableMetrics()]
+    with pytest.raises(ValueError, match="TableMetrics before Projector"):
+        model.fit(KEYS, KEYS, verbose=0, callbacks=callbacks)
+    rates = []
+    for callbacks in ([TableMetrics(), Projector(tmp_path)], [TableMetrics()]):
+        unseen = np.arange(600).reshape(600, 1) + 10**6 * (1 + len(rates))
+        log = model.fit(unseen, KEYS, epochs=1, verbose=0, callbacks=callbacks).history
+        rates.append(log["stored/hit_rate"])
+    assert rates == [[0], [0]]
 
 
 def test_what_shows_nothing_is_refused(trained, tmp_path, monkeypatch):

@@ -89,6 +89,38 @@ def test_figures_that_were_asked_for_are_those_of_the_line(model, capsys):
     assert list(last_line(capsys.readouterr().out)) == ["loss", "mae", "hit_rate", "rows"]
 
 
+def test_a_logger_that_is_used_again_shows_the_figures_of_the_present_fit(model, capsys):
+    logger = keras.callbacks.ProgbarLogger()
+    model.fit(KEYS, LABELS, batch_size=100, callbacks=[TableMetrics(), logger])
+    capsys.readouterr()
+    model.fit(KEYS, LABELS, batch_size=100, callbacks=[logger])
+    assert list(last_line(capsys.readouterr().out)) == ["loss", "mae"]
+    model.fit(KEYS, LABELS, batch_size=100, callbacks=[TableMetrics(figures=["evicted"]), logger])
+    assert list(last_line(capsys.readouterr().out)) == ["loss", "mae", "evicted"]
+
+
+def test_an_evaluation_after_a_fit_that_was_interrupted_has_its_figures(model, capsys):
+    class Interrupted(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise KeyboardInterrupt
+
+    class Logs(keras.callbacks.Callback):
+        def on_test_end(self, logs=None):
+            self.logs = dict(logs)
+
+    metrics, logs = TableMetrics(), Logs()
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(KEYS, LABELS, callbacks=[metrics, Interrupted()])
+    capsys.readouterr()
+    model.evaluate(KEYS, LABELS, batch_size=100, callbacks=[metrics, logs])
+    assert list(last_line(capsys.readouterr().out)) == ["loss", "mae", "rows", "hit_rate", "memory"]
+    assert logs.logs["c0/rows"] > 0
+    # A validation stays part of its epoch.
+    data = (KEYS, LABELS)
+    history = model.fit(*data, batch_size=100, validation_data=data, callbacks=[metrics]).history
+    assert "val_c0/hit_rate" in history
+
+
 def test_a_metric_with_the_name_of_a_figure_stays(capsys):
     inputs = keras.Input((TABLES,), dtype="int64")
     outputs = keras.layers.Dense(1)(keras.layers.Flatten()(DynamicEmbedding(2)(inputs)))

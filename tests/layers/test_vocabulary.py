@@ -164,6 +164,25 @@ def test_what_cannot_be_is_an_error(path):
     with pytest.raises(TypeError, match="fingerprint"):
         words.strings(["a"])
     assert words and len(words) == 0 and "0 strings" in repr(words)
+    with pytest.raises(FileNotFoundError, match="folder for the file"):
+        Vocabulary(path.parent / "nowhere" / "words.db")
+    with pytest.raises(TypeError, match="names"):
+        words.watch(tf.data.Dataset.from_tensors({"user": "a"}), names="user")
+    watched = words.watch(tf.data.Dataset.from_tensors({"user": "a"}))
     words.close()
-    with pytest.raises(sqlite3.Error, match="closed"):
-        words.strings([1])
+    for use in (lambda: words.strings([1]), lambda: words.add(["a"])):
+        with pytest.raises(sqlite3.Error, match="closed"):
+            use()
+    with pytest.raises(tf.errors.OpError, match="closed"):
+        list(watched)
+    with sqlite3.connect(path.with_name("other.db")) as other:
+        other.execute("CREATE TABLE clicks (user TEXT)")
+    other.close()
+    with pytest.raises(ValueError, match="a database with clicks"):
+        Vocabulary(path.with_name("other.db"))
+
+
+def test_keys_may_be_a_tensor(path):
+    with Vocabulary(path) as words:
+        words.add(["a", "b"])
+        assert words.strings(sok_embed.fingerprint(tf.constant(["b"]))).tolist() == ["b"]
