@@ -201,11 +201,11 @@ def _reduce_segments(node: Any, make: _Nodes) -> None:
     dtype, rank = make.type_of(values), make.rank_of(values)
     if rank is None or make.rank_of(segments) != 1:
         raise ValueError(f"'{node.name}' has values of an unknown rank, or segments of another.")
-    first = 0
+    first, reduction = 0, "add"
     if node.type == "UnsortedSegmentMax":
         numbers = helper.tensor_dtype_to_np_dtype(dtype)
         limits = np.finfo(numbers) if np.issubdtype(numbers, np.floating) else np.iinfo(numbers)
-        first = limits.min
+        first, reduction = limits.min, "max"
     # Values of negative segments are left out: they come to a row of their own, the first.
     segments = make("Max", make("Cast", segments, to=TensorProto.INT64), make.of(-1))
     segments = make("Add", segments, make.of(1))
@@ -216,6 +216,5 @@ def _reduce_segments(node: Any, make: _Nodes) -> None:
     rows = make("Concat", make("Add", count, one), make("Slice", shape, one, end), axis=0)
     start = make("ConstantOfShape", rows, value=helper.make_tensor("value", dtype, [1], [first]))
     segments = make("Expand", segments, shape)
-    reduction = "max" if first else "add"
     reduced = make("ScatterElements", start, segments, values, axis=0, reduction=reduction)
     make.last("Slice", reduced, one, end, make.of([0]))

@@ -77,20 +77,37 @@ COMPARED = {
 }
 
 
-@pytest.mark.parametrize("kind", COMPARED)
-def test_integers_keep_all_their_bits(kind, tmp_path):
+def compare(function, values, path, shape=None):
+    """Raises unless onnxruntime gives what TensorFlow does; `shape`: the one that is declared."""
+    values = tf.constant(values)
+
     class Model(tf.Module):
-        @tf.function(input_signature=[tf.TensorSpec([3, 3], tf.int64, "ids")])
+        @tf.function(input_signature=[tf.TensorSpec(shape or values.shape, values.dtype, "ids")])
         def serve(self, ids):
-            return COMPARED[kind](ids)
+            return function(ids)
 
     model = Model(name="compared")
-    asked = tf.reshape(tf.constant(NUMBERS, tf.int64), [3, 3])
-    onnx_files.write_onnx(model, [], str(tmp_path))
-    (found,) = runtime_answers(tmp_path, {"ids": asked})
-    expected = model.serve(asked).numpy()
+    onnx_files.write_onnx(model, [], str(path))
+    (found,) = runtime_answers(path, {"ids": values})
+    expected = model.serve(values).numpy()
     assert found.dtype == expected.dtype
     np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("kind", COMPARED)
+def test_integers_keep_all_their_bits(kind, tmp_path):
+    compare(COMPARED[kind], np.reshape(NUMBERS, [3, 3]), tmp_path)
+
+
+DTYPES = "uint8 uint16 uint32 uint64 int8 int16 int32 int64 float32 float64".split()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("reduce", [tf.math.unsorted_segment_sum, tf.math.unsorted_segment_max])
+def test_segments_of_all_types_are_reduced(reduce, dtype, tmp_path):
+    limits = np.iinfo(dtype) if "int" in dtype else np.finfo(dtype)
+    values = np.array([3, limits.max, 5, limits.min, 7, limits.max, 9, limits.min, 0], dtype)
+    compare(lambda values: reduce(values, tf.constant(SEGMENTS), 5), values, tmp_path)
 
 
 LOOKUPS = {
