@@ -30,6 +30,7 @@ _FLOAT = frozenset(
     Softmax Softplus Softsign Sqrt Square SquaredDifference Sum Tanh
     """.split()
 )
+_FLOATS = (tf.float32, tf.float64)
 _TYPES = ("SrcT", "T", "DstT", "type", "Tin", "Tout")
 
 
@@ -50,16 +51,19 @@ def is_exact(node: Any, named: Mapping[str, Any]) -> bool:
         return types[-1] not in (tf.float16, tf.bfloat16)
     if node.op == "Bitcast":
         return {*types} <= {tf.int64, tf.uint64}
+    if node.op == "Conv2D" and max(node.attr["dilations"].list.i, default=1) > 1:
+        # With SAME, onnxruntime loads it, and fails as it runs.
+        return types[0] in _FLOATS and node.attr["padding"].s != b"SAME"
     if node.op in _FLOAT:
-        return types[0] in (tf.float32, tf.float64)
+        return types[0] in _FLOATS
     if node.op == "FloorMod":
         return types[0].is_integer
     if node.op == "FloorDiv":
         return types[0].is_integer and _divides(named.get(node.input[1].split(":")[0]))
     if node.op == "OneHot":
         return node.attr["axis"].i == -1
-    if node.op == "Prod":  # onnxruntime multiplies float64
-        return types[0] != tf.int64 or _is_of_shapes(node, named)
+    if node.op == "Prod":  # onnxruntime multiplies integers as float64
+        return types[0] in _FLOATS or _is_of_shapes(node, named)
     return node.op in _EXACT
 
 

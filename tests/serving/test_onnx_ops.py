@@ -15,6 +15,7 @@ OPS = {
     "rounded": lambda ids: tf.cast(tf.cast(ids, tf.bfloat16), tf.float32),
     "sum": lambda ids: tf.reduce_sum(ids, 1),
     "product": lambda ids: tf.reduce_prod(ids[:, :2], 1),
+    "product of int32": lambda ids: tf.reduce_prod(tf.cast(ids, tf.int32), 1),
     "sum of int32": lambda ids: tf.reduce_sum(tf.cast(ids, tf.int32), 1),
     "divided by others": lambda ids: ids // ids[:, ::-1],
     "divided by -1": lambda ids: ids // -1,
@@ -22,6 +23,7 @@ OPS = {
     "sorted": lambda ids: tf.sort(ids, 1),
     "random": lambda ids: tf.random.uniform(tf.shape(ids)),
     "old select": lambda ids: tf.raw_ops.Select(condition=ids >= 0, x=ids, y=-ids),
+    "spread convolution": lambda ids: _spread(ids),
     "asserted": lambda ids: _asserted(ids),
 }
 
@@ -29,6 +31,11 @@ OPS = {
 def _asserted(ids):
     with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(ids <= 5), [ids])]):
         return tf.identity(ids)
+
+
+def _spread(ids):
+    images = tf.cast(tf.reshape(ids, [-1, 3, 1, 1]), tf.float32)
+    return tf.nn.conv2d(images, tf.ones([2, 1, 1, 1]), 1, "SAME", dilations=2)
 
 
 @pytest.mark.parametrize("kind", OPS)
