@@ -60,7 +60,7 @@ def write_onnx(served: tf.Module, tables: Sequence[tuple[str, Any]], folder: str
     with _silent("tf2onnx"), tf.Graph().as_default() as imported:
         tf.import_graph_def(graph, name="")
         # This one drops casts there and back, and so what they round.
-        optimizers = {**optimizer._get_optimizers()}
+        optimizers = {**vars(optimizer)["_optimizers"]}  # no name of Keras
         del optimizers["remove_back_to_back"]
         try:
             converted = process_tf_graph(
