@@ -59,9 +59,11 @@ def write_onnx(served: tf.Module, tables: Sequence[tuple[str, Any]], folder: str
     _check_exact(graph, served.name)
     with _silent("tf2onnx"), tf.Graph().as_default() as imported:
         tf.import_graph_def(graph, name="")
-        # This one drops casts there and back, and so what they round.
-        optimizers = {**vars(optimizer)["_optimizers"]}  # no name of Keras
-        del optimizers["remove_back_to_back"]
+        # The first drops casts there and back, and so what they round. The other writes 0 for a
+        # size that stays, where ours say that it is 0.
+        without = {"remove_back_to_back", "reshape_optimizer"}
+        every = vars(optimizer)["_optimizers"]  # of tf2onnx, not of Keras
+        optimizers = {name: every[name] for name in every if name not in without}
         try:
             converted = process_tf_graph(
                 imported,

@@ -96,7 +96,9 @@ def handlers(tables: Mapping[str, Any]) -> dict[str, tuple[Callable[..., None], 
         "Greater": lambda node, make: _compare("Greater", node, make),
         "Less": lambda node, make: _compare("Less", node, make),
         "LookupTableFindV2": lambda node, make: _look_up(tables, node, make),
+        "Mean": _mean,
         "OneHot": _one_hot,
+        "Reshape": _reshape,
         # Of products with 0 and 1 for a choice inf would make NaN.
         "SelectV2": lambda node, make: make.last("Where", *node.input),
         "UnsortedSegmentMax": _reduce_segments,
@@ -129,6 +131,10 @@ class _Nodes:
     def type_of(self, name: str) -> Any:
         """Returns the type of an output, as ONNX counts types; `None`: it is not known."""
         return self._graph.get_dtype(name)
+
+    def shape_of(self, name: str) -> Any:
+        """Returns the sizes of an output, -1 for one that is not known; `None`: none is."""
+        return self._graph.get_shape(name)
 
     def rank_of(self, name: str) -> Any:
         """Returns the rank of an output; `None`: it is not known."""
@@ -186,6 +192,24 @@ def _look_up(tables: Mapping[str, Any], node: Any, make: _Nodes) -> None:
     make.last("LabelEncoder", node.input[1], attr=attributes, domain="ai.onnx.ml")
 
 
+def _mean(node: Any, make: _Nodes) -> None:
+    """Divides by the count, where it may be 0: onnxruntime's own op gives 0 then, not NaN."""
+    from onnx import TensorProto
+
+    values, axes = node.input
+    options = {"keepdims": int(node.get_attr_value("keep_dims", 0)), "noop_with_empty_axes": 1}
+    sizes, over = make.shape_of(values), node.inputs[1]
+    axes = make("Reshape", make("Cast", axes, to=TensorProto.INT64), make.of([-1]))
+    if sizes and over.is_const():
+        reduced = np.array(sizes)[over.get_tensor_value(as_list=False)]
+        if np.all(reduced > 0):  # known, which fits with what onnxruntime makes of layers
+            make.last("ReduceMean", values, axes, attr=options)
+            return
+    count = make("ReduceProd", make("Gather", make("Shape", values), axes), keepdims=0)
+    count = make("Cast", count, to=make.type_of(values))
+    make.last("Div", make("ReduceSum", values, axes, **options), count)
+
+
 def _one_hot(node: Any, make: _Nodes) -> None:
     """Compares with all numbers, since for ONNX's own op -1 is the last one."""
     from onnx import TensorProto
@@ -195,6 +219,15 @@ def _one_hot(node: Any, make: _Nodes) -> None:
     every = make("Range", make.of(0), depth, make.of(1))
     numbers = make("Unsqueeze", make("Cast", numbers, to=TensorProto.INT64), make.of([-1]))
     make.last("Where", make("Equal", numbers, every), on, off)
+
+
+def _reshape(node: Any, make: _Nodes) -> None:
+    """Takes a size of 0 as it is: ONNX's own op would keep the size that was there."""
+    from onnx import TensorProto
+
+    values, shape = node.input
+    shape = make("Cast", shape, to=TensorProto.INT64)
+    make.last("Reshape", values, shape, attr={"allowzero": 1})
 
 
 def _reduce_segments(node: Any, make: _Nodes) -> None:

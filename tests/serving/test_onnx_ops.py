@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from onnx_answers import check, refused, runtime_answers
 
+import sok_embed
 from sok_embed.serving import onnx_files
 
 OPS = {
@@ -115,6 +116,37 @@ def test_segments_of_all_types_are_reduced(reduce, dtype, tmp_path):
     limits = np.iinfo(dtype) if "int" in dtype else np.finfo(dtype)
     values = np.array([3, limits.max, 5, limits.min, 7, limits.max, 9, limits.min, 0], dtype)
     compare(lambda values: reduce(values, tf.constant(SEGMENTS), 5), values, tmp_path)
+
+
+MEANS = {
+    "one axis": lambda values: tf.reduce_mean(values, 1),
+    "kept": lambda values: tf.reduce_mean(values, -1, keepdims=True),
+    "two axes": lambda values: tf.reduce_mean(values, [0, 2]),
+    "all": tf.reduce_mean,
+    "none": lambda values: tf.raw_ops.Mean(input=values, axis=tf.zeros([0], tf.int32)),
+}
+
+
+@pytest.mark.parametrize("kind", MEANS)
+@pytest.mark.parametrize("shape", [[2, 0, 4], [0, 2, 4], [2, 8, 0], [2, 8, 4]])
+@pytest.mark.parametrize("known", [True, False])
+def test_means_over_nothing_are_those_of_tensorflow(known, shape, kind, tmp_path):
+    values = np.arange(np.prod(shape), dtype="float32").reshape(shape)
+    compare(MEANS[kind], values, tmp_path, None if known else [None, None, None])
+
+
+@pytest.mark.parametrize("length", [0, None])
+def test_bags_and_rows_of_no_ids_keep_their_shape(length, tmp_path):
+    ids = keras.Input((length,), dtype="int64", name="ids")
+    rows = sok_embed.DynamicEmbedding(4, name="items")(ids)
+    bags = sok_embed.DynamicEmbedding(4, combiner="mean", name="bags")(ids)
+    outputs = [rows, bags, keras.layers.GlobalAveragePooling1D()(rows)]
+    model = keras.Model(ids, outputs)
+    model(np.array([[1, 2]] if length is None else np.zeros([2, 0], "int64")))
+    asked = {"ids": tf.zeros([2, 0], tf.int64)}
+    expected = [each.numpy() for each in model(asked)]
+    assert expected[0].shape == (2, 0, 4) and np.isnan(expected[2]).all()
+    check(model, asked, expected, tmp_path, missing="zeros")
 
 
 LOOKUPS = {
