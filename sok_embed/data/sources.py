@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -174,8 +173,10 @@ def from_parquet(source: Any, batch_size: int, **options: Any) -> tf.data.Datase
 
     Args:
         source: A path or URL of a file or of a folder, whose files are sorted by name; or a list of
-            paths, in their order; or a `pyarrow.dataset.Dataset` of Parquet files, which may have
-            partitions and a file system of its own.
+            paths of files, in their order; or a `pyarrow.dataset.Dataset` of Parquet files, which
+            may have partitions and a file system of its own. Below a folder, names of folders such
+            as `day=5` are values of a column `day`. They become numbers if all of them are, so
+            that names with leading zeros, such as `zip=007`, are errors.
         batch_size: The rows of a batch.
         **options: The other arguments of `from_arrow`.
 
@@ -183,38 +184,34 @@ def from_parquet(source: Any, batch_size: int, **options: Any) -> tf.data.Datase
         Batches, as those of `from_arrow`.
 
     Raises:
-        ImportError, TypeError, ValueError: As `from_arrow`; also for files without a column that
-            others have.
+        ImportError, TypeError, ValueError: As `from_arrow`; also for a column that not all files
+            have, or that has another type in the first file, unless its type widens without loss;
+            for a column of a file that is in the names of its folders, too; for a dataset with a
+            filter.
         OSError: If there is no such file.
         tf.errors.OpError: While it is read, for missing values that no statistics of the file told.
     """
     pyarrow = _pyarrow()
     from pyarrow import dataset as arrow
 
-    if not isinstance(source, arrow.Dataset):
-        one = isinstance(source, str | os.PathLike)
-        paths = os.fspath(source) if one else [os.fspath(each) for each in source]
-        source = arrow.dataset(paths, format="parquet", partitioning="hive")
-    if not isinstance(getattr(source, "format", None), arrow.ParquetFileFormat):
-        raise TypeError(
-            f"Expected paths or a pyarrow.dataset.Dataset of Parquet files. Received: "
-            f"{described(source)}. Other files are read by pyarrow or pandas, for from_arrow or "
-            "from_pandas."
-        )
-    files = list(source.get_fragments())
+    from sok_embed.data import parquet
+
+    dataset = parquet.opened(source)
+    files = parquet.files_of(dataset, whole=options.get("features") is None)
     groups = [each for file in files for each in file.split_by_row_group()]
     sizes = [each.row_groups[0].num_rows for each in groups]
     ends = list(itertools.accumulate(sizes, initial=0))
     row_bytes = sum(each.row_groups[0].total_byte_size for each in groups) / max(1, ends[-1])
 
     def nulls(name: str) -> tuple[int, int]:
-        return _nulls(files, groups, name)
+        parquet.check_files(files, dataset.schema, name, inferred=dataset is not source)
+        return parquet.nulls(groups, name)
 
     def read(names: list[str], first: int, last: int, step: int, random: Any) -> Iterator[Any]:
         own = [i for i in range(len(groups)) if ends[i] < last and ends[i + 1] > first]
         own = own if random is None else random.permutation(own).tolist()
         chosen = arrow.FileSystemDataset(
-            [groups[i] for i in own], source.schema, source.format, source.filesystem
+            [groups[i] for i in own], dataset.schema, dataset.format, dataset.filesystem
         )
         # By default it reads ahead so far that memory fills up.
         batches = chosen.to_batches(
@@ -229,7 +226,7 @@ def from_parquet(source: Any, batch_size: int, **options: Any) -> tf.data.Datase
                 if low < high:
                     yield pyarrow.Table.from_batches([batch.slice(low, high - low)])
 
-    return _dataset(source.schema, ends[-1], read, row_bytes, batch_size, options, nulls)
+    return _dataset(dataset.schema, ends[-1], read, row_bytes, batch_size, options, nulls)
 
 
 @takes_options(Options)
@@ -301,32 +298,6 @@ def _named(options: Mapping[str, Any]) -> set[str] | None:
         return None
     parts = [options.get(each) for each in ("features", "label", "weight")]
     return {name for part in parts if part for name in ([part] if isinstance(part, str) else part)}
-
-
-def _nulls(files: Sequence[Any], groups: Sequence[Any], name: str) -> tuple[int, int]:
-    """Returns how many values of a flat column are missing, and how many rows were looked at.
-
-    Files without such statistics count as files without missing values.
-    """
-    from pyarrow.dataset import get_partition_keys
-
-    for file in files:
-        columns = {*file.physical_schema.names, *get_partition_keys(file.partition_expression)}
-        if name not in columns:  # of which Arrow would make missing values
-            raise ValueError(
-                f"Expected column '{name}' in each file. Received: {file.path} without it. Leave "
-                "the column out by features=, or write it to all files."
-            )
-    missing = rows = 0
-    for group in groups:
-        of_group = group.metadata.row_group(group.row_groups[0].id)
-        names = [of_group.column(i).path_in_schema for i in range(of_group.num_columns)]
-        if name in names:
-            statistics = of_group.column(names.index(name)).statistics
-            rows += of_group.num_rows
-            if statistics is not None and statistics.has_null_count:
-                missing += statistics.null_count
-    return missing, rows
 
 
 def _sliced(

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
-import tensorflow as tf
 
 import sok_embed as sok
 
@@ -169,26 +168,128 @@ def test_a_folder_is_read_in_the_order_of_names_with_its_partitions(tmp_path) ->
     assert found["x"].numpy().tolist() == [b"a2", b"a2", b"b1", b"b1"]
     whole = pyarrow.dataset.dataset(tmp_path, partitioning="hive")
     assert int(sok.data.from_parquet(whole, 3).cardinality()) == 3
-    with pytest.raises(ValueError, match="Remove the filtering"):
+    with pytest.raises(ValueError, match="Expected a dataset without a filter"):
         sok.data.from_parquet(whole.filter(pyarrow.dataset.field("day") == 1), 3)
 
 
-def test_files_that_differ_are_errors_unless_their_values_fit(tmp_path) -> None:
-    def written(*tables):
-        paths = [tmp_path / f"{number}.parquet" for number in range(len(tables))]
-        for path, table in zip(paths, tables, strict=True):
-            pq.write_table(pa.table(table), path)
-        return paths
+def write(path, **columns):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path)
+    return path
 
-    wide = written({"x": [1.5]}, {"x": pa.array([2], pa.int32())})
-    ((found,),) = sok.data.from_parquet(wide, 4)
-    assert found["x"].numpy().tolist() == [1.5, 2]
-    with pytest.raises(
-        ValueError, match=r"Expected column 'x' in each file. Received: .*1\.parquet"
-    ):
-        sok.data.from_parquet(written({"x": [1.5]}, {"y": [2]}), 4)
-    with pytest.raises(tf.errors.OpError):
-        list(sok.data.from_parquet(written({"x": [1]}, {"x": ["a"]}), 4))
+
+FITTING = {
+    "int32 as int64": ([2**40], pa.array([2], pa.int32()), [2**40, 2]),
+    "uint8 as int64": ([2**40], pa.array([2], pa.uint8()), [2**40, 2]),
+    "float32 as float64": ([1 / 3], pa.array([1.5], pa.float32()), [1 / 3, 1.5]),
+    "large text": (["a"], pa.array(["b"], pa.large_string()), [b"a", b"b"]),
+    "dictionary": (["a"], pa.array(["b"]).dictionary_encode(), [b"a", b"b"]),
+    "as dictionary": (pa.array(["a"]).dictionary_encode(), ["b"], [b"a", b"b"]),
+    "none at all": (["a"], pa.nulls(1), [b"a", b"?"]),
+}
+
+
+@pytest.mark.parametrize("case", FITTING)
+def test_types_of_later_files_that_fit_have_their_values(case, tmp_path) -> None:
+    first, later, expected = FITTING[case]
+    paths = [write(tmp_path / "a.parquet", x=first), write(tmp_path / "b.parquet", x=later)]
+    ((found,),) = sok.data.from_parquet(paths, 4, missing={str: "?"})
+    assert found["x"].numpy().tolist() == expected
+
+
+def test_lists_of_later_files_that_fit_have_their_values(tmp_path) -> None:
+    write(tmp_path / "a.parquet", x=[[2**40]])
+    write(tmp_path / "b.parquet", x=pa.array([[1, 2]], pa.large_list(pa.int32())))
+    ((found,),) = sok.data.from_parquet(tmp_path, 4)
+    assert found["x"].to_list() == [[2**40], [1, 2]]
+    write(tmp_path / "b.parquet", x=[[1.5]])
+    with pytest.raises(ValueError, match=r"column 'x' of each file.*Received: list<.*b\.parquet"):
+        sok.data.from_parquet(tmp_path, 4)
+
+
+@pytest.mark.parametrize(
+    ("first", "later"),
+    [
+        ([1], [1.5]),
+        ([1.5], [2]),
+        (pa.array([1.5], pa.float32()), [1 / 3]),
+        (pa.array([1], pa.int32()), [2]),
+        (pa.array([1], pa.uint64()), [2]),
+        ([1], pa.array([2], pa.uint64())),
+        (["a"], [5]),
+        ([5], ["7"]),
+        ([1.5], ["2.5"]),
+        (["a"], [b"b"]),
+        ([True], [2]),
+        ([1], [True]),
+        ([3], pa.array([5], pa.timestamp("s"))),
+        (["a"], pa.array([5], pa.timestamp("s"))),
+        ([[1]], [1]),
+        (pa.array([[1, 2]], pa.list_(pa.int64(), 2)), [[1, 2]]),
+    ],
+)
+def test_a_type_of_a_later_file_that_does_not_fit_is_an_error(first, later, tmp_path) -> None:
+    write(tmp_path / "a.parquet", x=first, n=[1])
+    write(tmp_path / "b.parquet", x=later, n=[2])
+    with pytest.raises(ValueError, match=r"in column 'x' of each file.*Received: .*b\.parquet"):
+        sok.data.from_parquet(tmp_path, 4)
+    ((found,),) = sok.data.from_parquet(tmp_path, 4, features="n")
+    assert found.numpy().tolist() == [1, 2]
+
+
+def test_a_column_that_not_all_files_have_is_an_error(tmp_path) -> None:
+    one, two = write(tmp_path / "1", x=[1], y=[7]), write(tmp_path / "2", x=[2])
+    with pytest.raises(ValueError, match=r"Expected column 'y' in each file. Received: .*2 with"):
+        sok.data.from_parquet([one, two], 4)
+    with pytest.raises(ValueError, match=r"columns \['x'\] in each file. Received: \['y'\], too"):
+        sok.data.from_parquet([two, one], 4)
+    ((found,),) = sok.data.from_parquet([two, one], 4, features="x")
+    assert found.numpy().tolist() == [2, 1]
+
+
+def test_folders_above_a_source_are_not_columns(tmp_path, monkeypatch) -> None:
+    path = write(tmp_path / "run=b" / "day=5" / "c.parquet", run=["x", "y"])
+    monkeypatch.chdir(tmp_path)
+    sources = [path, [path], "run=b/day=5/c.parquet", path.as_uri(), path.parent]
+    for source in sources:
+        ((found,),) = sok.data.from_parquet(source, 2)
+        assert {name: each.numpy().tolist() for name, each in found.items()} == {
+            "run": [b"x", b"y"]
+        }
+    ((found,),) = sok.data.from_parquet((tmp_path / "run=b").as_uri(), 2)
+    assert found["day"].numpy().tolist() == [5, 5]
+
+
+@pytest.mark.parametrize("values", [["x", "y"], [1, 2]])
+def test_a_column_of_files_and_of_folders_is_an_error(values, tmp_path) -> None:
+    folder = "s" if isinstance(values[0], str) else "5"
+    path = write(tmp_path / f"day={folder}" / "c.parquet", day=values)
+    with pytest.raises(ValueError, match=r"column 'day' either .*both, of .*c\.parquet"):
+        sok.data.from_parquet(tmp_path, 2)
+    write(tmp_path / f"day={folder}" / "a.parquet", x=[0])
+    with pytest.raises(ValueError, match=r"column 'day' either .*both, of .*c\.parquet"):
+        sok.data.from_parquet(tmp_path, 2, features="day")
+    ((found,),) = sok.data.from_parquet([path], 2)
+    assert found["day"].numpy().tolist() == (values if folder == "5" else [b"x", b"y"])
+
+
+def test_folders_whose_zeros_would_be_lost_are_an_error(tmp_path) -> None:
+    for number, zip_code in enumerate(("007", "7")):
+        write(tmp_path / f"zip={zip_code}" / "a.parquet", x=[number])
+    with pytest.raises(ValueError, match="Received: '007', which would be read as 7"):
+        sok.data.from_parquet(tmp_path, 2)
+    ((found,),) = sok.data.from_parquet(tmp_path, 2, features="x")
+    assert found.numpy().tolist() == [0, 1]
+    strings = pyarrow.dataset.partitioning(pa.schema([("zip", pa.string())]), flavor="hive")
+    for partitioning, expected in ((strings, [b"007", b"7"]), ("hive", [7, 7])):
+        dataset = pyarrow.dataset.dataset(tmp_path, partitioning=partitioning)
+        ((found,),) = sok.data.from_parquet(dataset, 2, features="zip")
+        assert found.numpy().tolist() == expected
+
+
+def test_a_folder_without_files_is_an_error(tmp_path) -> None:
+    with pytest.raises(FileNotFoundError, match="Expected Parquet files. Received: "):
+        sok.data.from_parquet(tmp_path, 2)
 
 
 def test_a_file_without_rows_has_no_batch(tmp_path) -> None:
