@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow
 import tensorflow as tf
 
@@ -108,7 +109,7 @@ def _tensor(column: Column, arrays: Sequence[tf.Tensor], first: tf.Tensor, last:
 def shuffled(
     tables: Iterable[Any], buffer: int, random: np.random.Generator, names: list[str]
 ) -> Iterator[Any]:
-    """Yields tables of rows that are drawn from `buffer` of them, or a few more."""
+    """Yields tables of rows, each of which is drawn from about `buffer` of them."""
     held: list[Any] = []
     for table in itertools.chain(tables, [None]):
         rows = sum(map(len, held))
@@ -117,11 +118,24 @@ def shuffled(
             rows += len(table)
         if held and (table is None or rows >= buffer):
             whole = pyarrow.concat_tables(held).combine_chunks()
-            order = random.permutation(rows)
+            order = _drawn(rows, buffer, random)
             kept = buffer // 2 if table is not None else 0
             for place in range(0, rows - kept, ROWS):
                 yield whole.take(order[place : min(place + ROWS, rows - kept)])
             held = [whole.take(order[rows - kept :])] if kept else []
+
+
+def _drawn(rows: int, buffer: int, random: np.random.Generator) -> npt.NDArray[np.int64]:
+    """Returns the places of rows in an order of draws among about `buffer` rows each.
+
+    Half of those that wait are drawn before as many come to the rest.
+    """
+    order = np.arange(rows)
+    half = max(1, buffer // 2)
+    if buffer > 1:
+        for place in range(0, max(0, rows - buffer) + half, half):
+            order[place : place + buffer] = random.permutation(order[place : place + buffer])
+    return order
 
 
 def whole_batches(

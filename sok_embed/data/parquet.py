@@ -13,6 +13,9 @@ from pyarrow import dataset as arrow
 from pyarrow import types
 
 from sok_embed.arguments import described
+from sok_embed.data.arrow import widened
+
+_FIRST = 256  # so many rows tell how many bytes a row has
 
 
 def opened(source: Any) -> Any:
@@ -195,3 +198,27 @@ def nulls(groups: Sequence[Any], name: str) -> tuple[int, int]:
             if statistics is not None and statistics.has_null_count:
                 missing += statistics.null_count
     return missing, rows
+
+
+def row_bytes(groups: Sequence[Any], dataset: Any, names: list[str]) -> float:
+    """Returns how many bytes a row of columns has in memory, at least as many as in the file.
+
+    The file may hold each text once, for all rows that have it, so the first rows are read.
+
+    Args:
+        groups: The fragments, one a row group.
+        dataset: The `pyarrow.dataset.Dataset`.
+        names: The columns.
+    """
+    sizes = [(each.row_groups[0].num_rows, each.row_groups[0].total_byte_size) for each in groups]
+    stored = sum(size for _, size in sizes) / max(1, sum(rows for rows, _ in sizes))
+    for group, (rows, _) in zip(groups, sizes, strict=True):
+        if rows:
+            found = arrow.FileSystemDataset(
+                [group], dataset.schema, dataset.format, dataset.filesystem
+            )
+            first = found.head(
+                _FIRST, columns=names, batch_size=_FIRST, batch_readahead=1, fragment_readahead=1
+            )
+            return max(stored, sum(widened(each).nbytes for each in first.columns) / len(first))
+    return stored

@@ -94,7 +94,7 @@ def from_arrow(source: Any, batch_size: int, **options: Any) -> tf.data.Dataset:
     """
     pyarrow = _pyarrow()
     if not isinstance(source, pyarrow.Table):
-        if not hasattr(source, "__arrow_c_stream__"):
+        if not hasattr(source, "__arrow_c_stream__") or hasattr(source, "iloc"):  # pandas
             raise TypeError(
                 "Expected a table of Arrow or an object with __arrow_c_stream__, such as a frame "
                 f"of Polars. Received: {described(source)}. For pandas there is from_pandas, for "
@@ -201,7 +201,9 @@ def from_parquet(source: Any, batch_size: int, **options: Any) -> tf.data.Datase
     groups = [each for file in files for each in file.split_by_row_group()]
     sizes = [each.row_groups[0].num_rows for each in groups]
     ends = list(itertools.accumulate(sizes, initial=0))
-    row_bytes = sum(each.row_groups[0].total_byte_size for each in groups) / max(1, ends[-1])
+
+    def row_bytes(names: list[str]) -> float:
+        return parquet.row_bytes(groups, dataset, names)
 
     def nulls(name: str) -> tuple[int, int]:
         parquet.check_files(files, dataset.schema, name, inferred=dataset is not source)
@@ -322,7 +324,7 @@ def _dataset(
     schema: Any,
     rows: int | None,
     read: Callable[..., Iterator[Any]],
-    row_bytes: float,
+    row_bytes: float | Callable[[list[str]], float],
     batch_size: int,
     options: Mapping[str, Any],
     nulls: Callable[[str], tuple[int, int]] | None = None,
@@ -330,7 +332,8 @@ def _dataset(
     """Makes a dataset of what `read(names, first, last, step, random)` yields in a pass.
 
     That are tables of the rows `[first, last)`, of at most about `step` rows each. `nulls` tells of
-    a column how many values are missing, and of how many rows.
+    a column how many values are missing, and of how many rows; `row_bytes`, how many bytes a row of
+    columns has.
     """
     from sok_embed.data.arrow import check_missing, columns_of
     from sok_embed.data.batches import ROWS, dataset_of, shuffled, whole_batches
@@ -343,11 +346,8 @@ def _dataset(
         for column in columns:
             check_missing(column, *nulls(column.name))
     names = list({column.name: None for column in columns})
-    step = int(min(ROWS, _BYTES / max(row_bytes, 1)))
-    if given.shuffle is None:
-        step = max(1, step // batch_size) * batch_size
-    else:
-        step = max(1, min(step, given.shuffle // 2))
+    of_row = row_bytes(names) if callable(row_bytes) else row_bytes
+    step = max(1, int(min(ROWS, _BYTES / max(of_row, 1))) // batch_size) * batch_size
     first, last, total = 0, 0, None
     if rows is not None:
         first, last = (rows * i // given.num_shards for i in (given.index, given.index + 1))

@@ -21,7 +21,7 @@ from limits import HANG_S
 import sok_embed as sok
 from sok_embed import spark
 from sok_embed.checkpoint.batches import Batches
-from sok_embed.data import arrow
+from sok_embed.data import arrow, batches, parquet
 
 ROWS = 23
 NAN = float("nan")
@@ -153,6 +153,18 @@ def test_with_all_rows_waiting_each_order_is_as_likely() -> None:
     assert np.abs(places - 50).max() < 25  # four standard deviations
 
 
+@pytest.mark.parametrize("buffer", [1, 2, 7, 100])
+def test_a_shuffle_of_any_size_hands_over_many_rows_at_once(buffer) -> None:
+    table = pa.table({"a": range(1000)})
+    tables = [table.slice(0, 600), table.slice(600)]
+    found = list(batches.shuffled(tables, buffer, np.random.default_rng(1), ["a"]))
+    rows = np.concatenate([each["a"] for each in found])
+    assert len(found) == 2
+    assert sorted(rows) == list(range(1000))
+    assert (rows - np.arange(1000) < buffer).all()  # it had not come before
+    assert (rows.tolist() == list(range(1000))) == (buffer == 1)
+
+
 @pytest.mark.parametrize("shards", [1, 2, 3, 7, 30])
 @pytest.mark.parametrize("source", ["pandas", "parquet", "huggingface"])
 def test_parts_of_workers_have_each_row_once(source, shards, tmp_path) -> None:
@@ -163,9 +175,9 @@ def test_parts_of_workers_have_each_row_once(source, shards, tmp_path) -> None:
     ]
     rows = [rows_in(part) for part in parts]
     assert sum(rows, []) == rows_of(frame, frame.columns)
-    batches = [sum(1 for _ in part) for part in parts]
-    assert batches == [int(part.cardinality()) for part in parts]
-    assert max(batches) - min(batches) <= 1
+    counts = [sum(1 for _ in part) for part in parts]
+    assert counts == [int(part.cardinality()) for part in parts]
+    assert max(counts) - min(counts) <= 1
     parts = [
         from_frame(
             source, frame, tmp_path, 2, num_shards=shards, index=i, drop_remainder=True, **NAMED
@@ -349,6 +361,8 @@ def test_arguments_that_do_not_fit_are_errors(tmp_path) -> None:
         make(frame["x"], 2)
     with pytest.raises(ValueError, match="Expected columns whose values have one type"):
         make(pd.DataFrame({"x": ["a", 1]}), 2)
+    with pytest.raises(TypeError, match="For pandas there is from_pandas"):
+        sok.data.from_arrow(frame, 2)
     with pytest.raises(TypeError, match="from_pandas"):
         sok.data.from_arrow({"x": [1]}, 2)
     with pytest.raises(TypeError, match="Of a DatasetDict take one split"):
@@ -422,14 +436,14 @@ def test_a_fit_is_that_on_tensors_made_by_hand_bit_for_bit() -> None:
 
 
 def test_a_run_goes_on_at_the_next_batch_of_a_shuffle(tmp_path) -> None:
-    def batches(seed=4):
+    def begun(seed=4):
         dataset = sok.data.from_pandas(frame_of(40), 4, features="item", shuffle=100, seed=seed)
         return Batches(dataset, "count")
 
     def order(run, count):
         return [next(run.iterator)[0].numpy().tolist() for _ in range(count)]
 
-    whole, stopped = batches(), batches()
+    whole, stopped = begun(), begun()
     for _ in range(3):
         whole.begin_pass()
         expected = order(whole, 10)
@@ -438,7 +452,17 @@ def test_a_run_goes_on_at_the_next_batch_of_a_shuffle(tmp_path) -> None:
     assert whole.batch_size() == 4
     tf.random.set_seed(None)
     with pytest.raises(ValueError, match="Received: RandomDataset without a seed"):
-        batches(None)
+        begun(None)
+
+
+def test_the_bytes_of_a_row_are_those_of_its_text(tmp_path) -> None:
+    text = pa.array(["x" * 1000] * 5000)
+    for column in (text, text.dictionary_encode()):
+        pq.write_table(pa.table({"x": column, "n": range(5000)}), tmp_path / "rows.parquet")
+        dataset = parquet.opened(tmp_path / "rows.parquet")
+        (groups,) = [each.split_by_row_group() for each in dataset.get_fragments()]
+        assert parquet.row_bytes(groups, dataset, ["n", "x"]) >= 1000
+        assert parquet.row_bytes(groups, dataset, ["n"]) < 100
 
 
 def test_what_is_read_lies_in_memory_once() -> None:
