@@ -75,7 +75,8 @@ def columns_of(
             none are given, and floats have no NaN by themselves.
 
     Raises:
-        ValueError: For columns that are not there, are there twice or have no tensors.
+        ValueError: For columns that are not there, are there twice or have no tensors, or are
+            features and labels; for a value of `missing` that a column cannot hold.
     """
     names = list(schema.names)
     parts = [part for part in (label, weight) if part is not None]
@@ -94,6 +95,11 @@ def columns_of(
             f"Expected columns among {names}, each there once. Received: "
             f"{wrong or 'no feature column'}."
         )
+    if both := [name for name in _listed(x) if label is not None and name in _listed(label)]:
+        raise ValueError(
+            f"Expected features that are not the label. Received: {both} as both. Leave the label "
+            "out of features=."
+        )
     if unknown := [name for name in missing or () if name not in known]:
         raise ValueError(
             "Expected columns or the types str, int, float, bool and list as keys of missing=. "
@@ -109,7 +115,14 @@ def columns_of(
         lists = own if isinstance(own, list) else given.get(list)
         value = given.get(_python_type(spec.dtype), _NOTHING)
         value = value if own is _NOTHING or isinstance(own, list) else own
-        return Column(name, spec, value, is_list and lists == [])
+        found = Column(name, spec, value, is_list and lists == [])
+        if value is not _NOTHING and value == value:
+            is_string = spec.dtype == tf.string
+            numpy_type = spec.dtype.as_numpy_dtype
+            _scalar(
+                found, pyarrow.large_binary() if is_string else pyarrow.from_numpy_dtype(numpy_type)
+            )
+        return found
 
     def part(of: str | Sequence[str], given: Missing | None) -> Any:
         return (
@@ -350,6 +363,6 @@ def _scalar(column: Column, kind: Any) -> Any:
     if not fits or not scalar.is_valid:
         raise ValueError(
             f"Expected missing= of column '{column.name}' to be a value of its type {kind}. "
-            f"Received: {described(given)}."
+            f"Received: {described(given)}. Give this column its own, by its name."
         )
     return scalar

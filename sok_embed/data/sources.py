@@ -144,6 +144,12 @@ def from_pandas(frame: Any, batch_size: int, **options: Any) -> tf.data.Dataset:
             f"Expected a DataFrame of pandas. Received: {described(frame)}. A Series becomes one "
             "by its method to_frame."
         )
+    names = list(frame.columns)
+    if wrong := [each for each in names if not isinstance(each, str) or names.count(each) > 1]:
+        raise ValueError(
+            f"Expected columns whose names are strings, each there once. Received: {wrong}. "
+            "Name them anew, as by frame.set_axis(names, axis=1)."
+        )
     named = _named(options)
     try:
         columns = None if named is None else [each for each in frame if each in named]

@@ -159,7 +159,7 @@ def test_a_shuffle_of_any_size_hands_over_many_rows_at_once(buffer) -> None:
     tables = [table.slice(0, 600), table.slice(600)]
     found = list(batches.shuffled(tables, buffer, np.random.default_rng(1), ["a"]))
     rows = np.concatenate([each["a"] for each in found])
-    assert len(found) == 2
+    assert len(found) <= 3
     assert sorted(rows) == list(range(1000))
     assert (rows - np.arange(1000) < buffer).all()  # it had not come before
     assert (rows.tolist() == list(range(1000))) == (buffer == 1)
@@ -274,10 +274,8 @@ def test_files_tell_of_missing_values_before_they_are_read(tmp_path) -> None:
     ],
 )
 def test_a_value_that_a_column_cannot_hold_is_an_error(values, missing) -> None:
-    with pytest.raises(
-        (ValueError, tf.errors.InvalidArgumentError), match="Expected missing= of column 'x'"
-    ):
-        list(sok.data.from_arrow(pa.table({"x": values}), 2, missing=missing))
+    with pytest.raises(ValueError, match="Expected missing= of column 'x'"):
+        sok.data.from_arrow(pa.table({"x": values}), 2, missing=missing)
 
 
 def test_labels_have_missing_values_by_their_name_alone() -> None:
@@ -345,6 +343,11 @@ def test_arguments_that_do_not_fit_are_errors(tmp_path) -> None:
         make(frame, 2, label="z")
     with pytest.raises(ValueError, match="no feature column"):
         make(frame, 2, features=[])
+    for names in ([0, 1], ["x", "x"]):
+        with pytest.raises(ValueError, match="Expected columns whose names are strings, each"):
+            make(frame.set_axis(names, axis=1), 2)
+    with pytest.raises(ValueError, match=r"Received: \['y'\] as both"):
+        make(frame, 2, features=["x", "y"], label="y")
     with pytest.raises(ValueError, match="Expected a label beside the weight"):
         make(frame, 2, weight="y")
     with pytest.raises(ValueError, match=r"as keys of missing=. Received: \['z'\]"):
