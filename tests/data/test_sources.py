@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 from limits import HANG_S
+from tiers import long
 
 import sok_embed as sok
 from sok_embed import spark
@@ -129,9 +130,9 @@ def test_a_shuffle_has_all_rows_in_another_order_in_each_pass(source, tmp_path) 
             from_frame(source, frame, tmp_path, 4, shuffle=buffer, seed=seed, **NAMED)
             for seed in (1, 1, 2)
         ]
-        first, again, other = [[order(each) for _ in range(3)] for each in datasets]
+        first, again, other = [[order(each) for _ in range(2)] for each in datasets]
         assert first == again
-        assert len({tuple(each) for each in [*first, *other]}) == 6
+        assert len({tuple(each) for each in [*first, *other]}) == 4
 
 
 def test_the_seed_of_keras_is_that_of_a_shuffle_without_one() -> None:
@@ -147,10 +148,10 @@ def test_the_seed_of_keras_is_that_of_a_shuffle_without_one() -> None:
 def test_with_all_rows_waiting_each_order_is_as_likely() -> None:
     dataset = sok.data.from_pandas(pd.DataFrame({"a": range(4)}), 4, shuffle=4, seed=3)
     places = np.zeros([4, 4])
-    for _ in range(200):
+    for _ in range(100):
         ((features,),) = dataset
         places[np.arange(4), features["a"]] += 1
-    assert np.abs(places - 50).max() < 25  # four standard deviations
+    assert np.abs(places - 25).max() < 18  # four standard deviations
 
 
 @pytest.mark.parametrize("buffer", [1, 2, 7, 100])
@@ -165,7 +166,7 @@ def test_a_shuffle_of_any_size_hands_over_many_rows_at_once(buffer) -> None:
     assert (rows.tolist() == list(range(1000))) == (buffer == 1)
 
 
-@pytest.mark.parametrize("shards", [1, 2, 3, 7, 30])
+@pytest.mark.parametrize("shards", [1, 2, 7, long(3), long(30)])
 @pytest.mark.parametrize("source", ["pandas", "parquet", "huggingface"])
 def test_parts_of_workers_have_each_row_once(source, shards, tmp_path) -> None:
     frame = frame_of()
