@@ -6,7 +6,6 @@ import os
 import sqlite3
 import threading
 from collections.abc import Collection, Iterable
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -210,12 +209,7 @@ class Vocabulary:
     def __enter__(self) -> Vocabulary:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
