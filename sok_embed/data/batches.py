@@ -45,7 +45,7 @@ def dataset_of(
     def arrays(*draw: Any) -> Iterator[Any]:
         for table in filter(len, tables(*draw)):
             found = [arrays_of(column, table[column.name]) for column in columns]
-            yield (len(table), *(array for of_column in found for array in of_column))
+            yield (len(table), *(_own(array) for of_column in found for array in of_column))
 
     def begun(*draw: tf.Tensor) -> tf.data.Dataset:
         flat = (tf.TensorSpec([], tf.int64), *(spec for each in signatures for spec in each))
@@ -71,6 +71,15 @@ def dataset_of(
     if batch_size is not None:
         found._batch_size = tf.constant(batch_size)  # as `batch` leaves it, for who counts examples
     return found
+
+
+def _own(array: Any) -> Any:
+    """Returns numbers in memory of their own.
+
+    TensorFlow takes the memory of an array as it is, and an op may write its result into it once no
+    other tensor refers to it: that must not be the memory of a frame or a table.
+    """
+    return array.copy() if isinstance(array, np.ndarray) and array.dtype != object else array
 
 
 @atexit.register

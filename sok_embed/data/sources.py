@@ -50,7 +50,7 @@ def from_arrow(source: Any, batch_size: int, **options: Any) -> tf.data.Dataset:
     Numbers and truth values become tensors `[B]` of the column's dtype, text, bytes and categories
     `tf.string` `[B]`, lists ragged `[B, None]`, lists of lists `[B, None, None]`, lists of a fixed
     size n and tensors dense `[B, n]`. Decimals become int64 if they have no places, else float64.
-    Times, structs and maps are errors. Numbers are not copied before batches are cut.
+    Times, structs and maps are errors. Numbers are copied once, some at a time.
 
     Example:
     >>> import pyarrow
