@@ -314,7 +314,7 @@ def _elements(array: Any) -> Any:
         return array.flatten()
     size = array.type.list_size
     places = np.arange(len(array) * size) + array.offset * size
-    # What lies under missing lists has no meaning.
+    # Values under missing lists have no meaning.
     missing = np.repeat(array.is_null().to_numpy(zero_copy_only=False), size)
     values = array.values
     values = values.cast(pyarrow.large_binary()) if is_text(values.type) else values

@@ -198,7 +198,8 @@ class RowViews:
                 f"{list(queries.shape)}."
             )
         if not np.isfinite(queries).all():
-            raise ValueError("Expected vectors of finite numbers. Received: some that are not.")
+            number = queries[~np.isfinite(queries)][0]
+            raise ValueError(f"Expected vectors of finite numbers. Received: {number} in one.")
         return keys, queries
 
     def _pieces(self, n: int = _ROWS) -> Iterator[tuple[Keys, Vectors]]:

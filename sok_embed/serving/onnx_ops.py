@@ -99,7 +99,7 @@ def handlers(tables: Mapping[str, Any]) -> dict[str, tuple[Callable[..., None], 
         "Mean": _mean,
         "OneHot": _one_hot,
         "Reshape": _reshape,
-        # Of products with 0 and 1 for a choice inf would make NaN.
+        # tf2onnx chooses by products with 0 and 1, in which inf makes NaN.
         "SelectV2": lambda node, make: make.last("Where", *node.input),
         "UnsortedSegmentMax": _reduce_segments,
         "UnsortedSegmentSum": _reduce_segments,

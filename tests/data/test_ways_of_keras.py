@@ -1,4 +1,4 @@
-"""What the page on data says of Keras' and TensorFlow's own ways holds."""
+"""Keras' and TensorFlow's own ways to take data do what the page on data says."""
 
 from __future__ import annotations
 

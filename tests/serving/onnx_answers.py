@@ -1,4 +1,4 @@
-"""What exports as ONNX answer in onnxruntime."""
+"""Runs exported models in onnxruntime, for tests of ONNX."""
 
 from __future__ import annotations
 

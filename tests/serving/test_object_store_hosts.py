@@ -213,7 +213,7 @@ def test_each_answer_is_of_one_version_and_the_newest_comes(s3, bucket, tmp_path
         stopped = time.monotonic()
 
         def are_at_the_newest():
-            # Asked anew each time: requests of the publisher that was ended may still arrive.
+            # Requests of the publisher that was ended may still arrive.
             number = versions.newest()
             newest = [number, versions.export(number).current()]
             return all(each.said and each.said["version"] == newest for each in servers)
